@@ -1,1 +1,1 @@
-"""One script per question; results are committed as JSON, tables are generated from them."""
+"""Benchmarks: each script writes its results as JSON, from which the tables and plots are generated."""

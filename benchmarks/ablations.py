@@ -1,4 +1,4 @@
-"""The papers' further tables, on the zoo: one setting varied at a time.
+"""Reproduces the papers' ablation tables on the zoo's models, varying one setting at a time.
 
     python -m benchmarks.ablations    # writes results/ablations.json and docs/results/tabed_weights.svg; minutes
     python -m benchmarks.tables       # the tables and the other plot
@@ -105,7 +105,7 @@ GROUPS: dict[str, dict[str, Variant]] = {
 
 
 def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
-    """All variants of all groups: acceptance length by scenario, accuracy on single images."""
+    """Measure every variant of every group: acceptance length per scenario, quality on single images."""
     plain_job = load_preset(CaptionJob, "zoo_plain")
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
     _, plain = run_method(load(plain_job), plain_job.method, cases, sampling, None, seed)
@@ -129,12 +129,12 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
 
 
 def expected_speedup(acceptance_length: float, length: int, ratio: float) -> float:
-    """TABED, Eq. 1: τ / (γ · T_q / T_p + 1), τ with the bonus token, `ratio` = T_q / T_p."""
+    """Return the speed-up of TABED's Eq. 1: τ / (γ · T_q / T_p + 1), τ with the bonus token, `ratio` = T_q / T_p."""
     return acceptance_length / (length * ratio + 1.0)
 
 
 def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> dict[str, float]:
-    """Milliseconds of a plain decoding step of target and drafter at batch 1."""
+    """Return the milliseconds of a plain decoding step of target and drafter at batch 1."""
     plain = load_preset(CaptionJob, "zoo_plain").method
     assert isinstance(pair.drafter, Target)
     found: dict[str, float] = {}
@@ -152,7 +152,7 @@ def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> di
 
 
 def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:
-    """The method's telemetry under `key` after every step, for each case alone in its engine."""
+    """Return the method's telemetry value `key` after every step, by case; each case is decoded at batch 1."""
     pair = load(job)
     method = build_method(job.method, pair.drafter, pair.target)
     engine = Engine(pair.target, method, 1, MAX_CONTEXT_TOKENS)
@@ -168,13 +168,13 @@ def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, 
 
 
 def autocorrelation(traces: dict[str, list[float]], lag: int = 1) -> float:
-    """Correlation of a step's value with the one `lag` steps before, over all samples."""
+    """Return the correlation between a step's value and the value `lag` steps earlier, over all samples."""
     pairs = [(a, b) for values in traces.values() for a, b in zip(values[:-lag], values[lag:], strict=True)]
     return statistics.correlation([a for a, _ in pairs], [b for _, b in pairs])
 
 
 def run_all(num_cases: int, seed: int) -> dict[str, Any]:
-    """Groups, expected speed-ups and traces."""
+    """Measure the variants, the expected speed-ups and the telemetry traces; write the plot of ensemble weights."""
     scenarios = build_scenarios(num_cases, seed)
     cases = {name: scenarios[name] for name in SCENARIOS}
     groups = run_groups(cases, seed)
@@ -206,7 +206,7 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
 
 
 def ablations_tables(results: dict[str, Any]) -> str:
-    """The settings, every group as a table, then the expected speed-ups and the autocorrelation."""
+    """Render the number of cases, one table per group, the expected speed-ups and SAGE's autocorrelation."""
     scenarios = (name.replace("_", " ") for name in SCENARIOS)
     head = ["variant", *scenarios, "nodes a step", "attributes right", "F1", "equal"]
     parts = [f"{results['num_cases']} cases of each scenario, greedy, float32."]
@@ -229,7 +229,8 @@ def ablations_tables(results: dict[str, Any]) -> str:
 
 
 def draw_trade_off(results: dict[str, Any], methods: dict[str, Any]) -> str:
-    """Acceptance length against F1 of attribute words, for the sweeps of LVSpec and of random relaxation."""
+    """Plot acceptance length against the F1 of attribute words for LVSpec, random relaxation, typical acceptance and
+    FLy."""
     names = {
         "LVSpec, λ": "LVSpec: λ",
         "without shift": "LVSpec: λ without position shift",

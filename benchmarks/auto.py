@@ -1,10 +1,10 @@
-"""Does `method.auto` choose the method that is best when all are measured? On a grid of workloads, with real models.
+"""Checks whether `method.auto` chooses the fastest method, on a grid of workloads with real models.
 
     python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; about 40 minutes
     python -m benchmarks.auto --quick   # two workloads on small pairs, printed only
 
 A workload is a batch size, a length, a drafter cost (by inflation) and a drafter quality (noise on the drafter's head).
-Every method alone decodes the same rows in turns, before and after an engine with `method.auto` has chosen, so that
+The methods decode the same rows in turns, before and after an engine with `method.auto` makes its choice, so that
 changes of the machine's speed widen the interval. Differing tokens end the run without results.
 """
 
@@ -47,7 +47,7 @@ CHAINS = (2, 5)
 NOISE = {"trained": 0.0, "poor": 3.0}
 """Noise on the drafter's head, in standard deviations of its weights."""
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
-"""How far inflated folders are compared with their source here."""
+"""Prompts and tokens on which an inflated checkpoint is compared with its source."""
 MAX_CONTEXT_TOKENS, MIN_ROWS, MAX_TRIAL_ROWS = 256, 16, 4000
 MAX_S = 3300.0
 """No workload starts after this time."""
@@ -58,7 +58,7 @@ BEST, WITHIN_INTERVAL, WITHIN_TRIAL, ANOTHER = (
     "another",
 )
 GAPS = (0.05, 0.15)
-"""Leads of the best method that count as close."""
+"""Smallest and largest lead of the best method over the second that counts as close."""
 MIN_WON_BY_PLAIN, MIN_NEAR = 3, 3
 MAX_SLOWER = 0.05
 Tokens = dict[str, tuple[int, ...]]
@@ -83,7 +83,8 @@ QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 
 
 
 def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
-    """Checkpoints, inflated unless `size` is `QUICK`: (cost ratio, drafter) → folders of target and drafter."""
+    """Write the checkpoints, inflated unless `size` is `QUICK`; return (cost ratio, drafter) → folders of target and
+    drafter."""
     small = size is QUICK
     target = CHECKPOINTS / "text_target" if small else folder / "target"
     if not small:
@@ -106,7 +107,7 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
 
 
 def job_of(target: str, drafter: str, max_rounds: int) -> CaptionJob:
-    """A job with plain decoding and chains as candidates; its source and sink are not opened."""
+    """Return a job with plain decoding and chains as candidates; its source and sink are never opened."""
     chains = [
         {"name": f"chain-{length}", "drafter": {"kind": "model"}, "tree": {"kind": "chain", "length": length}}
         for length in CHAINS
@@ -124,21 +125,21 @@ def job_of(target: str, drafter: str, max_rounds: int) -> CaptionJob:
 
 
 def requests(num_rows: int, length: int) -> list[Request]:
-    """Held-out questions with answers of exactly `length` tokens."""
+    """Return held-out questions whose answers have exactly `length` tokens."""
     sampling = Sampling(max_new_tokens=length, ignore_eos=True)
     prompts = held_out_prompts(200, 0)
     return [Request(f"row-{row}", prompts[row % 200], sampling=sampling) for row in range(num_rows)]
 
 
 def check_equal(known: Tokens, found: Tokens, name: str) -> None:
-    """Add `found` to `known`; raise RuntimeError if a row is empty or has other tokens there."""
+    """Add `found` to `known`; raise RuntimeError if a row is empty or its tokens differ from the known ones."""
     for row, tokens in found.items():
         if not tokens or known.setdefault(row, tokens) != tokens:
             raise RuntimeError(f"{row}: {name} gives other tokens than the method before it, or none")
 
 
 class Alone:
-    """Every method alone on the same rows, in turns; the first turn warms up."""
+    """Engines that each decode the same rows with one method, in turns; the first turn warms up."""
 
     def __init__(self, pair: Pair, slots: int, length: int, rows_per_slot: int) -> None:
         methods = {one.label: one for one in pair.config.method.methods}
@@ -171,10 +172,10 @@ class Alone:
 
 
 def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
-    """Submit rows to an engine with `method.auto` until it has chosen.
+    """Submit rows to an engine with `method.auto` until it chooses a method.
 
     Raises:
-        RuntimeError: it does not choose, or its tokens differ from those of the methods alone.
+        RuntimeError: no method is chosen, or tokens differ from those of the methods alone.
     """
     trial = make_engine(pair.config.method, slots, pair.engine, pair.plain_engine)
     assert isinstance(trial, Trial)
@@ -190,7 +191,7 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
 
 
 def forward_s(model: Target, batch: int) -> float:
-    """Median seconds of a plain decoding step."""
+    """Return the median seconds of a plain decoding step."""
     engine = Engine(model, plain_method(), batch, MAX_CONTEXT_TOKENS)
     for request in requests(batch, 24):
         engine.submit(request)
@@ -203,7 +204,8 @@ def forward_s(model: Target, batch: int) -> float:
 
 
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
-    """The choice of a trial: the best alone, within that measurement's interval, within the trial's, or another."""
+    """Classify a trial's choice: best, within the interval of the comparison, within the trial's interval, or
+    another."""
     if chosen == alone.best:
         return BEST
     if not alone.is_slower(chosen):
@@ -212,7 +214,7 @@ def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
 
 
 def run_workload(pair: Pair, size: Size, slots: int, length: int) -> Results:
-    """Measure all methods before and after a trial, and compare."""
+    """Measure all methods before and after a trial of `method.auto`, and compare its choice with the best method."""
     each = Alone(pair, slots, length, size.rows_per_slot)
     each.measure(size.num_repeats)
     choice = hold_trial(pair, slots, length, each.tokens).choices[0]
@@ -237,7 +239,7 @@ def run_workload(pair: Pair, size: Size, slots: int, length: int) -> Results:
 
 
 def run(size: Size) -> Results:
-    """The whole grid."""
+    """Run every workload of the grid until `MAX_S` have passed."""
     disable_progress_bar()
     found: list[Results] = []
     start_s = time.monotonic()
@@ -252,7 +254,7 @@ def run(size: Size) -> Results:
 
 
 def results_of(found: list[Results], size: Size) -> Results:
-    """The workloads and their counts."""
+    """Return the workloads with the machine, the grid and the number of workloads per verdict."""
     verdicts = Counter(cell["verdict"] for cell in found)
     return {
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
@@ -291,7 +293,7 @@ def auto_table(results: Results) -> str:
 
 
 def claims(results: Results) -> list[tuple[str, bool, str]]:
-    """The goals: text, whether it is reached, figures."""
+    """Check the goals; return (text, whether it is reached, numbers) of each."""
     measured, planned = results["num_workloads"], results["num_planned"]
     best, within, trial = (results[name] for name in ("num_best", "num_within", "num_within_trial"))
     worst = max((cell["chosen_slowdown"] - 1 for cell in results["workloads"]), default=0.0)

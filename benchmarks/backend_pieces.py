@@ -1,4 +1,4 @@
-"""The gain of each piece of the CPU backend: engines without one piece are compared with the complete engine.
+"""Measures the gain of each piece of the CPU backend by comparing the complete engine with engines without it.
 
     python -m benchmarks.backend_pieces            # updates results/backend_pieces.json; half an hour on two cores
     python -m benchmarks.backend_pieces --quick    # few short requests, printed only
@@ -34,13 +34,14 @@ PIECES: dict[str, AbstractContextManager[Any]] = {
 }
 """Piece → a context in which the backend runs without it."""
 FORMER_NAMES = {"guards bypassed": "direct graph calls"}
-KEPT_FROM = 1.05  # times as fast as without the piece, in any cell
+KEPT_FROM = 1.05  # speed relative to the engine without the piece, in any configuration
 CELLS = (Cell(1, 64, 4, 7), Cell(8, 64, 16, 5), Cell(32, 64, 48, 5))
 QUICK = (Cell(1, 16, 2, 2), Cell(4, 16, 4, 2))
 
 
 def measure_cell(benches: dict[str, Bench], mode: str, cell: Cell) -> Results:
-    """Tokens per second of every engine in every round, and the outputs equal to the complete engine's."""
+    """Return tokens per second of every engine in every round, and the share of outputs equal to the complete
+    engine's."""
     engines = {piece: bench.engine(mode, cell) for piece, bench in benches.items()}
     requests = benches[COMPLETE].requests(cell)
     for _ in range(2):
@@ -64,7 +65,7 @@ def measure_cell(benches: dict[str, Bench], mode: str, cell: Cell) -> Results:
 
 
 def cells_of(results: Results) -> dict[tuple[int, str], Results]:
-    """(batch, mode) → the rows by the present name of their piece."""
+    """Return (batch, mode) → rows, by the present name of their piece."""
     return {
         (cell["batch"], cell["mode"]): {FORMER_NAMES.get(name, name): row for name, row in cell["pieces"].items()}
         for cell in results["cells"]
@@ -72,7 +73,7 @@ def cells_of(results: Results) -> dict[tuple[int, str], Results]:
 
 
 def merge(old: Results, new: Results) -> Results:
-    """`new` with the rows of `old` that it lacks, each with the settings of its run."""
+    """Return `new` with the rows of `old` that it lacks, each with the settings of its run."""
     settings = {name: value for name, value in old.items() if name != "cells"}
     cells = {place: {name: settings | row for name, row in rows.items()} for place, rows in cells_of(old).items()}
     for place, rows in cells_of(new).items():
@@ -81,7 +82,7 @@ def merge(old: Results, new: Results) -> Results:
 
 
 def pieces_table(results: Results) -> str:
-    """Tokens per second of the complete engine over those of the engine without a piece."""
+    """Render the ratio of tokens per second of the complete engine to those of the engine without each piece."""
     cells, rows = cells_of(results), []
     for piece in dict.fromkeys(name for pieces in cells.values() for name in pieces if name != COMPLETE):
         gains = [spread(one[piece]["complete_over_without"]) if piece in one else None for one in cells.values()]

@@ -1,4 +1,4 @@
-"""Decoding of media: speed, memory of the decoding process, and whether an actor waits for input.
+"""Measures media decoding: speed, memory of the decoding process, and whether actors wait for input.
 
     python -m benchmarks.decode                      # all three parts; writes results/decode.json
     python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others are kept
@@ -6,7 +6,7 @@
 
 Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
 decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
-with and without its replacement. Waits are measured on the real graph with an engine of fixed time per row.
+with and without restarts. Waits are measured on the real graph with an engine of fixed time per row.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PARTS = ("throughput", "memory", "waits")
 
 
 def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
-    """Smooth shapes with grain (height, width, 3), which compress about as photographs do."""
+    """Draw smooth shapes with grain (height, width, 3); their JPEG size is about that of a photograph."""
     generator = np.random.default_rng(seed)
     coarse = generator.integers(0, 256, (max(2, height // 60), max(2, width // 60), 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
@@ -69,7 +69,7 @@ def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def write_video(path: Path, seed: int, num_frames: int, width: int, height: int, gop: int) -> None:
-    """H.264 in MP4: a view that moves over a photograph, key frames at most `gop` frames apart."""
+    """Write H.264 in MP4: a view moving over a photograph, with key frames at most `gop` frames apart."""
     field = photograph(seed, width + 96, height + 96)
     with av.open(str(path), "w") as output:
         stream: Any = output.add_stream("libx264", rate=FPS, options={"preset": "veryfast"})
@@ -84,7 +84,7 @@ def write_video(path: Path, seed: int, num_frames: int, width: int, height: int,
 
 
 def throughput(folder: Path, num_rows: int) -> Results:
-    """Rows per CPU second: 640 × 480 JPEGs, and 480p H.264 of ten seconds."""
+    """Return rows per CPU second for 640 × 480 JPEGs and for ten seconds of 480p H.264."""
     jpegs = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
     start_s = time.process_time()
     for row in range(num_rows):
@@ -103,7 +103,7 @@ def throughput(folder: Path, num_rows: int) -> Results:
 
 
 def _time_decoding(worker: DecoderWorker, path: Path, num_rows: int, clock: Callable[[], float]) -> float:
-    """Seconds of `clock` to decode a video `num_rows` times, after one decoding that starts the process."""
+    """Return the seconds of `clock` to decode a video `num_rows` times, after one decoding that starts the process."""
     worker.decode(str(path))
     start_s = clock()
     for _ in range(num_rows):
@@ -114,7 +114,7 @@ def _time_decoding(worker: DecoderWorker, path: Path, num_rows: int, clock: Call
 
 
 def _cpu_s(worker: DecoderWorker) -> float:
-    """CPU seconds of this process and of the decoding process."""
+    """Return the CPU seconds of this process and of the decoding process."""
     fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
     return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -124,7 +124,7 @@ def _rate(num_rows: int, cpu_s: float) -> dict[str, float]:
 
 
 def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
-    """Resident bytes of the decoding process after each of many videos, with and without replacement."""
+    """Return the resident bytes of the decoding process after each of many videos, with and without restarts of it."""
     short = folder / "short"
     short.mkdir()
     for seed in range(min(num_short, 20)):
@@ -135,7 +135,7 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
     plan = [files[row % len(files)] for row in range(num_short)]
     every = max(1, num_short // num_long) if num_long else NEVER
     for place in range(num_long):
-        plan.insert(place * (every + 1) + every // 4, str(long))  # the first is among the first hundred
+        plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
         "configured": _hold(plan, "auto", Limits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
@@ -145,7 +145,7 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
 
 
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
-    """Peaks of resident memory over a run, of the decoding process and of its parent."""
+    """Return the peaks of resident memory of the decoding process and of its parent over a run."""
     limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
     worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
@@ -172,7 +172,7 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
 
 
 class TimedEngine:
-    """One slot that takes `row_s` per row, and touches its pixels."""
+    """An engine with one slot that spends `row_s` seconds per row and reads its pixels."""
 
     def __init__(self, row_s: float) -> None:
         self._row_s = row_s
@@ -197,7 +197,7 @@ class TimedEngine:
 
 
 class TimedPair:
-    """A pair without models; calling it, as an actor does to load a pair, returns it."""
+    """A pair without models; actors load it by calling it."""
 
     target_id = "timed"
     drafter_id = ""
@@ -216,7 +216,7 @@ class TimedPair:
 
 
 def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
-    """The real graph of a job over timed engines."""
+    """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
     source = SpanDatasource(job.source, frozen, ())
@@ -226,7 +226,8 @@ def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
 
 
 def waits(folder: Path, num_videos: int) -> Results:
-    """Wait times of the real graph on real files, with an actor slower and one faster than one decoding process."""
+    """Return the wait times of the real graph on real files, with one actor slower and one faster than a decoding
+    process."""
     videos = folder / "waits"
     videos.mkdir()
     for seed in range(8):

@@ -1,4 +1,4 @@
-"""Whole jobs from files to files: rows per second, and the share of the time in which the engine runs.
+"""Measures whole jobs from files to files: rows per second, and the share of the time in which the engine runs.
 
     python -m benchmarks.pipeline            # 2,048 scenes, every method twice; writes results/pipeline.json; minutes
     python -m benchmarks.pipeline --quick    # 64 scenes, printed only
@@ -44,7 +44,7 @@ FIRST = ("plain", "never")
 
 
 def run_job(folder: Path, name: str, overrides: tuple[str, ...], source: str) -> tuple[Results, dict[str, str]]:
-    """One job over the scenes in `folder`: its figures, and its texts by id."""
+    """Run one job over the scenes in `folder`; return its numbers, and its texts by id."""
     output = folder / name
     places = (f"source.path={folder}/{source}", f"sink.path={output}", "job.progress=false")
     summary = caption.run(make_plan(load_job(CaptionJob, CONFIG, (*overrides, *places))))
@@ -62,7 +62,7 @@ def run_job(folder: Path, name: str, overrides: tuple[str, ...], source: str) ->
 
 
 def pipeline_table(results: Results) -> str:
-    """Medians over the repeats; no speed if a text is missing or differs from plain decoding's."""
+    """Render medians over the repeats; no speed if a text is missing or differs from plain decoding's."""
     groups: dict[tuple[str, str], list[Results]] = {}
     for row in results["rows"]:
         groups.setdefault((row["method"], row["compile"]), []).append(row)

@@ -1,8 +1,8 @@
-"""CPU time and memory of planning ten million files on the driver, from a synthetic listing to Ray's read tasks.
+"""Measures CPU time and memory of planning ten million files on the driver, up to Ray's read tasks.
 
     python -m benchmarks.planning [NUM_FILES]    # writes results/planning.json
 
-Runs in one new process; the time of listing a store is not included.
+Runs in one new process on a synthetic listing; the time of listing a store is not included.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Unreadable:
 
 
 def listing(num_files: int) -> Iterator[Listed]:
-    """Files, a thousand to a folder, in the order of a walk."""
+    """Yield files in the order of a directory walk, a thousand to a folder."""
     for number in range(num_files):
         yield Listed(f"train/{number // 1000:05d}/{number:09d}.jpg", 90_000 + number % 1000, f"{number:032x}")
 
@@ -50,7 +50,7 @@ def max_resident_bytes() -> int:
 
 
 def measure(num_files: int) -> dict[str, Any]:
-    """CPU seconds of each step, and peak memory."""
+    """Return the CPU seconds of each planning step, and the peak memory."""
     source = Source(kind="images", path="s3://bucket/train")
     seconds: dict[str, float] = {}
     start_s = time.process_time()

@@ -1,11 +1,11 @@
-"""The graph's overhead: the share of their time that one, two, four or eight actors spend on rows.
+"""Measures the graph's overhead: the share of time that one, two, four or eight actors spend on rows.
 
     python -m benchmarks.scheduling            # writes results/scheduling.json
     python -m benchmarks.scheduling --quick    # a tenth of the rows, printed only
 
-The real graph on real files, with engines that sleep 20 ms per row. Rows count between the moment at which the last
-actor starts its first row and the one at which the first actor ends its last row. Losses are sleeps that take too long
-(the machine wakes the process late) and times between rows (the graph and the engine's thread are late).
+The real graph on real files, with engines that sleep 20 ms per row. The measured window
+begins when the last actor starts its first row and ends when the first actor ends its last row. Losses are sleeps that
+take too long (the machine wakes the process late) and times between rows (the graph or the engine's thread is late).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Step = tuple[float, float]
 
 
 class RecordedEngine(TimedEngine):
-    """Writes start and end of each row to its own file."""
+    """An engine that writes the start and end of each row to its own file."""
 
     def __init__(self, row_s: float, folder: Path) -> None:
         super().__init__(row_s)
@@ -62,7 +62,7 @@ class RecordedPair(TimedPair):
 
 
 def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
-    """Run the graph over rows of text; start and end of each row of each actor."""
+    """Run the graph over text rows; return the start and end of each row, one list per actor."""
     source_folder, records = folder / f"in_{num_actors}", folder / f"records_{num_actors}"
     source_folder.mkdir()
     records.mkdir()
@@ -83,11 +83,12 @@ def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
 
 
 def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
-    """Rates and shares while all actors are busy: `share_of_ideal` of the possible rows, the others of the time."""
+    """Return rates and losses while all actors are busy: `share_of_ideal` is relative to the ideal row rate, the other
+    shares to the time."""
     first_s = max(steps[0][0] for steps in actors)
     last_s = min(steps[-1][1] for steps in actors)
     assert first_s < last_s, "some actor had ended before another began"
-    # Rows cut by the ends of the window count with their part inside it.
+    # Rows that cross the bounds of the window count with the part inside it.
     rows = sleeping_s = without_row_s = 0.0
     for steps in actors:
         for start_s, end_s in steps:
@@ -108,7 +109,7 @@ def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
 
 
 def measure(rows_per_actor: int) -> dict[str, Any]:
-    """All numbers of actors under one Ray."""
+    """Run the graph with every number of actors under one Ray; return rates and losses."""
     cells = {}
     description = machine()
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
@@ -136,7 +137,7 @@ def scheduling_table(results: Results) -> str:
 
 
 def autoscaling_table(results: Results) -> str:
-    """Nodes and actors of a job over time, from tests/cluster/test_autoscaling.py."""
+    """Render the nodes and actors of a job over time, measured by tests/cluster/test_autoscaling.py."""
     ended = [moment["at_s"] >= results["job_done_at_s"] for moment in results["time_line"]]
     rows = [
         (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" if is_first else "")

@@ -1,4 +1,4 @@
-"""The plots of docs/results/performance.md, from committed results; a withheld speed has no point."""
+"""Draws the plots of docs/results/performance.md from committed results; a withheld speed has no point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = Path("docs/results")
 
 
 def _draw_speeds(rows: Iterable[tuple[str, Results]], title: str) -> str:
-    """Tokens per second over the batch size, from (curve, row) pairs."""
+    """Plot tokens per second over the batch size, from (curve, row) pairs."""
     rows = list(rows)
     groups = {}
     for name in dict.fromkeys(name for name, _ in rows):
@@ -29,12 +29,12 @@ def _draw_speeds(rows: Iterable[tuple[str, Results]], title: str) -> str:
 
 
 def draw_peers(results: Results) -> str:
-    """Every engine's best variant."""
+    """Plot the best variant of every engine."""
     return _draw_speeds(((row["row"], row) for row in best_rows(results)), "Each engine at its best")
 
 
 def draw_engine(results: Results) -> str:
-    """Plain decoding, chains and the controller, for each length of outputs."""
+    """Plot plain decoding, chains and the controller for each output length."""
     cells = cells_of(results)
     lengths = dict.fromkeys(length for length, _ in cells)
     rows = (
@@ -48,7 +48,7 @@ def draw_engine(results: Results) -> str:
 
 
 def draw_phases(results: Results) -> str:
-    """Shares of a pass' time, one bar for each batch, length and method."""
+    """Plot the shares of a pass's time, one bar for each batch size, output length and method."""
     bars = {
         f"batch {batch}, ≤ {length}, {mode}": dict(zip(PARTS, parts_of_pass(row), strict=True))
         for (length, batch), rows in cells_of(results).items()
@@ -59,7 +59,7 @@ def draw_phases(results: Results) -> str:
 
 
 def draw_positions(results: Results) -> str:
-    """How often a chain's first drafts are all accepted."""
+    """Plot how often the first drafts of a chain are all accepted."""
     groups = {
         f"batch {batch}, ≤ {length} tokens": {
             str(place): (100 * share,) * 3
@@ -94,5 +94,5 @@ TABLES = {name: (source, _reference(name, caption)) for name, (source, caption, 
 
 
 def draw_all(results: dict[str, Results]) -> dict[Path, str]:
-    """Every plot that has results, by its file."""
+    """Draw every plot whose results exist; return SVG text by file."""
     return {file_of(name): draw(results[source]) for name, (source, _, draw) in PLOTS.items() if source in results}

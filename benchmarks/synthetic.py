@@ -1,10 +1,10 @@
-"""Synthetic timings of long visual contexts: acceptance is forced and visual positions are random numbers.
+"""Times decoding over long visual contexts with random KV entries and a forced acceptance rate.
 
     python -m benchmarks.synthetic          # 2,000 and 25,000 positions, ten minutes; writes results/synthetic.json
     python -m benchmarks.synthetic --quick  # few positions and steps, printed only
 
 The time of decoding steps over the KV cache of many images or a long video, and the speed-up of drafts at a given
-acceptance rate. Outputs mean nothing here and are not compared. The drafter reads all positions or the text alone. Only
+acceptance rate. Outputs are meaningless and are not compared. The drafter reads all positions or only the text. Only
 steps with all rows in them count.
 """
 
@@ -36,14 +36,14 @@ from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("synthetic")
 MAX_S, ENOUGH_S = 300.0, 8.0
-"""No cell starts after the first time; a timing ends after the second."""
+"""No configuration starts after `MAX_S`; a timing ends after `ENOUGH_S`."""
 MAX_PROMPT_TOKENS, SPARE = 160, 16
 READS = ("all columns", "the text alone")
 
 
 @dataclass(frozen=True)
 class Size:
-    """The grid: visual positions, batches, drafts per step and acceptance rates; steps and rounds of each timing."""
+    """The grid (visual positions, batch sizes, drafts per step, acceptance rates), and steps and rounds per timing."""
 
     columns: tuple[int, ...]
     batches: tuple[int, ...]
@@ -54,7 +54,8 @@ class Size:
 
     @property
     def room(self) -> int:
-        """Tokens that the steps may add to a row, with the first one and one to spare."""
+        """Maximum number of tokens that warm-up and timed steps add to a row, plus the prefill's token and two spare
+        ones."""
         return (self.num_steps + 1) * (max(self.gammas) + 1) + 3
 
 
@@ -78,14 +79,14 @@ class Contender:
 
 
 def requests(batch: int, size: Size, seed: int) -> list[Request]:
-    """One request per slot, longer than all steps."""
+    """Return one request per slot, with more tokens than the timed steps can produce."""
     sampling = Sampling(max_new_tokens=size.room - 1, ignore_eos=True)
     prompts = held_out_prompts(batch, SEED)
     return [Request(f"row-{number}", text, sampling=sampling, seed=seed) for number, text in enumerate(prompts)]
 
 
 def measure_cell(target: Target, drafter: Target, size: Size, num_columns: int, batch: int) -> list[Results]:
-    """One row per contender."""
+    """Time every contender at one number of visual positions and one batch size; return one row each."""
     context = MAX_PROMPT_TOKENS + size.room
     filled = Filled(target, num_columns, batch, context + SPARE)
     drafters = {reads: Filled(drafter, n, batch, context + SPARE) for reads, n in zip(READS, (num_columns, 0))}
@@ -116,7 +117,7 @@ def measure_cell(target: Target, drafter: Target, size: Size, num_columns: int, 
 
 
 def measure(size: Size, target: Target, drafter: Target) -> tuple[list[Results], list[tuple[int, int, str]]]:
-    """The rows of the grid, and (positions, batch, missing resource) of the cells left out."""
+    """Return the rows of the grid, and (positions, batch, missing resource) of configurations that were left out."""
     rows, left_out = measure_grid(
         product(size.columns, size.batches),
         lambda cell: sum(kv_bytes(model, cell[0] * max(2, cell[1])) for model in (target, drafter)),
@@ -127,7 +128,7 @@ def measure(size: Size, target: Target, drafter: Target) -> tuple[list[Results],
 
 
 def expected_tokens(rate: float, gamma: int) -> float:
-    """Tokens per step if each of γ drafts is accepted at this rate: 1 + α + … + α^γ (Leviathan et al. 2023)."""
+    """Return tokens per step if each of γ drafts is accepted at this rate: 1 + α + … + α^γ (Leviathan et al. 2023)."""
     return sum(rate**place for place in range(gamma + 1))
 
 
@@ -155,7 +156,7 @@ def synthetic_table(results: Results) -> str:
 
 
 def synthetic_setting(results: Results) -> str:
-    """One paragraph on what was run."""
+    """Describe the models, the grid and the machine in one paragraph."""
     missing = left_out((lack, f"{columns:,} columns at batch {batch}") for columns, batch, lack in results["left_out"])
     return (
         f"Synthetic: {results['synthetic']}. `text_target` inflated to {results['target_shape']}, drafter "

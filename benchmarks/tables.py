@@ -1,4 +1,4 @@
-"""Tables and plots from committed results, and their places in the documents.
+"""Renders tables and plots from committed results into the documents.
 
     python -m benchmarks.tables      # rewrites the generated parts of README.md and docs, and the plots
 
@@ -58,13 +58,13 @@ WITHOUT_RESULTS = {"gpu": gpu_tables.UNMEASURED}
 
 
 def read_results() -> dict[str, Results]:
-    """The committed results by the name of their file."""
+    """Load the committed results by file name."""
     paths = {source: files.results_file(source) for source, _ in TABLES.values()}
     return {name: files.read_results(path) for name, path in sorted(paths.items()) if path.exists()}
 
 
 def fill(text: str, results: dict[str, Results]) -> str:
-    """`text` with every generated part rendered again; one without results states the command to run."""
+    """Render every generated part of `text` again; a part without results names the command to run."""
 
     def render(found: re.Match[str]) -> str:
         source, table = TABLES[found["name"]]

@@ -18,7 +18,7 @@ REFERENCE = Path("docs/reference")
 
 
 def generate(root: Path) -> dict[Path, str]:
-    """Path relative to `root` → text of every generated page, and of pages with generated parts."""
+    """Return the text of every generated page, and of pages with generated parts, by path relative to `root`."""
     pages = {
         REFERENCE / "columns.md": columns.columns_page(),
         REFERENCE / "error-codes.md": columns.error_codes_page(root),
@@ -37,7 +37,7 @@ def generate(root: Path) -> dict[Path, str]:
 
 
 def outdated(root: Path) -> dict[Path, str]:
-    """Path relative to `root` → new text of every generated page that differs from the committed one."""
+    """Return the new text of every page that differs from the committed one, by path relative to `root`."""
     new = generate(root)
     return {path: text for path, text in new.items() if not (root / path).exists() or (root / path).read_text() != text}
 

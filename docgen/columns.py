@@ -1,4 +1,4 @@
-"""The reference of outputs: Arrow columns, error codes with the modules that use them, and metrics."""
+"""Generates the reference of outputs: Arrow columns, error codes with the modules that use them, and metrics."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ SEARCHED = ("pipeline", "actors", "decoding", "models")
 
 
 def type_name(kind: pa.DataType) -> str:
-    """An Arrow type as a reader writes it."""
+    """Return the readable name of an Arrow type."""
     return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
 
 
 def rows_of(columns: Columns) -> list[list[str]]:
-    """Name, type and meaning of every column."""
+    """Return name, type and meaning of every column."""
     return [
         [f"`{name}`", "struct" if name == "telemetry" else type_name(kind), meaning] for name, kind, meaning in columns
     ]
 
 
 def columns_page() -> str:
-    """Columns of caption and image outputs, and the telemetry struct of both."""
+    """Render the columns of caption and image outputs, and the telemetry struct of both."""
     head = ("column", "type", "meaning")
     return page(
         "Output columns",
@@ -49,7 +49,7 @@ def columns_page() -> str:
 
 
 def error_codes_page(root: Path) -> str:
-    """Error codes, their meanings, and the modules that name them."""
+    """Render the error codes, their meanings, and the modules that use them."""
     used = _modules_with(root, set(ERROR_CODES))
     rows = [[f"`{code}`", meaning, ", ".join(used[code])] for code, meaning in ERROR_CODES.items()]
     return page(
@@ -61,7 +61,7 @@ def error_codes_page(root: Path) -> str:
 
 
 def metrics_page() -> str:
-    """Prometheus metrics of the engine actors."""
+    """Render the Prometheus metrics of the engine actors."""
     rows = [
         [f"`{metric.exported(name)}`", metric.kind, f"`{metric.label}`" if metric.label else "", metric.meaning]
         for name, metric in METRICS.items()
@@ -75,7 +75,7 @@ def metrics_page() -> str:
 
 
 def _modules_with(root: Path, codes: set[str]) -> dict[str, list[str]]:
-    """Code → modules with that string constant; the table of codes itself is left out."""
+    """Return code → modules that contain it as a string constant, except for `schemas.py`, which defines the codes."""
     found: dict[str, list[str]] = {code: [] for code in codes}
     paths = [path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))]
     for path in paths:

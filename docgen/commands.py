@@ -1,4 +1,4 @@
-"""The reference of commands: the options of every job, from its parser, and the targets of the Makefile."""
+"""Generates the reference of commands: the options of every job, from its parser, and the targets of the Makefile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXIT_STATUS = (
 
 
 def parser_of(module: str) -> argparse.ArgumentParser:
-    """The parser that `python -m module --help` prints."""
+    """Return the parser of `python -m module`."""
     seen: list[argparse.ArgumentParser] = []
     record = mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser, file=None: seen.append(parser))
     with record, contextlib.suppress(SystemExit):
@@ -30,13 +30,13 @@ def parser_of(module: str) -> argparse.ArgumentParser:
 
 
 def jobs(root: Path) -> list[str]:
-    """Dotted names of the modules of `jobs` that have a command line."""
+    """Return the dotted names of the modules of `jobs` that have a command line."""
     paths = sorted((root / "jobs").glob("*.py"))
     return [f"jobs.{path.stem}" for path in paths if '__name__ == "__main__"' in path.read_text()]
 
 
 def commands_page(root: Path) -> str:
-    """Options of every job, exit statuses, and make targets."""
+    """Render the options of every job, exit statuses, and make targets."""
     parts = ["Run jobs from the checkout: `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
     for module in jobs(root):
         parser = parser_of(module)
@@ -47,7 +47,7 @@ def commands_page(root: Path) -> str:
 
 
 def make_targets(makefile: str) -> list[list[str]]:
-    """Target and help text of the comment lines `# make TARGET  text`."""
+    """Return target and help text of the comment lines `# make TARGET  text`."""
     found: list[list[str]] = []
     for line in makefile.splitlines():
         if start := re.fullmatch(r"# (make [a-z-]+) +(\S.*)", line):

@@ -1,4 +1,4 @@
-"""The reference of job files: every field of a schema with its default and meaning, read from the pydantic models."""
+"""Generates the reference of job files from the pydantic models: every field with its default and meaning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Field:
 
 
 def fields(model: type[BaseModel]) -> list[Field]:
-    """The fields of a job's schema in order, once each."""
+    """Return the fields of a job's schema in order, without duplicates."""
     found: dict[str, Field] = {}
     for path, kind, default, described in _walk(model):
         field = Field(path, kind, default, described)
@@ -53,7 +53,7 @@ def fields(model: type[BaseModel]) -> list[Field]:
 
 
 def reference(job: str, command: str, model: type[BaseModel]) -> str:
-    """The page of one job: a table for each section."""
+    """Render the page of one job: a table for each section."""
     sections: dict[str, list[Field]] = {}
     for field in fields(model):
         sections.setdefault(field.path.split(".")[0].split("[")[0], []).append(field)
@@ -71,7 +71,7 @@ def reference(job: str, command: str, model: type[BaseModel]) -> str:
 def _walk(
     model: type[BaseModel], prefix: str = "", kind: str = "", above: tuple[type[BaseModel], ...] = ()
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Path, kind, default and description of every leaf; a section inside itself is listed once."""
+    """Yield path, kind, default and description of every leaf; a recursive section is listed once."""
     for name, field in model.model_fields.items():
         found = [inner for inner in _sections_in(field.annotation) if inner not in above]
         meaning = field.description or (name == "kind" and model.__doc__) or ""
@@ -100,7 +100,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _shown(default: Any) -> str:
-    """A default as it is written in YAML."""
+    """Format a default as in YAML."""
     if default is PydanticUndefined:
         return "required"
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=str)}`"
@@ -117,13 +117,14 @@ def _default_kinds() -> set[str]:
 
 
 def _choice_of(model: type[BaseModel]) -> str:
-    """The `kind` that selects this section; empty for a section without kinds."""
+    """Return the `kind` that selects this section; empty for a section without kinds."""
     default = model.model_fields["kind"].default if "kind" in model.model_fields else None
     return default if isinstance(default, str) else ""
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """The JSON schema of a job file, for editors, with the short forms: names of methods, and a prompt as text."""
+    """Return the JSON schema of a job file, for editors, with the short forms: names of methods, and a prompt as
+    text."""
     schema = model.model_json_schema()
     properties = schema["properties"]
     if "prompt" in properties:

@@ -36,7 +36,7 @@ sys.setprofile(_profile)
 
 
 def record(root: Path, config: str, overrides: Sequence[str]) -> set[str]:
-    """Run the job in `root`; returns `path:function` of every function called.
+    """Run the job in `root`; return `path:function` of every function called.
 
     Raises:
         subprocess.CalledProcessError: the job failed.

@@ -1,4 +1,4 @@
-"""Markdown tables, generated parts between markers, and the check of links."""
+"""Renders Markdown tables and generated parts between markers, and checks links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; `|` inside cells is escaped."""
+    """Render a Markdown table; `|` inside cells is escaped."""
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
         lines.append("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |")
@@ -20,12 +20,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(title: str, *parts: str) -> str:
-    """A generated page: title, note, and parts separated by blank lines."""
+    """Render a generated page: title, note, and parts separated by blank lines."""
     return "\n\n".join([f"# {title}", NOTE, *parts]) + "\n"
 
 
 def fill(text: str, name: str, body: str) -> str:
-    """`text` with the part between `<!-- docgen: name -->` and `<!-- end -->` replaced by `body`.
+    """Replace the part of `text` between `<!-- docgen: name -->` and `<!-- end -->` by `body`.
 
     Raises:
         ValueError: the text has no such part.
@@ -37,13 +37,14 @@ def fill(text: str, name: str, body: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of a page's headings: lower case, punctuation dropped, spaces replaced by hyphens."""
+    """Return the anchors of a page's headings: lower case, punctuation dropped, spaces replaced by hyphens."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def broken_links(text: str, folder: Path) -> list[str]:
-    """Relative link targets of a page in `folder` that are no file, or no heading of one. External URLs are skipped."""
+    """Return relative link targets of a page in `folder` whose file or heading does not exist; external URLs are
+    skipped."""
     broken = []
     for found in _LINK.finditer(_CODE.sub("", text)):
         target = found[1] or found[2]

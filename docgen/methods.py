@@ -1,4 +1,4 @@
-"""The table of methods, from the heads of the pages in docs/methods, and the table of presets, from the YAML files.
+"""Generates the table of methods from the pages in docs/methods, and the table of presets from the YAML files.
 
 A method's page begins with its title, one sentence, and a line `**Mode:** lossless` or `lossy`.
 """
@@ -27,7 +27,7 @@ KINDS = {"synthesize": SynthesizeJob, "train": TrainDrafterJob, "caption": Capti
 
 @dataclass(frozen=True)
 class MethodPage:
-    """The head of one page."""
+    """File, title, summary and mode of a method's page."""
 
     file: str
     title: str
@@ -36,10 +36,10 @@ class MethodPage:
 
 
 def read(root: Path) -> list[MethodPage]:
-    """The pages of methods, lossless ones first, then by title.
+    """Return the pages of methods, lossless methods first, then by title.
 
     Raises:
-        ValueError: a page has no head.
+        ValueError: a page does not begin with title, summary and mode.
     """
     found = []
     for path in sorted((root / FOLDER).glob("*.md")):
@@ -53,13 +53,13 @@ def read(root: Path) -> list[MethodPage]:
 
 
 def short_table(root: Path) -> str:
-    """Name and mode, for the README."""
+    """Render name and mode, for the README."""
     rows = [[f"[{method.title}](docs/methods/{method.file})", method.mode] for method in read(root)]
     return table(("method", "mode"), rows)
 
 
 def long_table(root: Path) -> str:
-    """Name, mode and summary, for the index of methods."""
+    """Render name, mode and summary, for the index of methods."""
     return table(
         ("method", "mode", "summary"),
         [[f"[{method.title}]({method.file})", method.mode, method.summary] for method in read(root)],
@@ -67,7 +67,7 @@ def long_table(root: Path) -> str:
 
 
 def presets_page(root: Path) -> str:
-    """The job files of `configs/jobs` and the methods of `configs/methods`."""
+    """Render the job files of `configs/jobs` and the methods of `configs/methods`."""
     jobs = []
     for path in sorted((root / "configs/jobs").glob("*.yaml")):
         kind = job_kind(path)
@@ -100,7 +100,7 @@ def presets_page(root: Path) -> str:
 
 
 def comment_of(path: Path) -> str:
-    """The leading comment of a YAML file, without indented example commands."""
+    """Return the leading comment of a YAML file, without indented example commands."""
     lines = []
     for line in path.read_text().splitlines():
         if not line.startswith("#"):
@@ -111,7 +111,7 @@ def comment_of(path: Path) -> str:
 
 
 def job_kind(path: Path) -> str:
-    """The kind of a job file, by its name."""
+    """Return the kind of a job file, by its name."""
     if path.stem.startswith("train_"):
         return "train"
     return "synthesize" if re.match(r"synthesize_|zoo_images", path.stem) else "caption"

@@ -1,4 +1,4 @@
-"""The reference of modules: the tree of rooms with the first sentence of every module's docstring."""
+"""Generates the reference of modules: the first sentence of every module's docstring, by package and folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOURCES = (".cpp", ".h")
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a module's docstring, or of the leading comment of a C++ source; empty if it has none."""
+    """Return the first sentence of a module's docstring or of a C++ source's leading comment; empty without one."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in SOURCES:
         lines = [line.removeprefix("//").strip() for line in text.splitlines() if line.startswith("//")]
@@ -22,7 +22,7 @@ def first_sentence(path: Path) -> str:
 
 
 def modules_page(root: Path) -> str:
-    """A table for every room."""
+    """Render one table per folder."""
     parts = [
         "Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`. The first three use `configs`."
     ]

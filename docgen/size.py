@@ -1,4 +1,4 @@
-"""The size of the source tree: files, lines, fullest folder, hot path.
+"""Measures the size of the source tree: files, lines, fullest folder, hot path.
 
     python -m docgen.size                       # measures this checkout and rewrites docs/design/size.md
     python -m docgen.size --hot-path FILE       # also the hot path, from the list that docgen.hot_path writes
@@ -39,7 +39,7 @@ ROWS = {
 
 
 def measure(root: Path) -> dict[str, Any]:
-    """Counts of Python and C++ files of a checkout; empty files and files below `tests` are left out."""
+    """Count Python and C++ files and lines of a checkout; empty files and files below `tests` are left out."""
     lines = {path.relative_to(root): count_lines(path) for path in sources(root)}
     folders = Counter(path.parent for path in lines if path.name != "__init__.py")
     folder, modules = min(folders.items(), key=lambda item: (-item[1], item[0]))
@@ -55,7 +55,7 @@ def measure(root: Path) -> dict[str, Any]:
 
 
 def hot_path(root: Path, listing: Path) -> dict[str, int]:
-    """Counts of the functions in a listing with one `path:function` per line."""
+    """Count the files, lines and functions in a listing with one `path:function` per line."""
     called = set(listing.read_text().split())
     files = {entry.split(":")[0] for entry in called}
     return {
@@ -66,19 +66,19 @@ def hot_path(root: Path, listing: Path) -> dict[str, int]:
 
 
 def sources(root: Path) -> list[Path]:
-    """Source files of a checkout that are not empty."""
+    """Return the source files of a checkout that are not empty."""
     tops = [path for path in root.iterdir() if path.name not in SKIPPED and not path.name.startswith(".")]
     found = [path for top in tops if top.is_dir() for path in top.rglob("*")] + tops
     return sorted(path for path in found if path.is_file() and path.suffix in SUFFIXES and path.stat().st_size)
 
 
 def count_lines(path: Path) -> int:
-    """Lines of a text file."""
+    """Return the number of lines of a text file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def size_page() -> str:
-    """The page, from the committed numbers."""
+    """Render the page from the committed numbers."""
     results = json.loads(RESULTS.read_text())
     rows = [
         [meaning, *(_shown(results[column].get(key)) for column in ("before", "after"))]
@@ -100,7 +100,7 @@ def _shown(value: int | str | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, store, and rewrite the page."""
+    """Measure the checkout, store the numbers, and rewrite the page."""
     parser = argparse.ArgumentParser(prog="python -m docgen.size", description="Measure the size of a checkout.")
     parser.add_argument("--column", choices=("before", "after"), default="after", help="the column to replace")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure")

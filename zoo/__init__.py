@@ -1,1 +1,1 @@
-"""Tiny trained pairs that ship with the repository, the synthetic world they know, and how they are rebuilt."""
+"""Trains, measures and stores the tiny models that ship with the repository, and the synthetic world they know."""

@@ -42,7 +42,7 @@ RECIPES = {
         2000, 32, 2e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4,
         filler_odds=DRAFTER_FILLER_ODDS,
     ),
-    # Of the context `caption`: between target and drafter in size and quality.
+    # The model of the context `caption`: between target and drafter in size and quality.
     "caption_captioner": Recipe(1400, 32, 1.5e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4),
     "caption_eagle": Recipe(1200, 32, 1e-3),
     "caption_medusa": Recipe(800, 32, 1e-3),
@@ -57,14 +57,14 @@ RECIPES = {
     "image_class_target": Recipe(2000, 16, 3e-3, num_images=8000),
 }  # fmt: skip
 QUICK_SHARES = {"caption": 0.12, "video": 0.01, "text": 0.01, "image": 0.02}
-"""The part of every number of steps and images that `--quick` runs."""
+"""Share of all numbers of steps and images that `--quick` runs."""
 POLISH_SHARE = 0.2
-"""The learning rates of a caption model's last stage in parts of those before."""
+"""Learning rates of a caption model's last stage, relative to the stages before."""
 DECODER_LR = 1.5e-3
-"""Of the VQ model's decoder in its last stage."""
+"""Learning rate of the VQ model's decoder in its last stage."""
 LABEL_WEIGHT = 0.2
-"""Of the labels in a video model's second stage: enough that the tower forgets nothing while the language model learns
-to read."""
+"""Loss weight of the labels in a video model's second stage: enough that the tower keeps its features while the
+language model learns to read them."""
 
 
 def build_caption(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
@@ -139,7 +139,8 @@ def train_videos(
     tower_steps: int,
     seed: int,
 ) -> None:
-    """Train a model in place: `tower_steps` of the tower on labels, then the whole on captions and, lightly, labels."""
+    """Train a model in place: `tower_steps` of the tower on labels, then the whole model on captions and weighted
+    labels."""
     torch.manual_seed(seed)
     tower, width = model.model.visual, model.config.text_config.hidden_size
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(video_samples.HEADS.values())))
@@ -164,7 +165,7 @@ def train_videos(
 def build_image(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one image model; a GPT needs the VQ model, and for prompts the T5, in `folder`."""
     if role == "vq":
-        # The captioner's tower judges likeness, not the one that measures quality.
+        # The perceptual loss uses the captioner's tower, not the tower that measures quality.
         tower = load_captioner(CHECKPOINTS, "captioner").model.vision_tower
         vq = train_vq(tower, recipe, seed)
         polish_decoder(vq, tower, replace(recipe, steps=recipe.polish_steps, lr=DECODER_LR), seed + 1)

@@ -37,7 +37,7 @@ NUM_SCENES = 256
 SEED = 20_260
 ROWS_PER_SHARD = 32
 NOT_AN_IMAGE, TRUNCATED, NO_QUESTION = 17, 101, 200
-"""The broken rows; the last one is in a tar, the others in Parquet."""
+"""Indices of the broken rows; the last one is in a tar, the others in Parquet."""
 NUM_SHOWN = 5
 RUNS = {"speculative": (), "plain": ("method.drafter.kind=none",)}
 SLOW_DRAFTER = (
@@ -60,7 +60,7 @@ class Row:
 
 
 def main() -> int:
-    """Run the demo, all of it in one private Ray; 0 when every row is accounted for and all texts are equal."""
+    """Run the demo in one private Ray; return 0 if every row is accounted for and all texts are equal."""
     began_s = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
     try:
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def caption_scenes() -> list[str]:
-    """Write the scenes, caption them both ways, print the results; returns the failures."""
+    """Write the scenes, caption them both ways and print the results; return the failures."""
     rows = draw_rows(NUM_SCENES, SEED)
     write_sources(rows, OUT / "source")
     print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
@@ -103,7 +103,7 @@ def caption_scenes() -> list[str]:
 
 
 def draw_rows(count: int, seed: int) -> list[Row]:
-    """Scenes as rows, PNG and JPEG taking turns, with the three broken ones among them."""
+    """Draw scenes as rows, alternating PNG and JPEG, including the three broken rows."""
     rows = []
     for index, (scene, picture, truth, question) in enumerate(demo_scenes(count, seed)):
         suffix, form, options = (("png", "PNG", {}), ("jpg", "JPEG", {"quality": 95}))[index % 2]
@@ -119,7 +119,7 @@ def draw_rows(count: int, seed: int) -> list[Row]:
 
 
 def write_sources(rows: list[Row], folder: Path) -> None:
-    """The first half as Parquet shards, the second as tar shards."""
+    """Write the first half as Parquet shards, the second as tar shards."""
     half = len(rows) // 2
     for name, part, write in (("parquet", rows[:half], write_parquet), ("webdataset", rows[half:], write_tar)):
         (folder / name).mkdir(parents=True)
@@ -128,7 +128,7 @@ def write_sources(rows: list[Row], folder: Path) -> None:
 
 
 def write_parquet(rows: list[Row], path: Path) -> None:
-    """One shard: image bytes and the row's texts as columns."""
+    """Write one shard: image bytes and the row's texts as columns."""
     columns: dict[str, list[Any]] = {
         "id": [row.sample_id for row in rows],
         "image": [row.image for row in rows],
@@ -139,7 +139,7 @@ def write_parquet(rows: list[Row], path: Path) -> None:
 
 
 def write_tar(rows: list[Row], path: Path) -> None:
-    """One shard: an image and a JSON file per sample."""
+    """Write one shard: an image and a JSON file per sample."""
     with tarfile.open(path.with_suffix(".tar"), "w") as tar:
         for row in rows:
             texts = {"id": row.sample_id, "question": row.question, "truth": row.truth}
@@ -154,7 +154,7 @@ def write_tar(rows: list[Row], path: Path) -> None:
 
 
 def caption_both_ways() -> dict[str, summary.Summary]:
-    """Run every job; the summaries of both runs, each over both kinds of shards.
+    """Run every job; return the summaries of both runs, each over both kinds of shards.
 
     Raises:
         ConfigError: a job is refused.
@@ -171,7 +171,7 @@ def caption_both_ways() -> dict[str, summary.Summary]:
 
 
 def check(rows: list[Row], results: dict[str, Rows]) -> list[str]:
-    """What is not as it must be: ids, error codes, and the equality of both runs' texts."""
+    """Return the failures: wrong ids, wrong error codes, and texts that differ between the runs."""
     expected_errors = {
         rows[NOT_AN_IMAGE].sample_id: "not_an_image",
         rows[TRUNCATED].sample_id: "broken_image",
@@ -191,7 +191,7 @@ def check(rows: list[Row], results: dict[str, Rows]) -> list[str]:
 
 
 def show_verdict(rows: list[Row], found: Rows, totals: dict[str, summary.Summary]) -> None:
-    """Accounts for all rows, checks captions against their scenes, and prints the speed-up."""
+    """Account for all rows, check captions against their scenes, and print the speed-up."""
     good = [row for row in rows if not found[row.sample_id]["error_type"]]
     print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
     parsed = [parse_caption(found[row.sample_id]["generated_text"]) for row in good]

@@ -1,4 +1,4 @@
-"""Image synthesis in the demo: prompts of the grainy world, with plain decoding and with LANTERN's relaxed rule.
+"""Runs the demo's image synthesis: prompts of the grainy world, by plain decoding and by LANTERN's relaxed rule.
 
 Writes the prompts, runs both jobs, and writes a sheet of the images. The caller starts Ray.
 """
@@ -33,9 +33,9 @@ from zoo.world.scene import scene_rng
 NUM_PROMPTS = 16
 SEED = 20_262
 EMPTY, TOO_LONG = "prompt-empty", "prompt-long"
-"""The rows that no image can be made from."""
+"""Ids of the prompts that cannot be synthesised."""
 BROKEN = {EMPTY: "empty_prompt", TOO_LONG: "prompt_too_long"}
-"""Their codes."""
+"""Ids of these prompts → their error codes."""
 CONFIGS = {"lantern": "zoo_images_lantern_coupled", "plain": "zoo_images_plain"}
 SIDE_PX = 192
 WIDE_TREE = (
@@ -54,7 +54,7 @@ class Prompt:
 
 
 def run(out: Path) -> list[str]:
-    """Write prompts below `out`, synthesize them twice, print the results; returns the failures.
+    """Write prompts below `out`, synthesize them twice and print the results; return the failures.
 
     Raises:
         ConfigError: a job is refused.
@@ -79,7 +79,7 @@ def run(out: Path) -> list[str]:
 
 
 def draw_prompts(count: int, seed: int) -> list[Prompt]:
-    """Prompts of the split `demo`, every second one of a single object, and two that no image can be made from."""
+    """Draw prompts of the split `demo`: every second one of a single object, and two that cannot be synthesised."""
     prompts = []
     for index in range(count):
         scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)
@@ -91,7 +91,7 @@ def draw_prompts(count: int, seed: int) -> list[Prompt]:
 
 
 def write_prompts(prompts: list[Prompt], folder: Path) -> None:
-    """One Parquet file: ids, prompts, labels."""
+    """Write one Parquet file: ids, prompts, labels."""
     folder.mkdir(parents=True)
     columns = {
         "id": [prompt.sample_id for prompt in prompts],
@@ -102,7 +102,7 @@ def write_prompts(prompts: list[Prompt], folder: Path) -> None:
 
 
 def show_images(name: str, prompts: list[Prompt], found: Rows, path: Path, reader: Reader) -> None:
-    """All images of a run on one sheet, and the share of prompts that they match."""
+    """Write all images of a run to one sheet, and print the share of prompts that they match."""
     good = [prompt for prompt in prompts if prompt.sample_id not in BROKEN]
     images = [pixels(found[image_id(prompt)]) for prompt in good]
     texts = [prompt.text for prompt in good]
@@ -113,7 +113,7 @@ def show_images(name: str, prompts: list[Prompt], found: Rows, path: Path, reade
 
 
 def show_gain(totals: dict[str, ImageSummary]) -> None:
-    """Savings and cost of LANTERN."""
+    """Print the savings and the cost of LANTERN."""
     relaxed, plain = totals["lantern"], totals["plain"]
     ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
     print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
@@ -130,17 +130,17 @@ def synthesise(name: str, out: Path) -> ImageSummary:
 
 
 def image_id(prompt: Prompt) -> str:
-    """The id of a prompt's one image."""
+    """Return the id of a prompt's only image."""
     return f"{prompt.sample_id}#0"
 
 
 def pixels(row: dict[str, Any]) -> NDArray[np.uint8]:
-    """The image of a result row."""
+    """Return the image of a result row as pixels."""
     return np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"))
 
 
 def check(prompts: list[Prompt], results: dict[str, Rows]) -> list[str]:
-    """What is not as it must be: ids and error codes."""
+    """Return the failures: wrong ids and error codes."""
     wanted = {image_id(prompt): BROKEN.get(prompt.sample_id, "") for prompt in prompts}
     problems = []
     for name, found in results.items():

@@ -1,4 +1,4 @@
-"""What the parts of the demo share: reading the rows of a run and printing captions beside the truth."""
+"""Functions shared by the parts of the demo: reads the rows of a run and prints captions beside the truth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Rows = dict[str, dict[str, Any]]
 
 
 def read_rows(output: Path, columns: Sequence[str]) -> Rows:
-    """All rows of an output, those in errors/ too."""
+    """Read all rows of an output, those in errors/ included."""
     tables = summary.read_tables(OutputDir(str(output)), (DATA, ERRORS), ["sample_id", "error_type", *columns])
     return {row["sample_id"]: row for table in tables for row in table.to_pylist()}
 
 
 def errors_of(found: Rows) -> dict[str, str]:
-    """Error codes of the rows that have one."""
+    """Return the error codes of the rows that have one."""
     return {sample_id: row["error_type"] for sample_id, row in found.items() if row["error_type"]}
 
 

@@ -1,4 +1,4 @@
-"""Videos in the demo: held-out motions as real mp4 files, captioned speculatively and plainly.
+"""Runs the demo's videos: held-out motions as real mp4 files, captioned speculatively and plainly.
 
 Writes the files, runs both jobs, and compares captions with motions. The caller starts Ray.
 """
@@ -22,7 +22,7 @@ NUM_VIDEOS = 16
 SEED = 20_261
 DURATION_S, FPS, SIZE_PX = 3, 12, 192
 CODECS = ("mpeg4", "libx264")
-"""Of files in turn, both with the losses of their default quality."""
+"""Codecs that the files use in turn, lossy at their default quality."""
 PHRASING = "describe"
 """Key of `zoo.world.motion.PROMPTS` that the presets use."""
 NUM_SHOWN = 3
@@ -30,7 +30,7 @@ CONFIGS = {"speculative": "zoo_video_sd", "plain": "zoo_video_plain"}
 
 
 def run(out: Path) -> list[str]:
-    """Write the files below `out`, caption them twice, print the results; returns the failures.
+    """Write the files below `out`, caption them twice and print the results; return the failures.
 
     Raises:
         ConfigError: a job is refused.
@@ -54,7 +54,7 @@ def run(out: Path) -> list[str]:
 
 
 def write_videos(folder: Path, count: int, seed: int) -> dict[str, Motion]:
-    """Draw motions of the split `demo` and write one mp4 file of each; the motions by file name."""
+    """Draw motions of the split `demo` and write one mp4 file of each; return the motions by file name."""
     folder.mkdir(parents=True)
     motions = {}
     for index in range(count):
@@ -76,7 +76,7 @@ def write_video(path: Path, frames: list[Image.Image], codec: str) -> None:
 
 
 def caption_videos(run_name: str, out: Path) -> Rows:
-    """Run one job; its rows by file name."""
+    """Run one job; return its rows by file name."""
     where = out / run_name / "videos"
     config = load_preset(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
     print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
@@ -86,7 +86,7 @@ def caption_videos(run_name: str, out: Path) -> Rows:
 
 
 def check(names: set[str], results: dict[str, Rows]) -> list[str]:
-    """What is not as it must be: ids, errors, and the equality of both runs' texts."""
+    """Return the failures: wrong ids, errors, and texts that differ between the runs."""
     problems = []
     for run_name, found in results.items():
         if set(found) != names:

@@ -1,4 +1,4 @@
-"""Training of EAGLE and Medusa heads for the finished caption target."""
+"""Trains EAGLE and Medusa heads for the finished caption target."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_MEDUSA_HEADS = 4
 
 
 def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train one head for the target in `folder`, and save it beside it."""
+    """Train one head for the target in `folder`, and save it in the same folder."""
     target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
     samples = draw_batches("train", seed + (7 if kind == "eagle" else 8), recipe.batch, build_tokenizer())
     settings = {"schedule": "cosine", "clip": "norm", "clip_limit": 1.0, "noise_tokens": None}
@@ -39,7 +39,7 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def teach_head(trainer: Trainer, samples: Iterator[Batch]) -> None:
-    """Teach a head batches of conversations, as the job `jobs.train_drafter` does with rows of a source."""
+    """Train a head on batches of conversations, as the job `jobs.train_drafter` does on rows of a source."""
     total, steps = 0.0, trainer.pace.num_steps
     for step, batch in enumerate(islice(samples, steps), start=1):
         training_samples = training_samples_of(batch, trainer.target)
@@ -50,7 +50,7 @@ def teach_head(trainer: Trainer, samples: Iterator[Batch]) -> None:
 
 
 def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:
-    """The conversations of a batch, one by one, without their pads."""
+    """Return the conversations of a batch one by one, without padding."""
     training_samples, used = [], 0
     for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
         ids = batch.ids[row, :size]

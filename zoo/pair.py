@@ -1,4 +1,4 @@
-"""The tokenizer, the processor and the two untrained models of a pair, and their files in zoo/checkpoints."""
+"""Builds the tokenizer, the processor and the untrained models of the caption pair, and saves them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 def language_fields(
     shape: Mapping[str, int], tokenizer: PreTrainedTokenizerFast, max_positions: int = MAX_POSITIONS
 ) -> dict[str, Any]:
-    """The config of a language model of a shape; its heads are 64 wide."""
+    """Return the config of a language model of a shape; its heads are 64 wide."""
     return {
         "vocab_size": len(tokenizer),
         "hidden_size": shape["hidden"],
@@ -115,12 +115,12 @@ def language_fields(
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
-    """The ids of the special tokens, as configs name them."""
+    """Return the ids of the special tokens by the names that configs use."""
     return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
 
 
 def seed_weights(name: str, seed: int) -> None:
-    """Seed the weights of one model, differently from those of every other model."""
+    """Seed the random weights of one model; every model has a different stream."""
     torch.manual_seed(random.Random(f"{name}/{seed}").getrandbits(62))
 
 
@@ -152,6 +152,6 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
 
 
 def save_model(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Save a model, turned into bfloat16, with its processor; the Auto classes load the folder like any checkpoint."""
+    """Save a model in bfloat16 with its processor; the Auto classes load the folder like any checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

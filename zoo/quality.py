@@ -1,6 +1,6 @@
-"""Quality of a pair: right captions and attributes, certainty on attributes and fillers, agreement of the two models.
+"""Measures a caption pair: right captions and attributes, certainty on attributes and fillers, agreement.
 
-The acceptance length here is a walk over the target's own greedy output.
+The acceptance length is computed by a teacher-forced walk over the target's own greedy output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ATTRIBUTE_WORDS = {*SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES, *(w for p in gr
 
 @dataclass(frozen=True)
 class Question:
-    """A conversation up to the answer that is asked for: messages, images, and the true answer."""
+    """A conversation up to the requested answer: messages, images, and the true answer."""
 
     messages: list[dict[str, object]]
     images: list[Image.Image]
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote greedily: the prompt's ids, the written ids (eos included) and the text."""
+    """A greedy output: the prompt's ids, the output's ids (eos included) and the text."""
 
     prompt_ids: list[int]
     ids: list[int]
@@ -93,7 +93,7 @@ def answer_all(
 
 
 def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
-    """Return the number of right attributes, and of stated ones.
+    """Return the number of right attributes, and of stated attributes.
 
     A caption states its tone, its texture and four attributes per object (cell, size, colour, shape), each compared
     with the object in the stated cell. A text in no known phrasing counts as if it stated as many attributes as the
@@ -108,7 +108,8 @@ def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
 
 
 def count_matching(things: Iterable[Thing], others: Iterable[Thing]) -> int:
-    """Return how many attributes of objects (cell, size, colour, shape) the object in the same cell has."""
+    """Return how many attributes (cell, size, colour, shape) of `things` match the object of `others` in the same
+    cell."""
     by_cell = {other.cell: other for other in others}
     pairs = [(thing, by_cell[thing.cell]) for thing in things if thing.cell in by_cell]
     return sum(1 + (a.size == b.size) + (a.colour == b.colour) + (a.shape == b.shape) for a, b in pairs)
@@ -209,7 +210,7 @@ def measure_captions(
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair on held-out scenes; the result is what zoo/quality.json holds."""
+    """Measure a saved pair on held-out scenes; return the contents of zoo/quality.json."""
     processor, models = load_pair(folder)
     found = {"num_captions": num, "num_other": num_other, **measure_captions(processor, models, num, seed)}
     for kind, questions in other_questions(num_other, seed).items():
@@ -244,6 +245,6 @@ ROWS = (
 
 
 def quality_table(measured: dict[str, float]) -> str:
-    """Return the measured numbers as a Markdown table."""
+    """Render the measured numbers as a Markdown table."""
     rows = [(name, f"{measured[key]:.3f}", aim) for name, key, aim in ROWS]
     return markdown_table(("measured on held-out scenes", "value", "aim"), rows)

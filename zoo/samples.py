@@ -1,4 +1,4 @@
-"""Training samples: the mixture of conversations, their pixels and their token ids with weights."""
+"""Draws training samples: the mixture of conversations, their pixels, and their token ids with loss weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.world.scene import Scene, change_scene, draw_clip, draw_scene, scene_rn
 
 CLIP_FRAMES = 3
 FILLER_WORDS = {word for words in grammar.FILLERS.values() for word in words}
-# Fillers cannot be predicted: a lower weight keeps their noise down and leaves the odds that minimise the loss.
+# Fillers cannot be predicted: a lower weight reduces gradient noise and does not change the optimal probabilities.
 FILLER_WEIGHT = 0.3
 MIXTURE = {"caption": 0.78, "second": 0.09, "change": 0.06, "clip": 0.04, "text": 0.03}
 
@@ -37,7 +37,7 @@ class Conversation:
 class Batch:
     """Right-padded ids [b, L], weights of the loss per token [b, L], mask [b, L], and the model's other inputs by name.
 
-    `labels` [heads, tokens] are those of the visual tokens of videos.
+    `labels` [heads, tokens] are the attribute labels of the visual tokens of videos.
     """
 
     ids: torch.Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 
 def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = grammar.FILLER_ODDS) -> Conversation:
-    """Draw one conversation of the mixture from a split, its filler words with these odds."""
+    """Draw one conversation of the mixture from a split; `odds` are those of the filler words."""
     task = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     if task == "text":
         return Conversation((), (dialogue.draw_text_only(rng),))
@@ -67,13 +67,13 @@ def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = gr
 
 
 def render_like_a_file(scene: Scene, rng: random.Random) -> np.ndarray:
-    """Render a scene as a file would reach the model: sometimes larger and scaled down, sometimes through JPEG."""
+    """Render a scene with the artefacts of image files: sometimes downscaled, sometimes JPEG-compressed."""
     image = render_scene(scene, IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256))
     return as_from_file(image, rng.randint(80, 95) if rng.random() < 0.2 else None)
 
 
 def as_from_file(image: Image.Image, quality: int | None) -> np.ndarray:
-    """Return pixels, uint8 [96, 96, 3], of an image of any size, through JPEG of a quality if there is one."""
+    """Return an image of any size as uint8 [96, 96, 3], compressed as JPEG if `quality` is given."""
     if quality is not None:
         buffer = BytesIO()
         image.save(buffer, "JPEG", quality=quality)
@@ -132,8 +132,8 @@ def draw_pools(
     size: int,
     pool: int,
 ) -> Iterator[list[Sample]]:
-    """Yield `size` samples at a time for ever, drawn `pool` times as many at once and sorted by length, so few pads
-    remain."""
+    """Yield lists of `size` samples without end; pools of `pool` · `size` samples are sorted by length against
+    padding."""
     index = 0
     while True:
         drawn = sorted((draw(scene_rng(stream, seed, index + number)) for number in range(pool * size)), key=length)
@@ -151,7 +151,7 @@ def draw_batches(
     pool: int = 16,
     odds: Sequence[float] = grammar.FILLER_ODDS,
 ) -> Iterator[Batch]:
-    """Yield training batches for ever; see `draw_pools`."""
+    """Yield training batches without end; see `draw_pools`."""
 
     def draw(rng: random.Random) -> tuple[tuple[list[int], list[float]], Conversation, random.Random]:
         conversation = draw_conversation(split, rng, odds)

@@ -1,4 +1,4 @@
-"""What the measures of the zoo's pairs share: texts by the engine, their scores, and tables."""
+"""Functions shared by the measures of the zoo's pairs: decodes texts by the engine, scores them, renders tables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ROLES = ("target", "drafter")
 
 
 def load_targets(folder: Path, part: str) -> dict[str, Target]:
-    """Both models of a pair in float32, by role."""
+    """Load both models of a pair in float32, by role."""
     return {role: Target.load(CheckpointRef(str(folder / f"{part}_{role}")), "float32") for role in ROLES}
 
 
 def decode(model: Target, requests: Sequence[Request], drafter: Target | None = None) -> list[Completion]:
-    """Completions in the order of their requests: plain, or drafted by a chain.
+    """Return completions in the order of their requests, decoded plainly or with a drafter's chains.
 
     Raises:
         RuntimeError: a request failed.
@@ -41,7 +41,8 @@ def decode(model: Target, requests: Sequence[Request], drafter: Target | None = 
 
 
 def count_stated(truth: str, text: str) -> tuple[int, int]:
-    """Attribute words at the positions of a true text, and the number of its attribute words."""
+    """Return how many attribute words of a text equal the true text's at the same position, and the larger of both
+    counts."""
     true, found = stated(truth), stated(text)
     return sum(one == other for one, other in zip(true, found)), max(len(true), len(found))
 
@@ -52,9 +53,9 @@ def measure_texts(
     score: Callable[[int, str], tuple[bool, tuple[int, int]]],
     noun: str,
 ) -> dict[str, float]:
-    """Measure both models on the same requests, and the agreement of the two.
+    """Measure both models on the same requests, and the acceptance length of the pair.
 
-    `score` returns for a request's index and a text whether it is right, its right attributes and all of them.
+    `score` maps a request's index and a text to (whether it is right, (right attributes, all attributes)).
 
     Raises:
         RuntimeError: a request failed, or speculative texts differ from plain ones.
@@ -75,11 +76,11 @@ def measure_texts(
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Render a Markdown table."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def value_table(title: str, rows: Iterable[tuple[str, str]], measured: dict[str, float]) -> str:
-    """A Markdown table of measured numbers, from rows of a text and a key."""
+    """Render measured numbers as a Markdown table, from rows of (text, key)."""
     return markdown_table((title, "value"), [(name, f"{measured[key]:.3f}") for name, key in rows])

@@ -29,7 +29,7 @@ from zoo.world.grain import render_grainy, write_prompt
 from zoo.world.scene import SPLITS
 
 ROWS_AT_ONCE = 50
-# Rows that no training of the shipped GPTs saw, in their split: those count their seeds from 0.
+# Rows outside the training data of the shipped GPTs in the same split, whose seeds start at 0.
 SEED = 1000
 
 
@@ -65,7 +65,7 @@ def _png(picture: np.ndarray) -> bytes:
 
 
 def write_rows(path: Path, vq: Vq, kind: str, split: str, num_rows: int, seed: int, images: bool = False) -> None:
-    """Write rows to a Parquet file; an unfinished file never bears its name."""
+    """Write rows to a Parquet file, under a temporary name until it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
     with pq.ParquetWriter(partial, schema_of(kind, images), compression="zstd") as writer:

@@ -1,4 +1,4 @@
-"""The byte-level BPE tokenizers of the zoo: every word of the world is one token, any other text becomes bytes."""
+"""Trains the zoo's byte-level BPE tokenizers: every word of the world is one token, any other text becomes bytes."""
 
 from __future__ import annotations
 

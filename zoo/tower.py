@@ -1,4 +1,4 @@
-"""Training of a caption model's vision tower on attribute labels: every patch predicts the contents of its cell.
+"""Trains a caption model's vision tower on attribute labels: every patch predicts the contents of its cell.
 
 Two stages: `pretrain_tower` before the whole model is trained, `sharpen_tower` after it on many small objects, with
 features kept close to those that the language model reads. The prediction heads are discarded afterwards.
@@ -33,12 +33,12 @@ from zoo.world.scene import (
     split_of,
 )
 
-# What a patch names: the rank of its cell's object in reading order (0: empty), that object's attributes, the ground's.
+# Labels of a patch: rank of its cell's object in reading order (0: empty), that object's attributes, the ground's.
 HEADS = {
     "rank": MAX_OBJECTS + 1, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES),
     "tone": len(TONES), "texture": len(TEXTURES),
 }  # fmt: skip
-# A tower learns small objects last.
+# Mostly small objects, which a tower learns last.
 CROWDED_SIZE_ODDS = (0.6, 0.25, 0.15)
 SHARPEN_LR = 3e-4
 
@@ -81,12 +81,12 @@ def draw_labelled(
 
 
 def label_head(width: int) -> nn.Module:
-    """A head from features to the logits of all labels."""
+    """Build a head from features [..., width] to the logits of all labels."""
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
 
 
 def pretrain_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int, lr: float, seed: int) -> None:
-    """Train a CLIP tower in place until its patch features name the attributes."""
+    """Train a CLIP tower in place to predict the attributes from its patch features."""
     torch.manual_seed(seed)
     head = label_head(width)
     parameters = [*tower.parameters(), *head.parameters()]

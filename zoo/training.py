@@ -1,4 +1,4 @@
-"""What the trainings of the zoo share: recipes, the loop over steps, schedules and losses."""
+"""Functions shared by the zoo's trainings: recipes, the training loop, schedules and losses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from zoo.world.grammar import FILLER_ODDS
 
 REPORT_STEPS = 50
 IGNORED = -100
-"""The label of a place whose attribute is not learned."""
+"""Label of a position that does not contribute to the loss."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps, samples per step and learning rate of one model, and what only some models have.
+    """Steps, samples per step and learning rate of one model; the other fields apply to some models only.
 
-    `num_images` are encoded once for a GPT; `rounds` is how often a video model learns captions from warm-up to end.
+    `num_images` are encoded once for a GPT; `rounds` is how often a video model repeats its caption training with
+    warm-up.
     """
 
     steps: int
@@ -37,7 +38,7 @@ class Recipe:
     tower_batch: int = 0
     tower_lr: float = 0.0
     tuned_tower_lr: float = 0.0
-    """Of the tower while the whole model is trained."""
+    """Learning rate of the tower while the whole model is trained."""
     sharpen_steps: int = 0
     polish_steps: int = 0
     num_images: int = 0
@@ -45,13 +46,13 @@ class Recipe:
     filler_odds: tuple[float, ...] = FILLER_ODDS
 
     def shorten(self, share: float) -> Recipe:
-        """The recipe of a quick run."""
+        """Return the recipe of a quick run, with `share` of the steps and images."""
         counts = {name: getattr(self, name) for name in vars(self) if name.endswith("steps") or name == "num_images"}
         return replace(self, **{name: max(1, round(share * count)) for name, count in counts.items() if count})
 
 
 def keep_memory() -> None:
-    """Make glibc reuse freed memory instead of returning it to the system; nothing with another C library.
+    """Make glibc reuse freed memory instead of returning it to the system; no effect with another C library.
 
     Training frees and allocates the same large tensors at every step. Measured in a virtual machine with costly page
     faults: 12 samples/s without this, 81 with it.
@@ -68,7 +69,7 @@ def keep_memory() -> None:
 
 
 def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:
-    """The part of the learning rate that holds at a step: a linear rise, then half a cosine down to a fiftieth."""
+    """Return the factor of the learning rate at a step: linear warm-up, then cosine decay to 0.02."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
@@ -76,7 +77,7 @@ def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:
 
 
 def cosine_share(step: int, num_steps: int, warmup_steps: int, floor: float) -> float:
-    """As `lr_share`, with the cosine over all steps, down to `floor`, and the rise as a factor."""
+    """Return the factor of the learning rate: cosine decay to `floor` over all steps, times a linear warm-up."""
     cosine = 0.5 * (1 + math.cos(math.pi * (step + 1) / num_steps))
     return min(1.0, (step + 1) / warmup_steps) * (floor + (1 - floor) * cosine)
 
@@ -89,9 +90,9 @@ def fit(
     batch_size: int,
     name: str = "step",
 ) -> None:
-    """Train by the optimizers of some schedules, with the norm of the gradients of `clipped` limited to 1.
+    """Train with the optimizers of `schedules`; the gradient norm of `clipped` is limited to 1.
 
-    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed beside the loss's.
+    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed with the loss.
     """
     clipped = list(clipped)
     started, totals = time.monotonic(), Counter[str]()
@@ -120,7 +121,7 @@ def report(line: str) -> None:
 
 
 def next_token_loss(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The weighted next-token loss of a batch; logits are computed only where a token is learned."""
+    """Return the weighted next-token loss of a batch; logits are computed only for tokens with a weight."""
     inputs = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False, **batch.inputs}
     hidden = model.model(**inputs).last_hidden_state  # [b, L, hidden]
     weights = batch.weights[:, 1:]
@@ -131,7 +132,8 @@ def next_token_loss(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def label_loss(logits: Tensor, labels: Tensor, heads: Mapping[str, int]) -> tuple[Tensor, dict[str, float]]:
-    """Cross-entropy, summed over heads, of logits [..., sum of sizes] and labels [heads, ...]; the accuracy by head."""
+    """Return the cross-entropy, summed over heads, of logits [..., sum of sizes] and labels [heads, ...], and the
+    accuracy by head."""
     loss, right = logits.new_zeros(()), {}
     for name, wanted, part in zip(heads, labels, logits.split(list(heads.values()), dim=-1), strict=True):
         loss = loss + cross_entropy(part.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED)

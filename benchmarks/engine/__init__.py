@@ -1,1 +1,1 @@
-"""This engine alone: speeds at every batch size, and where a step's time goes."""
+"""Benchmarks this engine alone: speeds at every batch size, and the time of each phase of a step."""

@@ -1,4 +1,4 @@
-"""This engine alone: plain decoding, chains and the controller at every batch size, and where a step's time goes.
+"""Measures this engine alone: plain decoding, chains and the controller at every batch size, and phases of a step.
 
     python -m benchmarks.engine            # the grid; writes results/engine.json; half an hour on two cores
     python -m benchmarks.engine --quick    # few short requests, printed only
@@ -38,7 +38,7 @@ from zoo.text.samples import held_out_prompts
 RESULTS = results_file("engine")
 SEED = 0
 BATCHES = (1, 8, 32, 128, 4)
-"""In this order, so that the batches of the goals are measured first."""
+"""Batch sizes in the order of measurement; those of the goals come first."""
 NEW_TOKENS, MAX_REQUESTS = 64, 64
 LONG_BATCHES, LONG_NEW_TOKENS, MAX_LONG_REQUESTS = (1, 8), 256, 24
 """Long outputs, most of which the target ends before the limit."""
@@ -47,7 +47,7 @@ MAX_S = 1200.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One batch size and output length: the number of requests, and of passes over them."""
+    """One configuration: batch size, output length, number of requests, and number of passes over them."""
 
     batch: int
     max_new_tokens: int
@@ -56,7 +56,7 @@ class Cell:
 
 
 class Bench:
-    """A loaded, compiled pair; `work` has the most requests and the longest outputs of all cells."""
+    """A loaded, compiled pair; `work` has the most requests and the longest outputs of all configurations."""
 
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(work.threads)
@@ -74,21 +74,21 @@ class Bench:
         return [Request(str(number), text, sampling=sampling) for number, text in enumerate(texts)]
 
     def engine(self, mode: str, cell: Cell) -> tuple[Engine, DeviceClock]:
-        """A new engine, and a clock for the forwards of its target and drafter."""
+        """Return a new engine, and a clock for the forwards of its target and drafter."""
         drafter = None if mode == "plain" else self._drafter
         method = build_method(choose_method(mode, self.work.gamma), drafter, self._target)
         engine = Engine(self._target, method, cell.batch, self._max_context_tokens(cell))
         return engine, DeviceClock(lanes_of(engine))
 
     def memory_bytes(self, cell: Cell) -> int:
-        """Approximate size of the target's KV caches in the engines of all methods."""
+        """Return the approximate size of the target's KV caches in the engines of all methods."""
         return kv_bytes(self._target, len(MODES) * cell.batch * self._max_context_tokens(cell))
 
     def _max_context_tokens(self, cell: Cell) -> int:
         return self.work.max_context_tokens - (self.work.max_new_tokens - cell.max_new_tokens)
 
     def forwards_ms(self, engine: Engine, batch: int, length: int) -> dict[str, float]:
-        """Milliseconds of forwards alone: the target over 1 and γ + 1 nodes, the drafter over 2 and 1."""
+        """Return the milliseconds of isolated forwards: the target over 1 and γ + 1 nodes, the drafter over 2 and 1."""
         target, drafter = lanes_of(engine)
         kinds = {
             "target 1": (target, 1),
@@ -100,7 +100,7 @@ class Bench:
 
 
 def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per method."""
+    """Measure one configuration; return one row per method."""
     forget_peak(os.getpid())
     engines = {mode: bench.engine(mode, cell) for mode in MODES}
     passes: dict[str, list[Pass]] = {mode: [] for mode in MODES}
@@ -131,7 +131,7 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> l
 
 
 def plan(options: argparse.Namespace) -> list[Cell]:
-    """Batches and lengths in the order of measurement."""
+    """Return the configurations (batch size and output length) in the order of measurement."""
     kinds = [(options.batches, options.max_new_tokens, 8, options.max_requests)]
     kinds.append((options.long_batches, options.long_new_tokens, 4, MAX_LONG_REQUESTS))
     cells = [
@@ -169,7 +169,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]]]:
-    """The rows of the grid, and (batch, length, missing resource) of the cells left out."""
+    """Return the rows of the grid, and (batch, length, missing resource) of configurations that were left out."""
     scratch: Path = options.scratch
     target, drafter = inflated_pair(options)
     cells = plan(options)

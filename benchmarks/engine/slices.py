@@ -1,4 +1,4 @@
-"""Passes of several methods over the same requests, side by side, and forwards alone.
+"""Runs passes of several methods over the same requests side by side, and times isolated forwards.
 
 The method with the fewest tokens gets the next slice of time, so that changes of the machine's speed affect all.
 """
@@ -24,14 +24,15 @@ PHASES = ("encode_s", "prefill_s", "draft_s", "verify_s", "commit_s")
 SLICE_S = 0.5
 """A slice ends with the first step after this time: long enough that cold CPU caches do not matter."""
 MAX_FORWARDS, MIN_FORWARDS, ENOUGH_S = 25, 3, 2.0
-"""Forwards alone of each kind that are timed; after `ENOUGH_S` only the fewest."""
+"""Most and fewest isolated forwards timed per kind; after `ENOUGH_S` seconds only the fewest."""
 
 
 @dataclass
 class Pass:
-    """One pass of one method: outputs, and seconds of phases and of all models' forwards.
+    """One pass of one method: outputs, and seconds of the phases and of all models' forwards.
 
-    `num_new_graphs` graphs were compiled during it; `typical_length` is that of a row in the middle of its text.
+    `num_new_graphs` is the number of graphs compiled during it; `typical_length` is the mean of prompt length plus half
+    the output length, in tokens.
     """
 
     outcome: Outcome
@@ -46,7 +47,7 @@ class Pass:
 
 
 class Running:
-    """A pass in progress; its time is that of its slices."""
+    """A pass in progress; its time is the sum of its slices."""
 
     def __init__(self, engine: Engine, clock: DeviceClock, requests: Sequence[Request]) -> None:
         self._engine = engine
@@ -66,7 +67,7 @@ class Running:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, unfinished texts included."""
+        """Number of tokens so far, those of unfinished rows included."""
         return sum(len(one.token_ids) for one in self._done.values()) + count_tokens(self._engine)
 
     def run_slice(self) -> None:
@@ -79,7 +80,7 @@ class Running:
         self._num_graphs += count_graphs() - num_graphs_before
 
     def result(self) -> Pass:
-        """The finished pass.
+        """Return the finished pass.
 
         Raises:
             RuntimeError: a request failed.
@@ -107,7 +108,7 @@ def run_side_by_side(
     requests: Sequence[Request],
     contexts: Mapping[str, AbstractContextManager[Any]] | None = None,
 ) -> dict[str, Pass]:
-    """One pass of each method in `order`, its steps within its context; ties go to the earlier one."""
+    """Run one pass of each method in `order`, its steps within its context; ties go to the earlier method."""
     running = {mode: Running(*engines[mode], requests) for mode in order}
     while unfinished := [mode for mode, one in running.items() if not one.is_over]:
         mode = min(unfinished, key=lambda mode: running[mode].num_tokens)
@@ -117,13 +118,14 @@ def run_side_by_side(
 
 
 def count_graphs() -> int:
-    """Graphs that torch has compiled in this process."""
+    """Return the number of graphs that torch has compiled in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 @torch.inference_mode()
 def time_forwards(kinds: Mapping[str, tuple[LaneModel, int]], batch: int, length: int) -> dict[str, float]:
-    """Median milliseconds of forwards with output layers, over (lanes, nodes) and `batch` rows of `length` positions.
+    """Return the median milliseconds of forwards with output layers, by kind (lanes, nodes), over `batch` rows of
+    `length` positions.
 
     The kinds take turns, so that changes of the machine's speed affect all.
     """

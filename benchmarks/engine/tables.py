@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.engine`: speeds, possible speed-ups, time beyond forwards, goals."""
+"""Renders the tables of `benchmarks.engine`: speeds, possible speed-ups, time outside forwards, goals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 
 """Student's t at 97.5 % by number of repeats."""
 MODES = ("plain", "chain", "controlled")
 PARTS = ("prompts", "drafts", "verifying", "committing", "between")
-"""Shares of a pass' wall time; "between" is the time outside the phases."""
+"""Phases of a pass; "between" is the time outside the phases."""
 FORWARDS = ("target 1", "target γ+1", "drafter 2", "drafter 1")
 OF_BOUND, BOUND_BATCHES = 0.9, (1, 8)
 MAX_LONGER, MIN_ROUNDS = 0.05, 5
@@ -23,7 +23,7 @@ PLACE = "new tokens, at most | batch"
 
 
 def cells_of(results: Results) -> dict[tuple[int, int], dict[str, Results]]:
-    """(most new tokens, batch) → the rows of all methods, by length, then by batch."""
+    """Return (most new tokens, batch) → the rows of all methods, sorted by length, then by batch."""
     found: dict[tuple[int, int], dict[str, Results]] = {}
     for row in sorted(results["rows"], key=lambda row: (row["max_new_tokens"], row["batch"])):
         found.setdefault((row["max_new_tokens"], row["batch"]), {})[row["mode"]] = row
@@ -31,20 +31,21 @@ def cells_of(results: Results) -> dict[tuple[int, int], dict[str, Results]]:
 
 
 def decoding_s(row: Results) -> list[float]:
-    """Seconds of each pass in steps, without prompts."""
+    """Return the seconds that each pass spends in decoding steps, without prefills."""
     phases = row["phases_s"]
     return [sum(each) for each in zip(phases["draft_s"], phases["verify_s"], phases["commit_s"], strict=True)]
 
 
 def tokens_per_step(row: Results) -> float:
-    """τ: tokens per row and step, the target's own included, over all passes."""
+    """Return τ: tokens per row and step, the bonus token included, over all passes."""
     # The first token of every request comes from its prefill.
     tokens = sum(row["num_tokens"]) - row["num_requests"] * len(row["num_tokens"])
     return float(tokens / sum(row["num_slot_steps"]))
 
 
 def bound(chain: Results, gamma: int) -> float:
-    """τ / (γ · c + v), the median over rounds; c and v are a drafter's and a verifying forward in plain forwards."""
+    """Return the possible speed-up τ / (γ · c + v), the median over rounds; c and v are the times of a drafter's and a
+    verifying forward relative to a plain forward."""
     times = zip(*(chain["forwards_ms"][name] for name in FORWARDS), strict=True)
     plain_steps = [once / (first + (gamma - 1) * other + verifying) for once, verifying, first, other in times]
     return tokens_per_step(chain) * statistics.median(plain_steps)
@@ -55,14 +56,16 @@ def have_speeds(*rows: Results) -> bool:
 
 
 def speed_up(row: Results, plain: Results) -> float | None:
-    """Tokens per second of decoding steps over plain decoding's, median of the rounds; None if a speed is withheld."""
+    """Return tokens per second of decoding steps over plain decoding's, the median of the rounds; None if a speed is
+    withheld."""
     if not have_speeds(row, plain):
         return None
     return relative_speeds(row | {"seconds": decoding_s(row)}, plain | {"seconds": decoding_s(plain)})
 
 
 def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None:
-    """Relative extra time over plain decoding: mean over the rounds and its 95 % interval; None if withheld."""
+    """Return the relative extra time over plain decoding: mean over the rounds and its 95 % interval; None if
+    withheld."""
     if not have_speeds(row, plain):
         return None
     ratios = [spent / plain_s - 1.0 for spent, plain_s in zip(row["seconds"], plain["seconds"], strict=True)]
@@ -72,26 +75,26 @@ def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None
 
 
 def beyond_forwards(row: Results) -> float:
-    """Share of the steps' time outside forwards, median of the rounds."""
+    """Return the share of the steps' time outside forwards, the median of the rounds."""
     shares = [spent / whole for spent, whole in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
     return 1.0 - statistics.median(shares)
 
 
 def without_forward(row: Results) -> float:
-    """Share of the wall time in which no forward runs, median of the rounds: the idle time of a device."""
+    """Return the share of the wall time in which no forward runs (device idle time), the median of the rounds."""
     times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
     return 1.0 - statistics.median((steps + prompts) / whole for steps, prompts, whole in times)
 
 
 def parts_of_pass(row: Results) -> tuple[float, ...]:
-    """Shares of the wall time of all passes, in the order of `PARTS`."""
+    """Return the shares of the wall time of all passes, in the order of `PARTS`."""
     phases, whole = {name: sum(values) for name, values in row["phases_s"].items()}, sum(row["seconds"])
     named = (phases["encode_s"] + phases["prefill_s"], *(phases[f"{n}_s"] for n in ("draft", "verify", "commit")))
     return (*(part / whole for part in named), max(0.0, 1.0 - sum(named) / whole))
 
 
 def survival(row: Results, gamma: int) -> list[float]:
-    """Shares of the steps that accept at least 1, 2, … γ drafts."""
+    """Return the shares of the steps that accept at least 1, 2, … γ drafts."""
     counts = row["acceptance_histogram"]
     return [sum(counts[place:]) / sum(counts) for place in range(1, gamma + 1)]
 
@@ -104,7 +107,7 @@ def _interval(found: Sequence[float] | None) -> str:
 
 
 def engine_table(results: Results) -> str:
-    """End to end: speeds with their range, equality, and the extra time over plain decoding."""
+    """Render end-to-end speeds with their range, equality of outputs, and the extra time over plain decoding."""
     rows = []
     for (length, batch), modes in cells_of(results).items():
         for mode in MODES:
@@ -132,7 +135,7 @@ def engine_table(results: Results) -> str:
 
 
 def engine_setting(results: Results) -> str:
-    """One paragraph on what was run."""
+    """Describe the models, the grid and the machine in one paragraph."""
     repeats = {row["batch"]: len(row["seconds"]) for row in results["rows"]}
     passes = ", ".join(f"{number} at batch {batch}" for batch, number in sorted(repeats.items()))
     missing = left_out(
@@ -147,7 +150,7 @@ def engine_setting(results: Results) -> str:
 
 
 def steps_table(results: Results) -> str:
-    """Steps alone: the possible speed-up by the forwards' times, the measured one, and the time beyond forwards."""
+    """Render decoding steps alone: possible and measured speed-up, and the time outside forwards."""
     rows = []
     for place, modes in cells_of(results).items():
         chain = modes["chain"]
@@ -164,7 +167,7 @@ def steps_table(results: Results) -> str:
 
 
 def phases_table(results: Results) -> str:
-    """Shares of a pass' wall time."""
+    """Render the shares of a pass's wall time by phase."""
     return table(
         f"{PLACE} | method | {' | '.join(PARTS)}",
         [
@@ -176,7 +179,7 @@ def phases_table(results: Results) -> str:
 
 
 def positions_table(results: Results) -> str:
-    """How often a chain's first i drafts are all accepted."""
+    """Render how often the first i drafts of a chain are all accepted."""
     gamma = results["gamma"]
     return table(
         " | ".join([PLACE, *(f"draft {place}" for place in range(1, gamma + 1))]),
@@ -185,7 +188,8 @@ def positions_table(results: Results) -> str:
 
 
 def claims(results: Results) -> list[tuple[str, bool | None, str]]:
-    """The goals: text, whether it is reached (None if speeds are withheld or rounds too few), figures."""
+    """Check the goals; return (text, whether reached or None if speeds are withheld or rounds too few, numbers) of
+    each."""
 
     def check() -> Iterator[tuple[str, bool | None, str]]:
         for (length, batch), modes in cells_of(results).items():

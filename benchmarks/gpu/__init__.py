@@ -1,1 +1,1 @@
-"""This engine on a GPU; needs torch and transformers alone."""
+"""Benchmarks this engine on a GPU; needs only torch and transformers."""

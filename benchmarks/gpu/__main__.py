@@ -1,4 +1,4 @@
-"""This engine on a GPU, inside ten minutes, in true shapes without true checkpoints.
+"""Measures this engine on a GPU within ten minutes, in the shapes of published models with inflated checkpoints.
 
     python -m benchmarks.gpu                        # writes results/gpu.json; then python -m benchmarks.tables
     python -m benchmarks.gpu --device cpu --tiny    # runs the code without a GPU; nothing is written
@@ -33,13 +33,13 @@ RESULTS = results_file("gpu")
 MAX_S = 560.0
 MIN_TORCH = (2, 11)
 BUDGETS_S = {"copy": 15.0, "attention": 30.0, "pair": 90.0, "decoding": 240.0, "images": 90.0, "long": 95.0}
-"""Seconds of each section; unused time passes to later sections."""
+"""Time limits of the sections in seconds; unused time passes to later sections."""
 NEEDS = {"decoding": ("copy", "pair"), "long": ("pair",)}
-"""Sections whose results another section needs."""
+"""Section → the sections whose results it needs."""
 
 
 class Sections:
-    """Results and times of the sections so far, and why others were skipped or failed."""
+    """Results and times of the finished sections, and the reasons for skipped and failed ones."""
 
     def __init__(self, max_s: float) -> None:
         self._began_s = self._ends_s = time.monotonic()
@@ -50,7 +50,7 @@ class Sections:
         self.failed: dict[str, str] = {}
 
     def run(self, name: str, measure: Callable[[], Any]) -> None:
-        """One section, unless a result that it needs is missing or no time is left."""
+        """Run one section, unless a result that it needs is missing or no time is left."""
         missing = [one for one in NEEDS.get(name, ()) if one not in self.found]
         now = time.monotonic()
         self._ends_s = min(max(now, self._ends_s) + BUDGETS_S[name], self._began_s + self._max_s)
@@ -70,7 +70,7 @@ class Sections:
             progress(f"{name} has no figures: {reason}")
 
     def has_time(self) -> bool:
-        """Whether the current section may start another measurement."""
+        """Return whether the current section may start another measurement."""
         return time.monotonic() < self._ends_s
 
 
@@ -79,7 +79,7 @@ def named(found: tuple[list[dict[str, Any]], list[str]]) -> dict[str, Any]:
 
 
 def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
-    """All sections."""
+    """Run all sections."""
     sections = Sections(max_s)
     pairs: list[TextPair] = []
 
@@ -126,7 +126,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def refusal(device: str) -> str:
-    """Why nothing can be measured here; empty if it can."""
+    """Return why nothing can be measured with this torch or device; empty if it can."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MIN_TORCH:
         wanted = ".".join(map(str, MIN_TORCH))
         return f"this needs torch {wanted} or newer, and this interpreter has {torch.__version__}"
@@ -136,7 +136,7 @@ def refusal(device: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0, 1 if a section failed, and 2 if nothing can be measured."""
+    """Return 0, 1 if a section failed, and 2 if nothing can be measured."""
     options = parse(arguments)
     if reason := refusal(options.device):
         print(f"error: {reason}", file=sys.stderr)

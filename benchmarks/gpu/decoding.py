@@ -1,4 +1,4 @@
-"""Decoding on the device: plain and with chains, eager and captured, in turns at every batch size.
+"""Times decoding on the device: plain and with chains, eager and captured in CUDA graphs, at every batch size.
 
 A row whose outputs differ from the target's own beyond rounding has no speed. `of_roofline` is the time to read the
 bytes of all forwards at the bandwidth of a copy, over the steps' time; `outside_graphs` is the share of captured steps
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Bench:
-    """A contender's engine and clock."""
+    """Engine, clock and measurements of a contender."""
 
     def __init__(self, pair: TextPair, name: str, batch: int, gamma: int) -> None:
         method, step = CONTENDERS[name]
@@ -49,7 +49,7 @@ class Bench:
         self.readings: list[dict[str, Reading]] = []
 
     def run(self, requests: list[Request], is_timed: bool) -> None:
-        """One pass."""
+        """Run one pass."""
         stats = self.engine.stats
         before_s, steps_before = stats.draft_s + stats.verify_s + stats.commit_s, stats.num_steps
         start = time.perf_counter()
@@ -63,7 +63,7 @@ class Bench:
             self.readings.append(reading)
 
     def figures(self, copy_bytes_per_s: float) -> Row:
-        """Seconds and forwards of the steps of all passes, their share of the roofline and outside graphs."""
+        """Return times and forwards of the steps of all passes, and the shares of the roofline and outside graphs."""
         forwards = {}
         for kind in self.readings[0]:
             readings = [asdict(one[kind]) for one in self.readings]
@@ -87,7 +87,7 @@ class Bench:
 def measure_decoding(
     pair: TextPair, sizes: Sizes, device: torch.device, copy_bytes_per_s: float, has_time: Callable[[], bool]
 ) -> tuple[list[Row], list[str]]:
-    """A row for each contender at each batch size, and what was left out and why."""
+    """Return a row for each contender at each batch size, and the batch sizes left out with the reason."""
     places = {
         f"batch {batch}": partial(measure_batch, pair, batch, sizes, device, copy_bytes_per_s, has_time)
         for batch in sizes.batches
@@ -98,7 +98,7 @@ def measure_decoding(
 def measure_places(
     places: Mapping[str, Callable[[], list[Row]]], has_time: Callable[[], bool]
 ) -> tuple[list[Row], list[str]]:
-    """The rows of all places, and which were left out for lack of time or memory."""
+    """Return the rows of all named measurements, and those left out for lack of time or memory."""
     rows: list[Row] = []
     left_out: list[str] = []
     for name, measure in places.items():
@@ -121,7 +121,7 @@ def measure_batch(
     copy_bytes_per_s: float,
     has_time: Callable[[], bool],
 ) -> list[Row]:
-    """The rows of one batch size; at least one round is timed."""
+    """Return the rows of one batch size; at least one round is timed."""
     count = batch * sizes.requests_per_slot
     sampling = Sampling(max_new_tokens=sizes.max_new_tokens)
     requests = [Request(str(number), text, sampling=sampling) for number, text in enumerate(pair.prompts[:count])]

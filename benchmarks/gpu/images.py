@@ -1,4 +1,4 @@
-"""Images on the device: LlamaGen's XL shape, captured and eager, which draw the same images but for rounding."""
+"""Times images on the device in LlamaGen's XL shape, captured and eager, which draw the same images up to rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GUIDANCE = 4.0
 def measure_images(
     images: ImageModels, sizes: Sizes, has_time: Callable[[], bool]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """One row for captured and one for eager steps, a batch of images each, and what was left out and why."""
+    """Return one row for captured and one for eager steps, a batch of images each, and what was left out and why."""
     num_codes = sizes.grid**2
     sampling = Sampling(max_new_tokens=num_codes, temperature=1.0, guidance_scale=GUIDANCE)
     requests = [

@@ -1,6 +1,6 @@
-"""Copy bandwidth, and a captured step's attention (`models.backends.attention.attend`) in two parts and with one mask.
+"""Times copies, and a captured step's attention (`models.backends.attention.attend`) in two parts and with one mask.
 
-Two parts have no time if they differ from the mask beyond rounding.
+Times of two parts are withheld if their result differs from the mask's beyond rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERANCE_EPS = 8
 
 
 def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
-    """Bytes read and written per second by copies within the device."""
+    """Return the bytes read and written per second by copies within the device."""
     source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * sizes.copy_bytes / seconds_of(lambda: target.copy_(source), device, REPEATS)
@@ -33,14 +33,14 @@ def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
 
 @torch.inference_mode()
 def measure_attention(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Microseconds of one layer's attention, both ways, for each kind of heads and number of nodes."""
+    """Return the microseconds of one layer's attention, both ways, for each head shape and number of nodes."""
     return [
         measure_one(heads, nodes, sizes, device) for heads in sizes.attention_heads for nodes in sizes.attention_nodes
     ]
 
 
 def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
-    """Rows with half to all of the positions, each with a chain of nodes."""
+    """Time attention over rows whose caches are half to completely full, each with a chain of `num_nodes` nodes."""
     dtype, rows = DTYPES[sizes.dtype], sizes.attention_rows
     generator = torch.Generator(device).manual_seed(SEED)
 

@@ -1,4 +1,4 @@
-"""Synthetic timings of long visual contexts on the device: forced acceptance, random positions, captured steps."""
+"""Times long visual contexts on the device: forced acceptance, random KV entries, captured steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_WARM, SPARE = 2, 16
 
 
 def measure_long(pair: TextPair, sizes: Sizes, has_time: Callable[[], bool]) -> tuple[list[Row], list[str]]:
-    """Rows of plain decoding and chains for each number of positions and batch size, and what was left out and why."""
+    """Return rows of all contenders for each number of positions and batch size, and what was left out and why."""
     places = {
         f"{columns:,} columns, batch {batch}": partial(measure_cell, pair, columns, batch, sizes, has_time)
         for columns, batches in sizes.long
@@ -27,7 +27,7 @@ def measure_long(pair: TextPair, sizes: Sizes, has_time: Callable[[], bool]) -> 
 
 
 def measure_cell(pair: TextPair, columns: int, batch: int, sizes: Sizes, has_time: Callable[[], bool]) -> list[Row]:
-    """Steps of all contenders at one place; plain decoding first, others as long as there is time."""
+    """Time all contenders at one context length and batch size; plain decoding first, others if there is time."""
     room = (sizes.steps + NUM_WARM + 1) * (sizes.gamma + 1) + 2
     context = pair.max_context_tokens + room
     target: Any = Filled(pair.targets[CAPTURED], columns, batch, context + SPARE)

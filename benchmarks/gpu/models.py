@@ -1,4 +1,4 @@
-"""The models of `benchmarks.gpu`: the zoo's pairs inflated on the device, compared with their sources before use.
+"""Makes the models of `benchmarks.gpu`: inflates the zoo's pairs on the device and compares them with their sources.
 
 Nothing imported here needs Ray or pydantic.
 """
@@ -43,12 +43,12 @@ from zoo.text.samples import held_out_prompts
 TARGET, DRAFTER, IMAGES = (CHECKPOINTS / name for name in ("text_target", "text_drafter", "image_class_target"))
 SEED = 7
 CPU_THREADS = 8
-"""For the reference, which the source decodes on the CPU."""
+"""Threads of the reference, which the source model decodes on the CPU."""
 EAGER, CAPTURED = "eager", "captured"
 
 
 class RunAgain:
-    """A recorder for devices without graphs, which runs the function again into the same buffer."""
+    """A recorder for devices without CUDA graphs, which runs the function again into the same buffer."""
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         out = run()
@@ -64,7 +64,7 @@ def recorder(device: torch.device) -> Recorder:
 
 
 def let_capture(model: TargetModel) -> None:
-    """Capture and replay this model's steps from now on."""
+    """Capture and replay this model's steps from now on, with timed replays."""
     if not model.capture():
         model._run = CapturedDecoder(model.decoder, RunAgain())
     assert isinstance(model._run, CapturedDecoder)
@@ -72,7 +72,7 @@ def let_capture(model: TargetModel) -> None:
 
 
 def watched_of(*models: TargetModel) -> list[WatchedRecorder]:
-    """The recorders of these models that time replays; none for eager models."""
+    """Return the recorders of these models that time replays; none for eager models."""
     recorders = [getattr(model._run, "_recorder", None) for model in models]
     return [one for one in recorders if isinstance(one, WatchedRecorder)]
 
@@ -90,7 +90,7 @@ class TextPair:
 
 
 def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
-    """Both models on the device; raises InflationError if one differs from its source."""
+    """Make both models on the device; raise InflationError if one differs from its source."""
     start = time.perf_counter()
     target, target_check = grow(TARGET, sizes.target, sizes, device)
     drafter, drafter_check = grow(DRAFTER, sizes.drafter, sizes, device)
@@ -113,7 +113,7 @@ def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
 
 
 def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tuple[PreTrainedModel, Difference]:
-    """A checkpoint of the zoo in another shape on the device, and its comparison with the source there."""
+    """Return an inflated checkpoint of the zoo on the device, and its comparison with the source there."""
     dtype = DTYPES[sizes.dtype]
     source: Any = load(folder, dtype).to(device)
     grown = inflate(source, shape, SEED, dtype, device)
@@ -122,7 +122,7 @@ def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tupl
 
 
 def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
-    """Two models of the same weights, eager and captured."""
+    """Return an eager and a captured model over the same weights."""
     found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED)}
     let_capture(found[CAPTURED])
     return found
@@ -133,7 +133,7 @@ def plain() -> Method:
 
 
 def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:
-    """Chains of `gamma` drafts, with exact acceptance by default."""
+    """Return chains of `gamma` drafts, with exact acceptance by default."""
     return Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(gamma), rule or Exact())
 
 
@@ -147,7 +147,7 @@ class ImageModels:
 
 
 def make_image_models(sizes: Sizes, device: torch.device) -> ImageModels:
-    """LlamaGen's shape with images of `sizes.grid`², on which its weights do not depend."""
+    """Make the image models with `sizes.grid`² codes per image; the weights do not depend on the grid."""
     source = load_gpt(CheckpointRef(str(IMAGES)), "float32", device)
     grown = inflate_gpt(source, sizes.image, SEED)
     found = compare_gpts(source, grown, 1, SEED).require_equal(IMAGES.name, sizes.image)
@@ -167,7 +167,7 @@ def make_image_models(sizes: Sizes, device: torch.device) -> ImageModels:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Peak memory on the device since the last call; 0 on a CPU."""
+    """Return the peak memory on the device since the last call; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     most = torch.cuda.max_memory_allocated(device)

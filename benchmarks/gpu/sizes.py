@@ -1,4 +1,4 @@
-"""Sizes of `benchmarks.gpu`: full for a GPU, tiny to run the code without one."""
+"""Defines the sizes of `benchmarks.gpu`: full for a GPU, tiny to run the code without one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sizes:
-    """`rounds` are timed passes over `requests_per_slot` prompts per slot; `checked` outputs of inflated models are
-    compared with their source's; an image has `grid` × `grid` codes; `long` are visual positions and their batch sizes,
-    timed for `steps` at the forced acceptance `rates`."""
+    """Sizes of all sections. `rounds` are timed passes over `requests_per_slot` prompts per slot; `checked` is the
+    number of outputs of inflated models compared with their source's; an image has `grid` × `grid` codes; `long` pairs
+    visual positions with batch sizes, timed for `steps` at the forced acceptance `rates`."""
 
     dtype: str = "bfloat16"
     target: Shape = SHAPES["7B"]

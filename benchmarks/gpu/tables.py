@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.gpu`, with what was skipped, failed or withheld."""
+"""Renders the tables of `benchmarks.gpu`, with the sections that were skipped, failed or withheld."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.harness.verdict import relative_speeds
 
 UNMEASURED = "Unmeasured: no GPU has run `make bench-gpu` yet."
 OF_ROOFLINE, MAX_IDLE = 0.8, 0.03
-"""The goals: plain decoding at batch 1, and the largest idle share."""
+"""Goals: share of the roofline of plain decoding at batch 1, and largest share of a step outside graphs."""
 
 
 def gpu_table(results: Results) -> str:
-    """All sections."""
+    """Render all sections."""
     heading = (
         f"{results['device']}, {results['cores']} cores, torch {results['torch']}, transformers "
         f"{results['transformers']}, {results['dtype']}."
@@ -39,7 +39,7 @@ def table(title: str, columns: str, rows: list[tuple[Any, ...]], left_out: list[
 
 
 def attention_table(results: Results) -> str:
-    """Microseconds of one layer, both ways."""
+    """Render the microseconds of one layer's attention, both ways."""
     rows = [
         (
             f"{row['query']} / {row['key']} of {row['size']}",
@@ -55,7 +55,7 @@ def attention_table(results: Results) -> str:
 
 
 def pair_table(results: Results) -> str:
-    """The inflated models compared with their sources."""
+    """Render the comparison of the inflated models with their sources."""
     rows = []
     for name in ("target", "drafter"):
         check = results["pair"][name]["check"]
@@ -78,7 +78,7 @@ def size(model: Results) -> str:
 
 
 def decoding_table(results: Results) -> str:
-    """Every contender at every batch size."""
+    """Render every contender at every batch size."""
     found = results["decoding"]["rows"]
     plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
     rows = []
@@ -106,7 +106,7 @@ def decoding_table(results: Results) -> str:
 
 
 def claims(results: Results) -> str:
-    """The goals for plain captured decoding."""
+    """Render the goals for plain captured decoding."""
     found = []
     for row in results["decoding"]["rows"]:
         if (row["method"], row["step"]) != ("plain", "captured") or row["tokens_per_s"] is None:
@@ -134,7 +134,7 @@ def images_table(results: Results) -> str:
 
 
 def long_table(results: Results) -> str:
-    """Time of steps over long contexts; every figure is synthetic."""
+    """Render the time of steps over long contexts; every number is synthetic."""
     found = results["long"]["rows"]
     speeds = [row["synthetic_tokens"] / row["seconds"] for row in found]
     plain = {(row["columns"], row["batch"]): s for row, s in zip(found, speeds, strict=True) if row["rate"] is None}

@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: rounds, verdicts on outputs, claims, result files, tables and plots."""
+"""Code shared by all benchmarks: rounds, verdicts on outputs, claims, result files, tables and plots."""

@@ -1,6 +1,6 @@
-"""When a claim is decided: one rule for the claims of all benchmarks.
+"""Decides the claims of all benchmarks by one rule.
 
-A claim holds or fails only if enough samples were measured and the gap exceeds its interval.
+A claim holds or fails only if enough samples were measured and the gap exceeds its confidence interval.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ WORDS: dict[Holds, str] = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def decide(gap: float, error: float, num_samples: int) -> Holds:
-    """Whether `gap` is above zero; None if its interval contains zero or there are too few samples."""
+    """Return whether `gap` is above zero; None if its interval contains zero or there are too few samples."""
     if num_samples < MIN_SAMPLES or abs(gap) <= SURE * error:
         return None
     return gap > 0
 
 
 def enough(holds: bool, num_samples: int) -> Holds:
-    """A fact without interval: False with any number of samples, True with at least `MIN_SAMPLES`."""
+    """Return the verdict on a fact without interval: False with any number of samples, True from `MIN_SAMPLES` on."""
     return False if not holds else True if num_samples >= MIN_SAMPLES else None
 
 
 def all_of(parts: Iterable[Holds]) -> Holds:
-    """False if any part is False, True if all are True, else None; None for no parts."""
+    """Return False if any part is False, True if all are True, else None; None for no parts."""
     found = list(parts)
     return False if False in found else None if None in found or not found else True
 
 
 def any_of(parts: Iterable[Holds]) -> Holds:
-    """True if any part is True, False if all are False, else None; None for no parts."""
+    """Return True if any part is True, False if all are False, else None; None for no parts."""
     found = list(parts)
     return True if True in found else None if None in found or not found else False
 
@@ -55,13 +55,13 @@ class Measured:
     num: int
 
     def above(self, other: Measured, factor: float = 1.0, slack: float = 0.0) -> Holds:
-        """Whether this is more than `factor` times `other`, less `slack`."""
+        """Return whether this value is more than `factor` times `other`, less `slack`."""
         gap = self.value - factor * other.value + slack
         return decide(gap, math.hypot(self.error, factor * other.error), min(self.num, other.num))
 
 
 def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
-    """Standard error of Σ above / Σ below over independent samples."""
+    """Return the standard error of Σ above / Σ below over independent samples."""
     total = sum(below)
     if not total:
         return 0.0
@@ -70,7 +70,7 @@ def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def steps_error(histogram: Sequence[int]) -> float:
-    """Standard error of the mean number of accepted drafts, from the number of steps that accepted 0, 1, … drafts.
+    """Return the standard error of the mean number of accepted drafts per step; `histogram[i]` steps accepted i.
 
     Assumes independent steps; on the zoo it is within a third of the error over samples.
     """
@@ -82,30 +82,30 @@ def steps_error(histogram: Sequence[int]) -> float:
 
 
 def combine(parts: Iterable[Finding], prefix: str = "", between: str = "; ") -> Finding:
-    """One finding that holds if all parts do."""
+    """Combine findings into one that holds if all parts hold."""
     found = list(parts)
     return all_of(holds for holds, _ in found), prefix + between.join(numbers for _, numbers in found)
 
 
 def all_equal(cells: dict[str, dict[str, Any]], num_samples: str, suffix: str) -> Finding:
-    """Whether all outputs of all cells equal plain decoding's; `num_samples` is the key of their number."""
+    """Return whether all outputs equal plain decoding's; `num_samples` is the key of a result's sample count."""
     unequal = [name for name, cell in cells.items() if cell["equal_share"] < 1.0]
     num = min((cell[num_samples] for cell in cells.values()), default=0)
     return enough(not unequal, num), ", ".join(unequal) or f"all equal in {len(cells)} {suffix.format(num)}"
 
 
 Check = Callable[[dict[str, Any]], Finding]
-"""A claim, which is the docstring, and how it is checked."""
+"""Checks one claim on the results; the text of the claim is the function's docstring."""
 
 
 def claim(text: str, check: Check) -> Check:
-    """`check` with its claim."""
+    """Set the claim's text as the docstring of `check`."""
     check.__doc__ = text
     return check
 
 
 def check_all(checks: Iterable[Check], results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every claim with its verdict and numbers; one whose cells are missing is not decided and marked as not run."""
+    """Check every claim; a claim whose results are missing (KeyError) is undecided and marked as not run."""
     found = []
     for check in checks:
         try:

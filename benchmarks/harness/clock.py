@@ -1,4 +1,4 @@
-"""Time on a device, by CUDA events or the host's clock, and the bytes that forwards read."""
+"""Measures time on a device, by CUDA events or the host's clock, and the bytes that forwards read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Mark = Any
 
 
 def mark(device: torch.device) -> Mark:
-    """Now, in the device's current stream."""
+    """Return the current time in the device's current stream."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -39,7 +39,7 @@ def wait(device: torch.device) -> None:
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """The median of several runs, after one that is not timed."""
+    """Return the median seconds of several runs, after one untimed run."""
     run()
     marks = [mark(device)]
     for _ in range(repeats):
@@ -51,10 +51,10 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int) -> fl
 
 @dataclass
 class Reading:
-    """Forwards of one kind: number, seconds, and the bytes that they read at least.
+    """Forwards of one kind: number, seconds, and a lower bound of the bytes read.
 
-    `busy_s` is the time of replays and output layers alone, in which a GPU does not wait for the host; 0 if nothing is
-    replayed.
+    `busy_s` is the time of CUDA graph replays and output layers alone, in which a GPU does not wait for the host; 0 if
+    nothing is replayed.
     """
 
     calls: int = 0
@@ -64,7 +64,7 @@ class Reading:
 
 
 class WatchedRecorder:
-    """A recorder whose replays are timed on the device."""
+    """A graph recorder that times replays on the device."""
 
     def __init__(self, recorder: Recorder, device: torch.device) -> None:
         self._recorder = recorder
@@ -83,16 +83,16 @@ class WatchedRecorder:
         return out, watched
 
     def take_s(self) -> float:
-        """Seconds of all finished replays since the last call."""
+        """Return the seconds of all finished replays since the last call, and reset them."""
         spent = sum(seconds_between(*span) for span in self._spans)
         self._spans.clear()
         return spent
 
 
 class DeviceClock:
-    """Times the forwards of a target and optionally a drafter, whose methods it replaces.
+    """Times the forwards of a target and optionally a drafter by replacing their methods.
 
-    Output layers belong to the forward before them; prompts are a kind of their own. `watched` are the recorders of
+    An output layer counts with the forward before it; prefills count as `prompts`. `watched` are the recorders of
     target and drafter, if their steps are captured.
     """
 
@@ -104,7 +104,7 @@ class DeviceClock:
             self._watch(model, kind)
 
     def read(self) -> dict[str, Reading]:
-        """The readings since the last call."""
+        """Return the readings since the last call."""
         wait(self._device)
         found = {kind: Reading() for kind in KINDS}
         for kind, is_forward, start, end, num_bytes in self._spans:
@@ -147,14 +147,14 @@ class DeviceClock:
 
 
 def bytes_of_weights(model: LaneModel) -> int:
-    """Bytes of weights that one forward reads: all but the input embeddings, of which it reads a few rows."""
+    """Return the bytes of weights that one forward reads: all but the input embeddings."""
     table = model.decoder.get_input_embeddings().weight  # type: ignore[operator]
     parameters = {id(one): one for part in (model.decoder, model.head) for one in part.parameters()}
     return sum(one.numel() * one.element_size() for one in parameters.values() if one is not table)
 
 
 def bytes_of_column(model: LaneModel) -> int:
-    """Bytes of keys and values of one position, all layers and lanes together."""
+    """Return the bytes of keys and values of one KV position, over all layers and lanes."""
     config: Any = model.decoder.config
     parameter = next(model.decoder.parameters())
     numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.num_lanes

@@ -1,5 +1,7 @@
-"""Running engines: completions in order, outcomes, KV lanes, and tokenizers of checkpoints. Imports neither Ray nor
-pydantic."""
+"""Runs engines and reads their completions, KV lanes and tokenizers.
+
+Imports neither Ray nor pydantic.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ OF_MEMORY = 0.7
 
 
 def checked(done: Sequence[Completion]) -> list[Completion]:
-    """The same completions.
+    """Return the same completions.
 
     Raises:
-        RuntimeError: one of them is an error.
+        RuntimeError: a completion has an error.
     """
     if broken := [one.error for one in done if one.error is not None]:
         raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
@@ -35,7 +37,7 @@ def checked(done: Sequence[Completion]) -> list[Completion]:
 
 
 def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """All completions in the order of `requests`.
+    """Return all completions in the order of `requests`.
 
     Raises:
         RuntimeError: a request failed or has no completion.
@@ -47,7 +49,7 @@ def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion
 
 
 def outcome_of(seconds: float, done: Sequence[Completion]) -> Outcome:
-    """A timed pass; its steps are 0 if nothing was drafted."""
+    """Return the outcome of a timed pass; its number of steps is 0 if nothing was drafted."""
     telemetry = [one.telemetry for one in done]
     num_steps = sum(one.num_spec_steps for one in telemetry) if any(one.num_draft_tokens for one in telemetry) else 0
     outputs = [list(one.token_ids) for one in done]
@@ -55,8 +57,8 @@ def outcome_of(seconds: float, done: Sequence[Completion]) -> Outcome:
 
 
 def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
-    """Acceptance length (with the bonus token, total over total, standard error over samples), drafts per step, and the
-    share of relaxed acceptances."""
+    """Return acceptance length (bonus token included; total over total; standard error over samples), drafts per step,
+    and the share of relaxed acceptances."""
     telemetry = [one.telemetry for one in done]
     accepted, steps = [one.num_accepted_draft_tokens for one in telemetry], [one.num_spec_steps for one in telemetry]
     num_steps, num_accepted = max(1, sum(steps)), max(1, sum(accepted))
@@ -69,23 +71,23 @@ def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
 
 
 def sum_histograms(done: Sequence[Completion]) -> list[int]:
-    """The number of steps that accepted 0, 1, … drafts, over all samples."""
+    """Return the number of steps that accepted 0, 1, … drafts, over all samples."""
     return [sum(counts) for counts in zip_longest(*(one.telemetry.acceptance_histogram for one in done), fillvalue=0)]
 
 
 def lanes_of(engine: Engine) -> list[LaneModel]:
-    """The target's lanes, and the drafter's if the method has a drafter model."""
+    """Return the target's lanes, and the drafter's if the method has a drafter model."""
     lanes = getattr(engine.method.drafter, "lanes", None)
     return [engine._lanes, lanes] if isinstance(lanes, LaneModel) else [engine._lanes]
 
 
 def count_tokens(engine: Engine) -> int:
-    """Tokens of all unfinished rows."""
+    """Return the number of tokens of all unfinished rows."""
     return sum(len(one.token_ids) for one in engine._slots.progress if one is not None)
 
 
 def kv_bytes(model: Target, num_positions: int) -> int:
-    """Bytes of keys and values of so many positions."""
+    """Return the bytes of keys and values of `num_positions` KV positions."""
     text: Any = model.decoder.config
     width = text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 2 * model.dtype.itemsize
     return int(num_positions * width)
@@ -97,7 +99,7 @@ def measure_grid(
     measure: Callable[[Cell], list[dict[str, Any]]],
     max_s: float,
 ) -> tuple[list[dict[str, Any]], list[tuple[Cell, str]]]:
-    """The rows of all cells, and those left out: started after `max_s`, or larger than 70 % of the free memory."""
+    """Measure all configurations; skip those that start after `max_s` or need over 70 % of the free memory."""
     rows: list[dict[str, Any]] = []
     left_out = []
     start_s = time.monotonic()
@@ -107,17 +109,17 @@ def measure_grid(
         elif needed_bytes(cell) > OF_MEMORY * free_bytes():
             left_out.append((cell, "memory"))
         else:
-            gc.collect()  # frees the engines of the cell before, which are in reference cycles
+            gc.collect()  # frees the previous engines, which are in reference cycles
             rows += measure(cell)
     return rows, left_out
 
 
 def front_end_of(folder: str | Path) -> FrontEnd:
-    """The tokenizer and chat template of a checkpoint."""
+    """Load the tokenizer and chat template of a checkpoint."""
     ref = CheckpointRef(str(folder))
     return FrontEnd(read_processor(ref, read_config(ref)))
 
 
 def encode(front_end: FrontEnd, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of text prompts."""
+    """Return the token ids of text prompts."""
     return [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]

@@ -1,4 +1,4 @@
-"""Synthetic long contexts: KV caches with random visual positions, and acceptance at a forced rate."""
+"""Simulates long contexts: KV caches with random visual positions, and acceptance at a forced rate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Forced(Acceptance):
 class Filled:
     """A model whose rows hold `num_columns` random KV positions after their prompt.
 
-    All engines over it share one KV cache, so only one of them may run at a time.
+    All engines of this model share one KV cache, so only one of them may run at a time.
     """
 
     def __init__(self, model: Target, num_columns: int, num_slots: int, capacity: int) -> None:
@@ -70,7 +70,7 @@ class Filled:
         return getattr(self._model, name)
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """The shared lanes.
+        """Return the shared lanes.
 
         Raises:
             ValueError: the shared cache is too small.
@@ -81,7 +81,7 @@ class Filled:
         return self._lanes
 
     def admit(self, slots: Any, prefixes: Any, *options: Any, **named: Any) -> Any:
-        """`LaneModel.admit`, then count the random positions as read."""
+        """Run `LaneModel.admit`, then mark the random positions as cached."""
         cache = self._lanes.cache
         if not self._is_filled:
             # The first forward allocates the cache; it stays filled afterwards, so nothing may wipe it.
@@ -101,7 +101,7 @@ class Filled:
 def time_steps(
     engine: Engine, requests: Sequence[Request], num_steps: int, num_warm: int = 1, enough_s: float = float("inf")
 ) -> tuple[float, int, int]:
-    """Seconds, number and tokens of steps over all rows, after `num_warm` steps that admit and compile.
+    """Return seconds, number and total tokens of timed steps, after `num_warm` steps that admit and compile.
 
     Stops after `num_steps`, or after `enough_s` and at least four steps.
 

@@ -1,4 +1,4 @@
-"""Markdown tables and the figures in them."""
+"""Renders Markdown tables and the numbers in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Results = dict[str, Any]
 
 
 def table(columns: str | Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table; `columns` may be one string with the titles separated by ` | `."""
+    """Render a Markdown table; `columns` may be one string with the titles separated by ` | `."""
     titles = columns.split(" | ") if isinstance(columns, str) else columns
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
@@ -21,14 +21,14 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def figure(cell: dict[str, float] | None, digits: int) -> str:
-    """A median with its range, or `withheld`."""
+    """Render a median with its range, or `withheld`."""
     if cell is None:
         return "withheld"
     return f"{cell['median']:.{digits}f} ({cell['low']:.{digits}f}–{cell['high']:.{digits}f})"
 
 
 def equality(verdict: Results) -> str:
-    """The share of outputs equal to the reference, and whether the others differ by rounding only."""
+    """Render the share of outputs equal to the reference, and whether the others differ by rounding only."""
     total, equal = verdict["num_sequences"], verdict["num_equal"]
     if equal == total:
         return "all"
@@ -38,12 +38,12 @@ def equality(verdict: Results) -> str:
 
 
 def goals_table(goals: Iterable[tuple[str, bool | None, str]]) -> str:
-    """Goals as (text, reached or None for unknown, figures)."""
+    """Render goals from (text, reached or None for unknown, numbers)."""
     words = {True: "yes", False: "**no**", None: "not known"}
     rows = [(text, numbers, words[holds]) for text, holds, numbers in goals]
     return table("what was to be shown | figures | reached", rows)
 
 
 def left_out(places: Iterable[tuple[str, str]]) -> str:
-    """Sentences for (missing resource, configuration) pairs that were not measured."""
+    """Render (missing resource, configuration) pairs that were not measured as sentences."""
     return "".join(f" Left out for lack of {missing}: {place}." for missing, place in places)

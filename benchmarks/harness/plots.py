@@ -1,4 +1,4 @@
-"""Plots as SVG text."""
+"""Draws plots as SVG text."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Picture:
         self._parts.append(f'<polyline points="{places}" fill="none" stroke="{stroke}" stroke-width="1.5"{style}/>')
 
     def key(self, x: float, y: float, colour: str, name: str) -> None:
-        """One entry of the legend."""
+        """Draw one entry of the legend."""
         self.circle(x, y - 4, colour, radius=5)
         self.text(x + 12, y, name)
 
     def axes(self, left: float, top: float, width: float, height: float, across: str, up: str) -> None:
-        """The plot's area and the titles of both axes."""
+        """Draw the background of the plot area, and the titles of the x-axis (`across`) and the y-axis (`up`)."""
         self.rect(left, top, width, height)
         self.text(left + width / 2, top + height + 38, across, "middle")
         middle = top + height / 2
@@ -56,7 +56,7 @@ class Picture:
 
 
 def weight_traces(traces: Mapping[str, Sequence[float]], title: str) -> str:
-    """One strip per sample: values in [0, 1] over the steps, with a line at one half."""
+    """Draw one strip per sample: values in [0, 1] over the steps, with a line at one half."""
     left, width, strip, row = 120, WIDTH_PX - 140, 80, 110
     picture = Picture(30 + row * len(traces), title)
     step = width / max(1, max(map(len, traces.values())) - 1)
@@ -72,7 +72,7 @@ def weight_traces(traces: Mapping[str, Sequence[float]], title: str) -> str:
 
 
 def trade_off(groups: Mapping[str, Sequence[Point]], across: str, up: str) -> str:
-    """Points of several groups in one plane, each group joined by a line; both axes span the points."""
+    """Draw a scatter plot of several groups, each joined by a line; both axes span the points."""
     xs, ys = zip(*(point for group in groups.values() for point in group), strict=True)
     low_x, high_x, low_y, high_y = min(xs), max(xs), min(ys), max(ys)
     width, height, left, top = 480, 300, 60, 40
@@ -103,9 +103,9 @@ def range_curves(
     places: Sequence[str],
     titles: tuple[str, str, str],
 ) -> str:
-    """Curves over named places, each value (middle, low, high) a point with its range; the vertical axis starts at 0.
+    """Draw curves over named x positions; each value (middle, low, high) is a point with its range, and y starts at 0.
 
-    `titles` are those of the plot, the horizontal axis and the vertical axis.
+    `titles` are those of the plot, the x-axis and the y-axis.
 
     Raises:
         ValueError: there is no value, or one is negative, infinite or NaN.
@@ -131,7 +131,7 @@ def range_curves(
         picture.text(x, top + height + 18, place, "middle")
     for number, (name, group) in enumerate(groups.items()):
         colour, dashes = COLOURS[number % len(COLOURS)], ' stroke-dasharray="5 3"' if number >= len(COLOURS) else ""
-        # Groups are shifted sideways, so that equal values do not overlap.
+        # Groups are shifted along x, so that equal values do not overlap.
         shift = 4.0 * (number - (len(groups) - 1) / 2)
         spots = [(middles[place] + shift, *group[place]) for place in places if place in group]
         picture.curve([(x, down(middle)) for x, middle, _, _ in spots], colour, dashes)
@@ -143,7 +143,7 @@ def range_curves(
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], title: str, across: str) -> str:
-    """Horizontal bars cut into their named parts, each bar scaled to 100 %.
+    """Draw horizontal stacked bars, each scaled to 100 %.
 
     Raises:
         ValueError: a bar has no parts, a negative part or a sum of 0.
@@ -173,7 +173,7 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], title: str, across: st
 
 
 def _round_step(highest: float) -> float:
-    """A distance of marks, 1, 2 or 5 times a power of ten, of which four to nine reach `highest`."""
+    """Return a tick distance, 1, 2 or 5 times a power of ten, with four to nine ticks up to `highest`."""
     if highest <= 0.0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest / 4))

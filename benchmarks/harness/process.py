@@ -1,4 +1,4 @@
-"""A peer: one engine in its own process, which runs passes on request and is stopped while another peer runs.
+"""Runs an engine ("peer") in its own process, which decodes on request and is stopped while another peer runs.
 
 `Peer` is the parent's end of the pipe, `serve` the engine's. Standard library only, because interpreters of other
 environments import this module.
@@ -32,7 +32,7 @@ LOG_LINES = 15
 
 
 class PeerError(RuntimeError):
-    """A peer cannot be started or failed; the message ends with the last lines of its log."""
+    """Raised if a peer cannot be started or fails; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One pass: wall time, the new tokens of each prompt (with the end token), verify steps and accepted drafts.
+    """Wall time, new tokens of each prompt (with the end token), verify steps and accepted drafts of one pass.
 
-    Both counts are 0 if nothing was drafted.
+    Steps and accepted drafts are 0 if nothing was drafted.
     """
 
     seconds: float
@@ -76,7 +76,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """An engine: passes over the first `num_requests` prompts, `batch` samples at once."""
+    """An engine that decodes the first `num_requests` prompts, `batch` samples at a time."""
 
     def versions(self) -> dict[str, str]: ...
 
@@ -123,7 +123,7 @@ class Peer:
         return Outcome(**self._receive(limit_s)["outcome"])
 
     def pause(self) -> None:
-        """Stop all its processes, including spinning threads."""
+        """Stop all processes of the peer, including spinning threads."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -135,11 +135,11 @@ class Peer:
             forget_peak(pid)
 
     def peak_bytes(self) -> int:
-        """Peak resident memory, summed over its processes."""
+        """Peak resident memory, summed over the peer's processes."""
         return sum(peak_bytes_of(pid) for pid in group_members(self._process.pid))
 
     def close(self) -> None:
-        """End its process group; does nothing if it has ended, since its id may belong to another process."""
+        """End the peer's process group; does nothing if it has ended, since its id may have been reused."""
         if self._process.returncode is not None:
             return
         for number in (signal.SIGCONT, signal.SIGTERM):
@@ -171,12 +171,12 @@ class Peer:
 
 
 def versions_of(*modules: ModuleType) -> dict[str, str]:
-    """Versions of Python and of imported libraries."""
+    """Return the versions of Python and of imported libraries."""
     return {"python": platform.python_version(), **{module.__name__: module.__version__ for module in modules}}
 
 
 def group_members(leader: int) -> list[int]:
-    """Ids of the processes in the group of `leader`."""
+    """Return the ids of the processes in the group of `leader`."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -187,7 +187,7 @@ def group_members(leader: int) -> list[int]:
 
 
 def peak_bytes_of(pid: int) -> int:
-    """Peak resident memory of a process; 0 if it has ended."""
+    """Return the peak resident memory of a process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -202,7 +202,7 @@ def forget_peak(pid: int) -> None:
 
 
 def serve(load: Callable[[Work, str], Runner]) -> int:
-    """The engine's side of `Peer`; the command line names a work file, a mode and the file descriptor of the pipe."""
+    """Serve the requests of a `Peer`; the arguments are a work file, a mode and the file descriptor of the pipe."""
     if sys.platform == "linux":
         # A stopped peer would outlive a killed parent.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

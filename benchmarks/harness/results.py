@@ -1,4 +1,4 @@
-"""Result files, and the command line and machine description that all benchmarks share."""
+"""Reads and writes result files, and defines the command line and machine description of all benchmarks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def progress(*parts: object) -> None:
 
 
 def cores() -> list[int]:
-    """CPU cores available to this process."""
+    """Return the CPU cores available to this process."""
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
 
 
 def machine() -> str:
-    """CPU name, number of cores and current load; call it before measuring."""
+    """Return CPU name, number of cores and current load; call it before measuring."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -47,7 +47,7 @@ def machine() -> str:
 
 
 def command_line(name: str, doc: str | None, quick: str | None = None) -> argparse.ArgumentParser:
-    """A parser for `python -m benchmarks.NAME`; `quick` is the help of `--quick`, if the benchmark has it."""
+    """Return a parser for `python -m benchmarks.NAME`; `quick` is the help of `--quick`, if the benchmark has it."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
     if quick is not None:
         parser.add_argument("--quick", action="store_true", help=f"{quick}; printed only")
@@ -55,7 +55,7 @@ def command_line(name: str, doc: str | None, quick: str | None = None) -> argpar
 
 
 def pair_command_line(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
-    """`command_line` with the arguments of benchmarks on the inflated text pair."""
+    """Return `command_line` with the arguments of benchmarks on the inflated text pair."""
     parser = command_line(name, doc, quick)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
@@ -66,7 +66,7 @@ def pair_command_line(name: str, doc: str | None, quick: str) -> argparse.Argume
 
 
 def describe_pair(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of a benchmark on the inflated text pair, the machine and torch; call it before measuring."""
+    """Return the settings of a benchmark on the inflated text pair, the machine and torch; call it before measuring."""
     names = ("target_shape", "drafter_shape", "dtype", "threads", "gamma")
     settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return {**settings, "machine": machine(), "torch": version("torch")}

@@ -1,4 +1,4 @@
-"""Rounds of contenders in turn, and whether their outputs are the target's: no speed without equal outputs."""
+"""Runs contenders in turn and compares their outputs with the target's: no speed without equal outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.harness.process import Outcome
 
 FRACTION_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 SMALLEST = 2.0**-14
-"""Replaces zero: the smallest normal number of the narrowest dtype."""
+"""The smallest normal number of the narrowest dtype, which replaces zero."""
 TOLERANCE_ULPS = 4
-"""Largest gap between the reference's two best logits, in ulps of the contender's dtype, where another choice counts
-as rounding."""
+"""Largest gap between the reference's two best logits, in ulps of the contender's dtype, at which a different token
+counts as rounding."""
 
 
 def turns(names: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
-    """The order of each round: a rotation of `names`, with starting points as far apart as the rounds allow."""
+    """Yield the order of each round: a rotation of `names`, with evenly spaced starting points."""
     for number in range(num_rounds):
         start = number * len(names) // num_rounds
         yield [*names[start:], *names[:start]]
@@ -27,10 +27,10 @@ def turns(names: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outputs of one or more passes against the reference.
+    """Comparison of the outputs of one or more passes with the reference.
 
-    `num_close` sequences first differ where the reference's two best logits are within the tolerance; `num_different`
-    differ elsewhere or end elsewhere. `worst` is the widest such gap, in tolerances.
+    `num_close` sequences first differ where the gap between the reference's two best logits is within the tolerance;
+    `num_different` sequences differ at a wider gap or in length. `worst` is the widest gap, in tolerances.
     """
 
     num_sequences: int
@@ -50,12 +50,12 @@ class Verdict:
 
 
 def ulp(value: float, dtype: str) -> float:
-    """The distance between neighbouring numbers of `dtype` near `value`."""
+    """Return the distance between neighbouring numbers of `dtype` near `value`."""
     return math.ldexp(1.0, math.frexp(abs(value) or SMALLEST)[1] - 1 - FRACTION_BITS[dtype])
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two sequences differ, possibly the end of the shorter; None if they are equal."""
+    """Return the first index at which two sequences differ, possibly the end of the shorter; None if they are equal."""
     for place, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return place
@@ -66,7 +66,7 @@ def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any
     """Compare the outputs of one pass with the reference of the same prompts.
 
     Raises:
-        ValueError: the number of outputs is not that of the reference.
+        ValueError: outputs and reference differ in number.
     """
     if len(outputs) != len(reference):
         raise ValueError(f"{len(outputs)} outputs for {len(reference)} sequences of the reference")
@@ -87,12 +87,12 @@ def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and range; the range of n values holds the true median with probability 1 − 2^(1 − n)."""
+    """Return median and range; the range of n values holds the true median with probability 1 − 2^(1 − n)."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
-    """Tokens per second of `row` over those of `base` in the same round: the median over the rounds."""
+    """Return the median over the rounds of tokens per second of `row` over those of `base` in the same round."""
     return statistics.median(
         row_tokens / row_s * base_s / base_tokens
         for row_tokens, row_s, base_tokens, base_s in zip(
@@ -104,7 +104,7 @@ def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str
 def make_row(
     passes: Sequence[Outcome], reference: Sequence[Mapping[str, Any]], dtype: str, peak_bytes: int
 ) -> dict[str, Any]:
-    """The timed passes of one contender at one batch size.
+    """Summarise the timed passes of one contender at one batch size.
 
     `tokens_per_s` and `samples_per_s` are None, with the reason in `withheld`, if an output differs beyond rounding.
 

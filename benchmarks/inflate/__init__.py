@@ -1,1 +1,1 @@
-"""Small trained models widened and deepened to the cost of large ones, with unchanged outputs."""
+"""Widens and deepens small trained models to the cost of large ones, with unchanged outputs."""

@@ -1,10 +1,10 @@
-"""Inflate a checkpoint: a small trained model, widened and deepened without changing its outputs.
+"""Inflates a checkpoint: widens and deepens a small trained model without changing its outputs.
 
     python -m benchmarks.inflate zoo/checkpoints/text_target out/text_0.3B --shape 0.3B
     python -m benchmarks.inflate zoo/checkpoints/text_drafter out/text_draft --shape draft-0.05 --dtype bfloat16
     python -m benchmarks.inflate SOURCE DESTINATION --shape hidden=1024,layers=6,heads=16,kv_heads=16,ffn=2816
 
-Acceptance is that of the trained pair, time that of a model of the new size. See `benchmarks.inflate.model`.
+Acceptance rates are those of the trained pair, step times those of the new size. See `benchmarks.inflate.model`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an inflated model equals its source: the same tokens by transformers' `generate`, and the same logits."""
+"""Checks that an inflated model equals its source: the same tokens by transformers' `generate`, and the same logits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from zoo.world import sample_scenes
 
 Inputs = dict[str, Tensor]
 EXACT_TOLERANCE = 1e-4
-"""Largest difference of logits in float32 or float64, relative to the largest logit."""
+"""Largest allowed difference of logits in float32 or float64, relative to the largest logit."""
 HALF_TOLERANCE = 0.03
-"""The same for the gap between the two best tokens where outputs in half precision diverge."""
+"""Largest allowed gap between the two best logits at which outputs in half precision diverge, on the same scale."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two models on the same prompts, compared along the source's output.
+    """Comparison of two models on the same prompts, along the source's output.
 
     `worst_gap` is the largest gap between the source's two best logits at the first token that differs (0 if none
     does). It and `logit_difference` are relative to the source's largest logit.
@@ -42,7 +42,7 @@ class Difference:
 
     @property
     def fault(self) -> str:
-        """How the inflated model differs from its source; empty if it does not."""
+        """Description of how the inflated model differs from its source; empty if it does not."""
         if not self.logit_difference < float("inf"):
             return f"in {self.dtype} its logits are not finite"
         if self.dtype in ("float32", "float64"):
@@ -55,14 +55,14 @@ class Difference:
         return ""
 
     def require_equal(self, source: object, shape: object) -> Difference:
-        """Itself; raises InflationError on a fault."""
+        """Return this comparison; raise InflationError if the models differ."""
         if self.fault:
             raise InflationError(f"{source} in the shape {shape} is another model: {self.fault}")
         return self
 
 
 def zoo_inputs(folder: str | Path, num: int, seed: int) -> list[Inputs]:
-    """Held-out samples for a text or captioning model of the zoo, encoded by its own processor."""
+    """Return held-out samples for a text or captioning model of the zoo, encoded by its own processor."""
     front_end = front_end_of(folder)
     if not front_end.takes_images:
         return [front_end.encode(prompt, ()) for prompt in held_out_prompts(num, seed)]
@@ -78,7 +78,7 @@ def zoo_inputs(folder: str | Path, num: int, seed: int) -> list[Inputs]:
 def compare(
     source: PreTrainedModel, inflated: PreTrainedModel, samples: Sequence[Inputs], max_new_tokens: int
 ) -> Difference:
-    """Run both models greedily over samples of one row each."""
+    """Run both models greedily over samples of one row each and compare them."""
     pairs, firsts = [], []
     for sample in samples:
         expected, found = (_generate(model, sample, max_new_tokens) for model in (source, inflated))
@@ -89,9 +89,10 @@ def compare(
 
 
 def summarise(dtype: str, pairs: Sequence[tuple[Tensor, Tensor]], firsts: Sequence[int | None] | None) -> Difference:
-    """Combine logits (n, V) of source and inflated model for each prompt, and the index of the first different token.
+    """Compare logits (n, V) of source and inflated model for each prompt; `firsts` are the indices of the first
+    different token, None for equal outputs.
 
-    Without `firsts` that is the first different argmax, which is the same for greedy outputs.
+    Without `firsts`, the first different argmax is used, which is the same for greedy outputs.
     """
     equal_prompts = equal_argmax = num_tokens = 0
     difference = gap = largest = 0.0
@@ -131,13 +132,13 @@ def _placed(model: PreTrainedModel, sample: Inputs) -> Inputs:
 
 
 def _generate(model: PreTrainedModel, sample: Inputs, max_new_tokens: int) -> Tensor:
-    """Prompt and greedy output of one row, (L,)."""
+    """Return prompt and greedy output of one row, (L,)."""
     tokens: Any = model.generate(**_placed(model, sample), max_new_tokens=max_new_tokens, do_sample=False)
     return tokens[0].cpu()
 
 
 def _logits(model: PreTrainedModel, sample: Inputs, tokens: Tensor, prompt: int) -> Tensor:
-    """Logits (n, V) from which each of the n generated tokens was chosen."""
+    """Return the logits (n, V) from which each of the n generated tokens was chosen."""
     inputs = _placed(model, sample) | {"input_ids": tokens[None].to(model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     for name in ("token_type_ids", "mm_token_type_ids"):

@@ -1,4 +1,4 @@
-"""Inflated models as checkpoint folders, compared with their source before anything is written.
+"""Writes inflated models as checkpoint folders, after comparing them with their source.
 
 Shards are made tensor by tensor, so a folder may be larger than memory.
 """
@@ -29,7 +29,7 @@ WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; raises InflationError if there is none."""
+    """Load a folder's config.json; raise InflationError if there is none."""
     if not (folder / "config.json").is_file():
         raise InflationError(f"{folder}: there is no config.json in it")
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -37,13 +37,13 @@ def read_config_file(folder: Path) -> dict[str, Any]:
 
 
 def load(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of the zoo through transformers' Auto classes, in evaluation mode."""
+    """Load a model of the zoo through transformers' Auto classes, in evaluation mode."""
     model: PreTrainedModel = auto_class(read_config_file(Path(folder))).from_pretrained(folder, dtype=dtype).eval()
     return model
 
 
 def write_folder(destination: Path, shape: Shape, found: dict[str, Any], write: Callable[[Path], None]) -> None:
-    """Write a folder and its `inflation.json` under another name until it is complete."""
+    """Write a folder and its `inflation.json` under a temporary name, then rename it."""
     partial = destination.with_name(destination.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -66,13 +66,13 @@ def inflate_folder(
     num_prompts: int = 4,
     max_new_tokens: int = 48,
 ) -> dict[str, Any]:
-    """Write `source`, a folder of the zoo, in another shape; returns the contents of `inflation.json`.
+    """Write `source`, a checkpoint folder of the zoo, in another shape; return the contents of `inflation.json`.
 
-    float32 and `dtype` are compared with the source. If memory does not hold the whole model in float32, fewer layers
-    of full width are compared (`checked_layers`); extra layers are all alike.
+    Models in float32 and in `dtype` are compared with the source. If memory does not hold the whole model in float32,
+    fewer layers of full width are compared (`checked_layers`); all added layers have the same form.
 
     Raises:
-        InflationError: it cannot be inflated, its outputs differ, or the destination exists.
+        InflationError: the source cannot be inflated, the outputs differ, or the destination exists.
     """
     source, destination = Path(source), Path(destination)
     config = read_config_file(source)
@@ -105,19 +105,19 @@ def inflate_folder(
 def check(
     source: Path, shape: Shape, dtype: str, samples: Sequence[Inputs], seed: int, max_new_tokens: int
 ) -> Difference:
-    """Compare a source with itself in another shape; raises InflationError if they differ beyond rounding."""
+    """Compare a source with its inflated model; raise InflationError if they differ beyond rounding."""
     model = load(source, DTYPES[dtype])
     return compare(model, inflate(model, shape, seed), samples, max_new_tokens).require_equal(source, shape)
 
 
 def _checkable(shape: Shape, head_dim: int, least: int) -> int:
-    """How many layers fit into half of the free memory in float32, at least one more than the source has."""
+    """Return how many layers fit into half of the free memory in float32, at least one more than `least`."""
     layer_bytes = 4 * replace(shape, layers=1).num_parameters(head_dim)
     return max(min(shape.layers, least + 1), min(shape.layers, free_bytes() // 2 // layer_bytes))
 
 
 def _write_weights(inflation: Inflation, folder: Path, dtype: torch.dtype) -> int:
-    """Write the shards and, if there are several, their index; returns the number of parameters."""
+    """Write the shards and, if there are several, their index; return the number of parameters."""
     shards: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     shard_bytes = total = 0
     for name, size in inflation.names():

@@ -1,4 +1,4 @@
-"""The zoo's image models in other shapes: LlamaGen's GPT; vocabulary, grid and condition stay as they are."""
+"""Inflates the zoo's image models (LlamaGen's GPT); vocabulary, grid and condition do not change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from models.loading.checkpoints import CheckpointRef
 
 
 def is_image_model(folder: str | Path) -> bool:
-    """Whether a folder holds LlamaGen's GPT; raises InflationError if it is no checkpoint."""
+    """Return whether a folder holds LlamaGen's GPT; raise InflationError if it is no checkpoint."""
     return read_config_file(Path(folder)).get("model_type") == GPT_TYPE
 
 
 @torch.no_grad()
 def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
-    """A GPT of another shape and the same function.
+    """Return a GPT of another shape that computes the same function.
 
     Raises:
         InflationError: the shape is smaller than the source, or its heads have another width.
@@ -72,7 +72,7 @@ def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Differe
 
 
 def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
-    """Logits (n + 1, V) of the first code and of those after each of n codes."""
+    """Return the logits (n + 1, V) of the first code and of the codes after each of n codes."""
     place = gpt.output.weight.device
     before = gpt.embed_class(condition) if isinstance(condition, int) else gpt.embed_text(condition.to(place))
     inputs = torch.cat([before, gpt.embed_tokens(codes.to(place))])[None]
@@ -89,7 +89,7 @@ def inflate_image_folder(
     seed: int = 0,
     num_images: int = 2,
 ) -> dict[str, Any]:
-    """Write an image model in another shape; returns the contents of `inflation.json`. Errors as `inflate_folder`."""
+    """Write an inflated image model; return the contents of `inflation.json`. Raises as `inflate_folder`."""
     destination = Path(destination)
     refuse_existing(destination)
     differences = []

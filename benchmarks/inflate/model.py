@@ -1,10 +1,10 @@
-"""How tensors grow: a model widened and deepened without changing its function.
+"""Widens and deepens the tensors of a model without changing its function.
 
 With D the old and D' the new width: the residual stream is padded with zeros. RMS norms, whose mean is then over D'
-numbers, get weights times √(D/D') and an epsilon times D/D'. What writes into the stream (o_proj, down_proj, the
-projector's second half) is zero outside the old block, so the padding stays zero and extra heads, neurons and layers
-write nothing. Everything that cannot reach an output is random and of ordinary scale. Heads keep their width, on which
-rotary positions depend. The vocabulary is not grown: this part of a real model's cost is not reproduced.
+numbers, get weights times √(D/D') and an epsilon times D/D'. Weights that write into the stream (o_proj, down_proj, the
+projector's second half) are zero outside the old block, so the padding stays zero and extra heads, neurons and layers
+add nothing. Weights that cannot affect an output are random and of ordinary scale. Heads keep their width, on which
+rotary positions depend. The vocabulary keeps its size: this part of a real model's cost is not reproduced.
 
 √(D/D') is exact in bfloat16 if D'/D is a power of four; otherwise outputs are only close: 256 → 5120 moves logits by up
 to 0.005 of the largest and no token in 396; the image models, 128 → 1280, by 0.03 and 7 codes in 100.
@@ -32,7 +32,7 @@ NORM_SPREAD = 0.1
 
 
 def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """A checkpoint's configuration with the sizes of `shape`.
+    """Return a checkpoint's configuration with the sizes of `shape`.
 
     Raises:
         InflationError: the family is unknown, or the shape is smaller than the source.
@@ -95,7 +95,7 @@ _LAYER = re.compile(r"(?<![a-z_])layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Inflation:
-    """A source's tensors by name, and how they grow; the random part of a tensor depends on seed and name only."""
+    """A source's tensors by name, and how they are enlarged; random values depend on seed and tensor name only."""
 
     tensors: Mapping[str, Tensor]
     old: Shape
@@ -104,7 +104,7 @@ class Inflation:
     seed: int
 
     def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and sizes of all inflated tensors; a tied head becomes a tensor of its own."""
+        """Yield names and sizes of all inflated tensors; a tied head becomes a tensor of its own."""
         for name in self.tensors:
             if self._layer(name) is None:
                 yield name, self.size(name)
@@ -149,7 +149,7 @@ class Inflation:
             out[places[0] if len(places) == 1 else (places[0][:, None], places[1])] = block
 
     def _places(self, axis: str, length: int) -> Tensor:
-        """Indices of the old rows or columns in the new axis."""
+        """Return the indices of the old rows or columns in the new axis."""
         if axis != "q":
             return torch.arange(length)
         # Query heads stay with their key-value head, whose group may have grown.
@@ -184,7 +184,7 @@ class Inflation:
 
 
 def auto_class(config: Mapping[str, Any]) -> Any:
-    """transformers' Auto class for a model of the zoo."""
+    """Return transformers' Auto class for a model of the zoo."""
     return AutoModelForImageTextToText if "text_config" in config else AutoModelForCausalLM
 
 
@@ -196,7 +196,8 @@ def inflate(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> PreTrainedModel:
-    """A model of another shape and the same function, in `dtype` on `device` (the source's by default)."""
+    """Return a model of another shape that computes the same function, in `dtype` on `device` (the source's by
+    default)."""
     plain = model.config.to_dict()
     text = plain.get("text_config", plain)
     config = type(model.config).from_dict(inflated_config(plain, shape))

@@ -1,4 +1,4 @@
-"""Shapes of inflated models: named ones, drafters of a given share, and which shapes a source can grow into."""
+"""Defines shapes of inflated models: named ones, drafters of a given share, and which shapes a source can take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shape:
     ffn: int
 
     def num_parameters(self, head_dim: int = 64) -> int:
-        """Of the layers, without biases and norms."""
+        """Return the number of parameters of the layers, without biases and norms."""
         attention = 2 * self.hidden * head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.ffn)
 
@@ -35,11 +35,11 @@ SHAPES = {
 
 
 class InflationError(ValueError):
-    """A model or shape cannot be inflated, or an inflated model differs from its source."""
+    """Raised if a model or shape cannot be inflated, or an inflated model differs from its source."""
 
 
 def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:
-    """A shape with `ratio` of a target's weights, so about that share of its time at batch 1.
+    """Return a shape with `ratio` of a target's weights, which takes about that share of its time at batch 1.
 
     Raises:
         InflationError: the ratio is not between 0 and 1.
@@ -57,7 +57,7 @@ def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: i
 
 
 def named_shape(name: str) -> Shape:
-    """A shape by its name, `draft-<ratio>` for a drafter of the 0.3B shape, or `hidden=…,layers=…,…` in full.
+    """Return a shape by its name, `draft-<ratio>` for a drafter of the 0.3B shape, or `hidden=…,layers=…,…` in full.
 
     Raises:
         InflationError: there is no such shape.
@@ -76,7 +76,7 @@ def named_shape(name: str) -> Shape:
 
 
 def shape_of(text: Mapping[str, Any]) -> Shape:
-    """The shape of a text model's configuration."""
+    """Return the shape of a text model's configuration."""
     heads = text["num_attention_heads"]
     kv_heads = text.get("num_key_value_heads") or heads
     return Shape(text["hidden_size"], text["num_hidden_layers"], heads, kv_heads, text["intermediate_size"])
@@ -87,7 +87,7 @@ def head_dim_of(text: Mapping[str, Any]) -> int:
 
 
 def check_growth(old: Shape, new: Shape) -> None:
-    """Raise InflationError if a source cannot grow into a shape."""
+    """Raise InflationError if a source cannot be inflated to a shape."""
     for field in fields(Shape):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if after < before:

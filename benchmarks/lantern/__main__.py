@@ -1,12 +1,12 @@
-"""LANTERN on the zoo's image models: its premise, acceptance, cost in quality, and the paper's claims.
+"""Measures LANTERN on the zoo's image models: its premise, acceptance, image quality, and the paper's claims.
 
-    python -m benchmarks.lantern                  # runs what results/lantern.json lacks, writes it cell by cell
+    python -m benchmarks.lantern                  # runs what results/lantern.json lacks, writes after each row
     python -m benchmarks.lantern --quick          # a minute, printed only
     python -m benchmarks.lantern --only class     # one kind of condition; two commands may share the file
     python -m benchmarks.tables                   # the tables and the plot
 
 Text- and class-conditional, at temperature 0 and 1, on a CPU. Lossless methods are compared with plain decoding code by
-code; lossy ones are reported with their quality, its standard error, floor and ceiling.
+code; lossy ones are reported with their quality, its standard error, and its bounds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NUM_SHOWN, SHEET_COLUMNS, SIDE_PX = 16, 8, 96
 
 
 class Bench:
-    """One world under measurement; results that several cells need are computed once."""
+    """The models and images of one kind of condition; results that several rows need are computed once."""
 
     def __init__(self, world: World, seed: int, store: Store) -> None:
         self.world = world
@@ -74,7 +74,7 @@ class Bench:
         }
 
     def count(self, temperature: float) -> int:
-        """Images of a row; greedy decoding draws one image per class."""
+        """Return the number of images per row; greedy decoding draws one image per class."""
         shape = self.world.target.gpt.shape
         num = len(self.world.prompts)
         return min(num, shape.num_classes) if shape.condition == "class" and temperature == 0 else num
@@ -87,7 +87,8 @@ class Bench:
         return self._plain[key]
 
     def quality(self, images: Sequence[NDArray[np.uint8]], temperature: float) -> dict[str, Any]:
-        """Scores, and distances to real images and to plain ones (of another seed, if the seed matters)."""
+        """Return scores, and Fréchet distances to real and to plainly decoded images (of another seed above temperature
+        0)."""
         name = f"plain/{temperature}"
         if "real" not in self._features:
             self._features["real"] = self.world.judge.features(self.world.reference)
@@ -99,7 +100,7 @@ class Bench:
         return measure_quality(self.world.judge, images, scores, references)
 
     def measure(self, section: str, key: str, what: str, make: Callable[[], dict[str, Any]], drafter: str = "") -> None:
-        """Store the cell that `make` returns, unless the store has it."""
+        """Store the results entry that `make` returns, unless the store has it."""
         if self.store.has(section, key, drafter):
             return
         start = time.perf_counter()
@@ -110,7 +111,7 @@ class Bench:
         progress(f"{self.world.kind} {what:55s} {time.perf_counter() - start:6.1f} s  {figures}")
 
     def run_row(self, row: Row, temperature: float, section: str = "rows", group: str = "") -> None:
-        """One row: acceptance, cost, equality, quality, and for some rows the acceptance under other settings.
+        """Measure one row: acceptance, cost, equality, quality, and for some rows the acceptance under other settings.
 
         Written to `section` under `group` (the temperature by default) and the row's name.
         """
@@ -144,7 +145,7 @@ class Bench:
         self.measure(section, key, f"T = {temperature:g}{scale} {row.label}", make, drafter)
 
     def run_bounds(self) -> None:
-        """The ceilings: real images, and their reconstructions by the VQ model."""
+        """Measure upper bounds of image quality: real images, and their reconstructions by the VQ model."""
         real, world = self.world.real, self.world
 
         def make(label: str, get_images: Callable[[], Sequence[NDArray[np.uint8]]]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Bench:
             self.measure("bounds", name, label, partial(make, label, get_images))
 
     def run_premise(self) -> None:
-        """Codes of real images and of plain syntheses, replaced by neighbours."""
+        """Measure quality after codes of real images and of plain syntheses are replaced by neighbours."""
         world = self.world
         sources: dict[str, Callable[[], NDArray[np.int32]]] = {
             "real": lambda: world.encode(world.real),
@@ -187,7 +188,7 @@ class Bench:
 
 
 def measure_cost(done: Sequence[Completion], plain: Sequence[Completion]) -> dict[str, Any]:
-    """Acceptance and forwards per image; drafter forwards are those of the whole batch."""
+    """Return acceptance and forwards per image; drafter forwards are those of the whole batch."""
     return {
         "num_images": len(done),
         "num_codes": sum(len(one.token_ids) for one in done),
@@ -199,7 +200,7 @@ def measure_cost(done: Sequence[Completion], plain: Sequence[Completion]) -> dic
 
 
 def settings_of(world: World, seed: int) -> dict[str, Any]:
-    """The settings of a kind's cells; cells of other settings are dropped."""
+    """Return the settings of a kind of condition; stored results with other settings are dropped."""
     return {
         "seed": seed,
         "num_images": len(world.prompts),
@@ -216,7 +217,7 @@ def settings_of(world: World, seed: int) -> dict[str, Any]:
 
 
 def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) -> None:
-    """Everything of one kind that the store lacks; `only` names rows at temperature 1."""
+    """Run everything of one kind of condition that the store lacks; `only` names rows at temperature 1."""
     store.open(settings_of(world, seed))
     bench = Bench(world, seed, store)
     if not only:
@@ -225,7 +226,7 @@ def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) ->
         if not only or (temperature > 0 and row.name in only):
             bench.run_row(row, temperature)
     if not only and world.kind == "text":
-        # The model of classes has the same codebook.
+        # The class-conditional model has the same codebook.
         bench.run_premise()
         run_guidance(world, seed, store)
     facts = {
@@ -237,7 +238,7 @@ def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) ->
 
 
 def run_guidance(world: World, seed: int, store: Store) -> None:
-    """Some rows at every scale of guidance; at the default scale they are copied from the other rows."""
+    """Run `GUIDED_ROWS` at every guidance scale; at the default scale they are copied from the other rows."""
     for scale in GUIDANCE:
         if scale == world.sampling.guidance_scale:
             known = store.read()["kinds"][world.kind]["rows"]

@@ -1,4 +1,4 @@
-"""LANTERN's claims, checked on the zoo's image models by the rule of `benchmarks.harness.claims`."""
+"""Checks LANTERN's claims on the zoo's image models by the rule of `benchmarks.harness.claims`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from benchmarks.lantern.rows import DELTAS, GUIDANCE, KS
 Kinds = dict[str, Any]
 Cell = dict[str, Any]
 ATTRIBUTE_MARGIN = 0.05
-"""Images are as good as others if at most this share fewer attributes are right,"""
+"""Largest allowed loss of `attributes`, the share of right attributes, for images of equal quality."""
 DISTANCE_MARGIN = 0.1
-"""and the distance to real images is larger by at most this share."""
+"""Largest allowed relative increase of `frechet_real`, the Fréchet distance to real images, for the same."""
 LENGTH_MARGIN = 0.05
-"""Acceptance lengths are the same if neither is shorter by more than this share."""
+"""Largest relative difference of equal acceptance lengths."""
 
 
 def check_claims(kinds: Kinds) -> list[dict[str, Any]]:
-    """All claims; `kinds` are those of results/lantern.json."""
+    """Check all claims; `kinds` are those of results/lantern.json."""
     return check_all(CHECKS, kinds)
 
 
@@ -56,7 +56,7 @@ def _summary(cell: Cell) -> str:
 
 
 def _above(one: Cell, other: Cell, name: str, factor: float = 1.0, slack: float = 0.0) -> Holds:
-    """Whether `one` has more of `name` than `factor` times `other`, less `slack`."""
+    """Return whether metric `name` of `one` is more than `factor` times that of `other`, less `slack`."""
     error = "acceptance_length_se" if name == "mean_acceptance_length" else f"{name}_se"
     first, second = (Measured(cell[name], cell[error], cell["num_images"]) for cell in (one, other))
     return first.above(second, factor, slack)
@@ -67,7 +67,7 @@ def _longer(one: Cell, other: Cell, factor: float = 1.0) -> Holds:
 
 
 def _as_good(one: Cell, other: Cell) -> Holds:
-    """As many attributes right and as small a distance to real images, within the margins."""
+    """Return whether `one` is within the margins of `other` in `attributes` and `frechet_real`."""
     near = _above(other, one, "frechet_real", slack=DISTANCE_MARGIN * other["frechet_real"])
     return all_of((_above(one, other, "attributes", slack=ATTRIBUTE_MARGIN), near))
 
@@ -77,13 +77,13 @@ def _premise_cell(kinds: Kinds, name: str) -> Cell:
 
 
 def _part(label: str, cells: list[Cell], base: Cell) -> Finding:
-    """Whether all cells accept more than `base`."""
+    """Return whether all `cells` have a longer acceptance length than `base`."""
     numbers = f"{label}: {', '.join(map(_length, cells))} against {_length(base)}"
     return all_of(_longer(cell, base) for cell in cells), numbers
 
 
 def _all_longer(keys: tuple[str, ...], base: str) -> Callable[[Kinds], Finding]:
-    """Whether the rows `keys` accept more than the row `base`, for every kind of condition."""
+    """Return a check that the rows `keys` accept more than the row `base`, for every kind of condition."""
 
     def check(kinds: Kinds) -> Finding:
         return combine(_part(kind, [_row(kinds, key, kind) for key in keys], _row(kinds, base, kind)) for kind in kinds)
@@ -106,6 +106,7 @@ def _flat(kinds: Kinds) -> Finding:
 def _premise(kinds: Kinds) -> Finding:
     """Drawing every code anew from its 100 nearest leaves an image what it was (Figure 3), within 0.05 of the
     attributes and a tenth of the distance."""
+    # Compares `attributes` and `frechet_real` by `_as_good`.
     before = {"real": kinds["text"]["bounds"]["reconstructed"], "plain": _row(kinds, "1/plain")}
     after = {source: _premise_cell(kinds, f"{source}/drawn/100") for source in before}
     return combine(
@@ -138,13 +139,14 @@ def _coupling(kinds: Kinds) -> Finding:
 
 
 def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple[Holds, float, float]:
-    """Whether EAGLE-2 under shared noise, which is lossless, accepts more than LANTERN's residual; both lengths."""
+    """Return whether EAGLE-2 under shared noise accepts more than LANTERN's residual, and both acceptance lengths."""
     coupled, relaxed = (guidance[f"{scale:g}/{name}"] for name in ("eagle2_coupled", f"lantern_paper_{delta}"))
     return _longer(coupled, relaxed), coupled["mean_acceptance_length"], relaxed["mean_acceptance_length"]
 
 
 def _sharing_reaches(kinds: Kinds) -> Finding:
     """Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance."""
+    # Compares `mean_acceptance_length` at every guidance scale.
     found = ((scale, reaches(kinds["text"]["guidance"], scale)) for scale in GUIDANCE)
     return combine((holds, f"{scale:g}: {own:.2f} against {other:.2f}") for scale, (holds, own, other) in found)
 
@@ -188,6 +190,7 @@ def _moderate_keeps(kinds: Kinds) -> Finding:
         yield True, f"{kind} T = {temperature}: {_quality(plain)} plain"
         yield from ((_as_good(cell, plain), f"{cell['label']} {_quality(cell)}") for cell in cells)
 
+    # Compares `attributes` and `frechet_real` with plain decoding by `_as_good`.
     moderate = (("1", ("lantern_paper_0.1", "lantern_coupled_0.1")), ("0", ("lantern_0.05",)))
     return combine(part for kind in kinds for setting in moderate for part in parts(kind, *setting))
 

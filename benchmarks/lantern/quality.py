@@ -1,5 +1,4 @@
-"""Quality of synthesised images: attributes that a captioner reads in them, Fréchet distances, standard errors; and the
-replacement of codes by their neighbours."""
+"""Measures image quality: attributes read by a captioner, Fréchet distances, standard errors; replaces codes."""
 
 from __future__ import annotations
 
@@ -18,26 +17,26 @@ from zoo.image.quality import Reader, Seen, count_right, frechet_distance, image
 from zoo.world.grain import parse_prompt
 
 Score = Callable[[Seen | None], tuple[bool, int, int]]
-"""What the captioner read → whether all is right, attributes right, attributes asked for."""
+"""Contents that the captioner read → (whether all is right, attributes right, attributes requested)."""
 NUM_FOLDS = 8
 """Parts of the jackknife."""
 
 
 class Judge(Protocol):
-    """Reads images."""
+    """Reads the contents and features of images."""
 
     def read(self, images: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
-        """The contents of each image; None if nothing could be read."""
+        """Return the contents of each image; None if nothing could be read."""
         ...
 
     def features(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
-        """Features (n, d) of images."""
+        """Return features (n, d) of images."""
         ...
 
 
 @dataclass(frozen=True)
 class ZooJudge:
-    """The zoo's captioner and its vision tower."""
+    """A judge by the zoo's captioner and its vision tower."""
 
     reader: Reader
 
@@ -49,7 +48,7 @@ class ZooJudge:
 
 
 def count_prompt(prompt: str) -> Score:
-    """The score of a text-conditional image; raises ValueError for a prompt of another world."""
+    """Return the score of a text-conditional image; raise ValueError for a prompt of another world."""
     wanted = parse_prompt(prompt)
     if wanted is None:
         raise ValueError(f"not a prompt of the grainy world: {prompt!r}")
@@ -61,7 +60,7 @@ def count_prompt(prompt: str) -> Score:
 
 
 def count_class(colour: str, shape: str) -> Score:
-    """The score of a class-conditional image: one object, of this colour and this shape."""
+    """Return the score of a class-conditional image: one object, of this colour and this shape."""
 
     def score(seen: Seen | None) -> tuple[bool, int, int]:
         things = seen[0] if seen else ()
@@ -77,7 +76,7 @@ def measure_quality(
     scores: Sequence[Score],
     references: dict[str, NDArray[np.float64]],
 ) -> dict[str, Any]:
-    """Shares of right images and attributes, and distances to the references, with standard errors `…_se`."""
+    """Return shares of right images and attributes, and Fréchet distances to `references`, with errors `…_se`."""
     scored = [score(seen) for score, seen in zip(scores, judge.read(images), strict=True)]
     all_right, right, stated = zip(*scored, strict=True)
     whole = sum(all_right) / len(scored)
@@ -95,7 +94,7 @@ def measure_quality(
 
 
 def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> float:
-    """Standard error of a measure of n values by a jackknife over `NUM_FOLDS` parts."""
+    """Return the standard error of a measure of n values by a jackknife over `NUM_FOLDS` parts."""
     folds = min(NUM_FOLDS, len(values) // 2)
     if folds < 2:
         return 0.0
@@ -104,18 +103,18 @@ def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64
 
 
 def replace_codes(codes: NDArray[np.int32], table: Tensor, place: int) -> NDArray[np.int32]:
-    """Every code of (n, grid²) becomes its neighbour at `place` of the table (V, k), 0 being the nearest."""
+    """Replace every code of (n, grid²) by its neighbour in column `place` of the table (V, k), 0 being the nearest."""
     return table[:, place].numpy().astype(np.int32)[codes]
 
 
 def draw_neighbours(codes: NDArray[np.int32], table: Tensor, k: int, seed: int) -> NDArray[np.int32]:
-    """Every code becomes one of its `k` nearest, itself included, drawn at each place (Figure 3)."""
+    """Replace every code of (n, grid²) by a uniform draw from itself and its `k` - 1 nearest codes (Figure 3)."""
     drawn = np.random.default_rng(seed).integers(0, k, size=codes.shape)
     near = np.concatenate([np.arange(len(table))[:, None], table[:, : k - 1].numpy()], axis=1)
     return near[codes, drawn].astype(np.int32)
 
 
 def signal_to_noise(images: Sequence[NDArray[np.uint8]], others: Sequence[NDArray[np.uint8]]) -> float:
-    """Peak signal-to-noise ratio of two lists of images, in dB; infinite for equal ones."""
+    """Return the peak signal-to-noise ratio of two lists of images, in dB; infinite if they are equal."""
     gap = np.mean([(one.astype(np.float64) - other) ** 2 for one, other in zip(images, others, strict=True)])
     return float(10 * np.log10(255.0**2 / gap)) if gap else math.inf

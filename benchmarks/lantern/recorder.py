@@ -1,7 +1,7 @@
-"""Acceptance of a step's first draft under every k, δ, metric and divergence, recorded without changing the verdicts.
+"""Records the acceptance of a step's first draft under every k, δ, metric and divergence, without changing verdicts.
 
 The paper's Table 2 and Figure 2: acceptance probability of the first draft, mass of the likeliest codes, and how often
-the drafter guesses the likeliest.
+the drafter guesses the likeliest code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DRAFTER_TOPS = (1, 3)
 
 @dataclass(frozen=True)
 class Setting:
-    """One cell of a grid: the `k` nearest neighbours by `metric` under `delta`."""
+    """A relaxation setting: the `k` nearest neighbours by `metric`, bounded by `delta` under `divergence`."""
 
     metric: str
     divergence: Divergence
@@ -38,7 +38,7 @@ class Setting:
 
 
 class Recorder:
-    """The acceptance rule `rule`, with statistics of the root of each tree."""
+    """The acceptance rule `rule`, with statistics on the children of the root of each tree."""
 
     def __init__(self, rule: Acceptance, tables: dict[str, Tensor], settings: Iterable[Setting]) -> None:
         self.rule = rule
@@ -96,7 +96,7 @@ class Recorder:
                 self._add(f"hit/{setting.name}", replaces_it | (wanted == draft))
 
     def _note_guesses(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
-        """How often the target's likeliest code is among the root's first children, in draft order."""
+        """Count how often the target's likeliest code is among the root's first children, in draft order."""
         likeliest = judgement.raw[rows, 0].argmax(dim=-1)
         order = children.cumsum(dim=1) * children
         guessed = judgement.tree.tokens[rows] == likeliest[:, None]
@@ -107,12 +107,13 @@ class Recorder:
         self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
 
     def means(self) -> dict[str, Any]:
-        """Means over the steps with drafts."""
+        """Return the means over the steps with drafts."""
         return {"num_steps": self._num_steps} | {k: v / max(1, self._num_steps) for k, v in self._sums.items()}
 
 
 def record(rule: Acceptance, tables: dict[str, Tensor], ks: Iterable[int], deltas: Iterable[float]) -> Recorder:
-    """A recorder of the paper's grid: k × δ by ℓ2 and TVD, and the other metrics and divergence at the largest k."""
+    """Return a recorder of the paper's grid: k × δ by ℓ2 and TVD, and other metrics and divergences at the largest
+    k."""
     ks, deltas = sorted(ks), sorted(deltas)
     settings = [Setting("l2", "tvd", k, delta) for k in ks for delta in deltas]
     settings += [Setting(metric, "tvd", ks[-1], delta) for metric in tables if metric != "l2" for delta in deltas]
@@ -121,5 +122,5 @@ def record(rule: Acceptance, tables: dict[str, Tensor], ks: Iterable[int], delta
 
 
 def pick(means: dict[str, Any], kind: str, setting: Setting) -> float:
-    """One cell of a grid: `kind` "probability" or "hit"."""
+    """Return one statistic of a setting: `kind` is "probability" or "hit"."""
     return float(means[f"{kind}/{setting.name}"])

@@ -1,4 +1,4 @@
-"""The rows of the image benchmark: methods of the papers and their settings.
+"""Defines the rows of the image benchmark: methods of the papers and their settings.
 
 Values of k are the papers', of 16,384 codes; `World.share` scales them to the codebook.
 """
@@ -31,7 +31,7 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`."""
+    """One row of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`."""
 
     name: str
     label: str
@@ -42,7 +42,7 @@ class Row:
     published_k: bool = False
 
     def method(self, share: Callable[[int], int]) -> Method:
-        """The configured method for a codebook that `share` scales k to."""
+        """Return the configured method; `share` scales k to the codebook."""
         if self.acceptance is None:
             return Method()
         acceptance = dict(self.acceptance)
@@ -109,7 +109,7 @@ NAIVE = (
     Row("sd", "speculative decoding, chain of 5", {"kind": "exact"}, tree="chain", drafter="model"),
     Row("medusa", "Medusa, 3 heads", {"kind": "exact"}, tree="heads", drafter="medusa"),
 )
-"""The paper's Table 1 without EAGLE-2, greedy: drafters of texts on images."""
+"""The paper's Table 1 without EAGLE-2, greedy: drafting methods for text, applied to images."""
 
 GUIDANCE = (1.0, 2.0, 4.0, 7.5)
 """Scales of guidance; the paper samples with 7.5, the zoo's models draw best at 2."""
@@ -120,7 +120,7 @@ SWEEP = tuple(
     _lantern(f"sweep_{k}_{delta}", f"k = {k}, δ = {delta}", "coupled", k=k, delta=delta)
     for k, delta in ((1000, 0.05), (1000, 0.2), (100, 0.4), (300, 0.4))
 )
-"""The rest of the trade-off's points (the paper's Figure 5) at temperature 1."""
+"""Further points of the trade-off (the paper's Figure 5) at temperature 1."""
 
 ABLATIONS = (
     _lantern("metric_l2", "ℓ2, δ = 0.2", "paper", delta=0.2),
@@ -133,7 +133,7 @@ ABLATIONS = (
 
 
 def rows_of(kind: str) -> list[tuple[float, Row]]:
-    """All rows of a kind with their temperature; further settings and drafters for the text-conditional model only."""
+    """Return all rows of a kind with their temperature; some settings and drafters exist for text conditions only."""
     main = [(temperature, row) for temperature, rows in MAIN.items() for row in rows]
     if kind != "text":
         return main
@@ -141,5 +141,5 @@ def rows_of(kind: str) -> list[tuple[float, Row]]:
 
 
 def row_named(name: str) -> Row:
-    """A row at temperature 1."""
+    """Return a row at temperature 1."""
     return next(row for temperature, row in rows_of("text") if temperature > 0 and row.name == name)

@@ -1,4 +1,4 @@
-"""Results that are written cell by cell: a stopped run resumes, and two runs may write to one file."""
+"""Stores results entry by entry: a stopped run resumes, and two runs may write to one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS = ("bounds", "premise", "rows", "guidance")
 
 
 class Store:
-    """Cells of one `kind` in the JSON file at `path`, or in memory without a path."""
+    """Results of one `kind` of condition in the JSON file at `path`, or in memory if `path` is None."""
 
     def __init__(self, path: Path | None, kind: str) -> None:
         self.path = path
@@ -22,7 +22,7 @@ class Store:
         self._memory: dict[str, Any] = {"kinds": {}}
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Keep the kind's cells if they have the same `settings`, else drop them."""
+        """Keep the stored results of this kind if they have the same `settings`, else drop them."""
 
         def begin(data: dict[str, Any]) -> None:
             old = data["kinds"].get(self.kind)
@@ -36,7 +36,7 @@ class Store:
         self.change(begin)
 
     def has(self, section: str, key: str, drafter: str = "") -> bool:
-        """Whether there is a cell that was measured with this drafter."""
+        """Return whether there is an entry that was measured with this drafter."""
         cell = self.read()["kinds"][self.kind][section].get(key)
         return cell is not None and cell.get("drafter", "") == drafter
 
@@ -44,14 +44,14 @@ class Store:
         self.change(lambda data: data["kinds"][self.kind][section].update({key: cell}))
 
     def read(self) -> dict[str, Any]:
-        """The cells of all kinds."""
+        """Return the results of all kinds."""
         if self.path is None or not self.path.exists():
             return self._memory
         found: dict[str, Any] = read_results(self.path)
         return found
 
     def change(self, how: Callable[[dict[str, Any]], None]) -> None:
-        """Read, change and replace the file under a lock."""
+        """Apply `how` to the contents and replace the file, under a lock."""
         if self.path is None:
             how(self._memory)
             return

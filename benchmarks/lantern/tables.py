@@ -1,4 +1,4 @@
-"""Tables and the plot of the image benchmark, with the paper's numbers beside ours; missing cells are left out."""
+"""Renders tables and the plot of the image benchmark, beside the paper's numbers; missing results are left out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUALITY = "as asked | attributes | distance to real | distance to plain"
 def _quality(cell: Results) -> list[str]:
     digits = {"whole": 3, "attributes": 3, "frechet_real": 1, "frechet_plain": 1}
     shown = [f"{cell[name]:.{n}f} ± {cell[f'{name}_se']:.{n}f}" for name, n in digits.items()]
-    # Plain images have no distance to themselves.
+    # Plainly decoded images have no distance to themselves.
     return shown if cell["frechet_plain"] > 1e-6 else [*shown[:-1], "–"]
 
 
@@ -54,7 +54,7 @@ def _equal(cell: Results) -> str:
 
 
 def rows_table(results: Results, kind: str) -> str:
-    """Every method at each temperature, then the bounds of the quality."""
+    """Render every method at each temperature, then the bounds of the quality."""
     data = results["kinds"][kind]
     lines: list[list[object]] = []
     for temperature, rows in MAIN.items():
@@ -81,7 +81,7 @@ def settings_table(results: Results) -> str:
 
 
 def flatness_table(results: Results) -> str:
-    """How flat the targets' distributions are, and how well their drafters guess."""
+    """Render how flat the targets' distributions are, and how well their drafters guess."""
     names = ("top1_guided", "top10_guided", "top1_filtered", "top10_filtered", "strict_probability")
     lines = [
         [kind, *(f"{cell['record'][name]:.3f}" for name in (*names, "guessed_in_top1", "guessed_in_top3"))]
@@ -95,12 +95,12 @@ def flatness_table(results: Results) -> str:
 
 
 def _cells(results: Results, key: str) -> Iterator[tuple[str, Results]]:
-    """A row of every kind that has it."""
+    """Yield (kind, results) of a row for every kind of condition that has it."""
     return ((kind, data["rows"][key]) for kind, data in results["kinds"].items() if key in data["rows"])
 
 
 def premise_table(results: Results) -> str:
-    """Quality of images after their codes are replaced."""
+    """Render the quality of images after their codes are replaced."""
     data = results["kinds"]["text"]
     first = {
         "real": ("real images", data["bounds"]["reconstructed"]),
@@ -121,8 +121,8 @@ def premise_table(results: Results) -> str:
 
 
 def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> str:
-    """Acceptance of the first draft over k × δ, the paper's numbers in brackets: `what` is "probability", or "hit" for
-    the share of steps with shared noise."""
+    """Render the first draft's acceptance over k × δ, the paper's numbers in brackets: `what` is "probability", or
+    "hit" for the share of steps with a hit under shared noise."""
     lines = []
     for kind, cell in _cells(results, f"1/{row}"):
         record, share = cell["record"], results["kinds"][kind]["settings"]["k"]
@@ -145,7 +145,7 @@ def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> st
 
 
 def ablation_table(results: Results) -> str:
-    """The paper's Table 4."""
+    """Render the paper's Table 4."""
     rows, lines = results["kinds"]["text"]["rows"], []
     for name, (length, distance) in PAPER_ABLATION.items():
         if cell := rows.get(f"1/{name}"):
@@ -155,7 +155,7 @@ def ablation_table(results: Results) -> str:
 
 
 def _points(results: Results) -> dict[tuple[int, float], Results]:
-    """Settings of the trade-off, in order of k and δ."""
+    """Return (k, δ) → results of the trade-off, in order of k and δ."""
     rows = results["kinds"]["text"]["rows"]
     return {
         (k, delta): rows[f"1/{name}"]
@@ -167,7 +167,7 @@ def _points(results: Results) -> dict[tuple[int, float], Results]:
 
 
 def sweep_table(results: Results) -> str:
-    """The points of the trade-off (Figure 5)."""
+    """Render the points of the trade-off (Figure 5)."""
     share = results["kinds"]["text"]["settings"]["k"]
     lines = [[share[str(k)], delta, _length(one), *_quality(one)] for (k, delta), one in _points(results).items()]
     return table(f"k | δ | acceptance length | {QUALITY}", lines)
@@ -178,7 +178,7 @@ def claims_table(results: Results) -> str:
 
 
 def naive_table(results: Results) -> str:
-    """The paper's Table 1: what drafters of texts accept of images, greedy."""
+    """Render the paper's Table 1: acceptance of images by drafting methods for text, greedy."""
     rows = results["kinds"]["text"]["rows"]
     lines = [
         [cell["label"], _length(cell), printed, f"{cell['drafted_per_step']:.1f}", _equal(cell)]
@@ -189,7 +189,7 @@ def naive_table(results: Results) -> str:
 
 
 def guidance_table(results: Results) -> str:
-    """Acceptance length and quality over scales of guidance, at temperature 1."""
+    """Render acceptance length and quality over guidance scales, at temperature 1."""
     cells = results["kinds"]["text"]["guidance"]
     lines = [
         [f"{scale:g}", cell["label"], _length(cell), _equal(cell), *_quality(cell)]
@@ -201,7 +201,7 @@ def guidance_table(results: Results) -> str:
 
 
 def guidance_line(results: Results) -> str:
-    """One sentence: the guidance at which lossless shared noise accepts more than LANTERN at δ = 0.4."""
+    """Return a sentence on the guidance at which lossless shared noise accepts more than LANTERN at δ = 0.4."""
     found: dict[Holds, list[str]] = {True: [], False: [], None: []}
     cells = results["kinds"]["text"]["guidance"]
     for scale in GUIDANCE:
@@ -231,11 +231,11 @@ TABLES = {
     "lantern_guidance": guidance_table,
 }
 LINES = {"lantern_guidance_line": guidance_line}
-"""Sentences, by the same marks."""
+"""Functions that render a sentence for a generated part, by its name."""
 
 
 def draw_trade_off(results: Results) -> str:
-    """Acceptance length against distance to real images, for k and δ under coupled noise, and other rules."""
+    """Plot acceptance length against Fréchet distance, for k and δ under coupled noise, and other rules."""
     rows, share = results["kinds"]["text"]["rows"], results["kinds"]["text"]["settings"]["k"]
     points = _points(results)
     groups = {f"k = {share[str(k)]}, δ rising": [point for place, point in points.items() if place[0] == k] for k in KS}

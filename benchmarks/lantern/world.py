@@ -1,4 +1,4 @@
-"""The image models of one kind of condition, the images to synthesise, and the real images for comparison."""
+"""Loads the image models of one kind of condition, the prompts, and the real images for comparison."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ Pictures = list[NDArray[np.uint8]]
 KINDS = ("text", "class")
 SLOTS = 48
 NUM_REFERENCE = 512
-"""Real images that all distances refer to."""
+"""Number of reference images of all Fréchet distances."""
 REAL_SEED = 977
-"""A seed that no training of the zoo has used."""
+"""A seed that is not used in the zoo's training."""
 PAPER_CODES = 16384
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """One image to synthesise: prompt, condition, and the score of a reading of the image."""
+    """One image to synthesise: prompt, condition, and the function that scores the contents of the image."""
 
     sample_id: str
     prompt: str
@@ -65,7 +65,7 @@ class OtherDrafter:
 
 @dataclass(frozen=True)
 class World:
-    """Models of one kind of condition. `real` are true images of each of the `prompts`; `reference` are others.
+    """Models of one kind of condition. `real` has an image of each of the `prompts`; `reference` has other real images.
 
     `sampling` has the guidance and filters of all rows; `others` are further drafters by the method's `drafter.kind`.
     """
@@ -84,46 +84,46 @@ class World:
     others: dict[str, OtherDrafter] = field(default_factory=dict)
 
     def revision(self, drafter: str) -> str | None:
-        """The revision of a drafter by the method's `drafter.kind`; None if there is none."""
+        """Return the revision of a drafter by the method's `drafter.kind`; None if there is none."""
         if drafter == "eagle":
             return self.drafter_revision if self.drafter is not None else None
         return self.others[drafter].revision if drafter in self.others else None
 
     def share(self, k: int) -> int:
-        """The paper's `k` of 16,384 codes as the same share of this codebook."""
+        """Scale the paper's `k` of 16,384 codes to the same share of this codebook."""
         return max(1, round(k * self.target.vocab_size / PAPER_CODES))
 
     def requests(self, temperature: float, seed: int, count: int | None = None) -> list[Request]:
-        """The requests for the first `count` images."""
+        """Return the requests for the first `count` images."""
         sampling = replace(self.sampling, temperature=temperature)
         return [Request(a.sample_id, a.prompt, (), sampling, seed, condition=a.condition) for a in self.prompts[:count]]
 
     def build(self, choice: MethodChoice) -> Method:
-        """A configured method; each engine needs its own."""
+        """Build a configured method; each engine needs its own."""
         kind = choice.drafter.kind
         drafter = self.others[kind].model if kind in self.others else self.drafter
         return build_method(choice, drafter, self.target, self.vq.codebook)
 
     def decode(self, method: Method, requests: Sequence[Request]) -> list[Completion]:
-        """All completions, in the order of `requests`; raises RuntimeError if one failed."""
+        """Return all completions in the order of `requests`; raise RuntimeError if one failed."""
         shape = self.target.gpt.shape
         engine = Engine(self.target, method, SLOTS, shape.num_condition_tokens + shape.num_image_tokens)
         return run_requests(engine, requests)
 
     def paint(self, codes: NDArray[np.int32]) -> Pictures:
-        """Codes (n, grid²) → images."""
+        """Decode codes (n, grid²) to images."""
         grid = self.target.gpt.shape.grid
         square = torch.from_numpy(codes.astype(np.int64)).reshape(-1, grid, grid)
         return [image for part in square.split(SLOTS) for image in images_of(self.vq.decode(part))]
 
     def encode(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.int32]:
-        """Images → codes (n, grid²)."""
+        """Encode images to codes (n, grid²)."""
         codes = [self.vq.encode(part) for part in pixels_of(list(images)).split(SLOTS)]
         return torch.cat(codes).flatten(1).numpy().astype(np.int32)
 
 
 def codes_of(done: Sequence[Completion]) -> NDArray[np.int32]:
-    """Codes (n, grid²) of completions."""
+    """Return the codes (n, grid²) of completions."""
     return np.array([completion.token_ids for completion in done], dtype=np.int32)
 
 
@@ -134,7 +134,7 @@ NAMES = {
 DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
 OTHERS: dict[str, dict[str, str]] = {"text": {"model": "image_drafter", "medusa": "image_medusa"}, "class": {}}
 TOP_K = {"text": 1000, "class": 0}
-"""The paper's top-k of its codebook (0: off)."""
+"""The paper's top-k, relative to its own codebook (0: off)."""
 
 
 def missing_checkpoints(kind: str, folder: Path = CHECKPOINTS) -> list[str]:
@@ -142,7 +142,7 @@ def missing_checkpoints(kind: str, folder: Path = CHECKPOINTS) -> list[str]:
 
 
 def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS) -> World:
-    """The zoo's models of a kind, in float32 on the CPU; `num_images` is rounded up to a multiple of the classes."""
+    """Load the zoo's models of a kind, in float32 on the CPU; for classes, `num_images` is rounded up to a multiple."""
     refs = {role: CheckpointRef(str(folder / name)) for role, name in NAMES[kind].items()}
     gpt = load_gpt(refs["target"], "float32", _CPU)
     text_encoder = load_t5(refs["condition"], gpt.shape, "float32", _CPU) if kind == "text" else None
@@ -194,7 +194,7 @@ def _text_prompts(num: int, seed: int, text_encoder: T5Condition | None) -> tupl
 
 
 def _class_prompts(num: int, seed: int, _: T5Condition | None) -> tuple[list[ImagePrompt], Pictures]:
-    """Labels in turn; the real images show the same labels."""
+    """Return prompts with labels in turn, and real images of the same labels."""
     num = -(-num // NUM_CLASSES) * NUM_CLASSES
     found: dict[int, list[Scene]] = {label: [] for label in range(NUM_CLASSES)}
     draw, index = _drawer("class"), seed * 100_000
@@ -213,7 +213,7 @@ def _class_prompts(num: int, seed: int, _: T5Condition | None) -> tuple[list[Ima
 
 def _drawer(kind: str) -> Callable[[int], Scene]:
     # Some classes have no held-out scene: a class-conditional model is compared with scenes of its training split, as
-    # published ones are, none of which it was trained on.
+    # published models are; the zoo's training does not use these scenes.
     split, only = ("held_out", None) if kind == "text" else ("train", 1)
     return lambda index: draw_grainy_scene(scene_rng(f"grain/{split}", REAL_SEED, index), split, only)
 

@@ -1,1 +1,1 @@
-"""Every method on every scenario of the zoo, and the papers' claims."""
+"""Runs every method on every scenario of the zoo, and checks the papers' claims."""

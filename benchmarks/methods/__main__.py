@@ -1,4 +1,4 @@
-"""Every method on every scenario of the zoo, with the same seeds: acceptance, cost, quality, equality.
+"""Measures every method on every scenario of the zoo, with the same seeds: acceptance, cost, quality, equality.
 
     python -m benchmarks.methods                  # all presets of the zoo; writes results/methods.json
     python -m benchmarks.methods --missing        # presets that the committed JSON lacks, with the same cases and seed
@@ -41,15 +41,15 @@ MAX_NEW_TOKENS = 160
 SLOTS = 32
 MAX_CONTEXT_TOKENS = 768
 ALONE = {"drafter_alone": ("plain", "sd_chain"), "video_drafter_alone": ("video_plain", "video_sd")}
-"""The drafter as the target: the preset that it runs, and the preset whose drafter it is."""
+"""Name → (preset to run with the drafter as its target, preset that the drafter is taken from)."""
 PRUNED_ALONE = {"pruned_drafter_alone": "lvspec", "video_pruned_drafter_alone": "video_lvspec"}
-"""LVSpec's pruned drafter alone, and its preset."""
+"""Name of LVSpec's pruned drafter alone → its preset."""
 PRUNINGS = ("specvlm", "specvlm_uniform")
 Completions = dict[str, dict[str, Completion]]
 
 
 def presets(video: bool = False) -> dict[str, CaptionJob]:
-    """The zoo's presets on images or on videos by name, plain decoding first."""
+    """Return the zoo's presets on images or on videos by name, plain decoding first."""
     found = {
         name.removeprefix("zoo_"): load_preset(CaptionJob, name)
         for name in sorted(PRESETS)
@@ -60,7 +60,7 @@ def presets(video: bool = False) -> dict[str, CaptionJob]:
 
 
 def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling, seed: int) -> dict[str, Completion]:
-    """All completions of one scenario by case id; raises RuntimeError if one failed."""
+    """Return all completions of one scenario by case id; raise RuntimeError if one failed."""
     requests = [Request(c.case_id, pair.render(c.messages), c.images, sampling, seed, videos=c.videos) for c in cases]
     return {completion.sample_id: completion for completion in run_requests(engine, requests)}
 
@@ -68,7 +68,7 @@ def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling,
 def measure(
     cases: list[Case], done: dict[str, Completion], plain: dict[str, Completion] | None, target_forwards: int
 ) -> dict[str, Any]:
-    """One cell of the tables; `…_se` are standard errors over cases."""
+    """Return the metrics of one method on one scenario; `…_se` are standard errors over cases."""
     completions = [done[case.case_id] for case in cases]
     telemetry = [one.telemetry for one in completions]
     tokens = sum(len(one.token_ids) for one in completions)
@@ -107,7 +107,7 @@ def run_method(
     seed: int,
     follow_drafter: bool = False,
 ) -> tuple[dict[str, Any], Completions]:
-    """One method over all scenarios: its cells and completions; `follow_drafter` accepts every draft."""
+    """Run one method over all scenarios; return metrics and completions. `follow_drafter` accepts every draft."""
     cells: dict[str, Any] = {}
     completions: Completions = {}
     for name, cases in scenarios.items():
@@ -124,8 +124,8 @@ def run_method(
 def run_all(
     jobs: dict[str, CaptionJob], names: list[str], scenarios: dict[str, list[Case]], seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every name (a preset of `jobs`, or one of `ALONE` or `PRUNED_ALONE`) with its result; plain decoding at the same
-    temperature is the reference."""
+    """Yield every name (a preset of `jobs`, or a key of `ALONE` or `PRUNED_ALONE`) with its result; the reference is
+    plain decoding at the same temperature."""
     first = next(iter(jobs))
     plain: dict[float, Completions] = {}
     for name in names:
@@ -154,13 +154,13 @@ def run_all(
 
 
 def names_of(jobs: dict[str, CaptionJob]) -> list[str]:
-    """The presets, and their drafters alone."""
+    """Return the presets and the names of their drafters alone."""
     alone = [name for name, (preset, _) in ALONE.items() if preset in jobs]
     return [*jobs, *alone, *(name for name, preset in PRUNED_ALONE.items() if preset in jobs)]
 
 
 def run_into(results: dict[str, Any], only: list[str] | None, write: Callable[[dict[str, Any]], None]) -> None:
-    """Add to `results` what they lack (of `only`, if given), calling `write` after each method."""
+    """Run the methods missing from `results` (restricted to `only`, if given), calling `write` after each."""
     num_cases, seed = results["num_cases"], results["seed"]
     for jobs, build, place in (
         (presets(), build_scenarios, results["methods"]),

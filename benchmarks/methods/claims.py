@@ -1,4 +1,4 @@
-"""The papers' claims, checked on the zoo's results by the rule of `benchmarks.harness.claims`."""
+"""Checks the papers' claims on the zoo's results by the rule of `benchmarks.harness.claims`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ Results = dict[str, Any]
 Keys = tuple[str, ...]
 SCENARIOS = (*IN_DISTRIBUTION, *OUT_OF_DISTRIBUTION)
 TURNS = {"first turn": ("single", "two_images", "clip"), "second turn": ("second_turn",), "OOD": OUT_OF_DISTRIBUTION}
-"""The columns of TABED's Table 3."""
+"""Scenarios of the columns of TABED's Table 3."""
 SINGLES = {"M": "sd_chain", "T": "sd_chain_text", "C": "sd_chain_caption", "P": "sd_chain_pooled"}
 TIE = 0.005
-"""Acceptance lengths closer than this are the same."""
+"""Acceptance lengths that differ by less are equal."""
 
 
 def check_claims(results: Results) -> list[dict[str, Any]]:
-    """All claims; `results` are those of results/methods.json."""
+    """Check all claims; `results` are those of results/methods.json."""
     return check_all(CHECKS, results)
 
 
 def length_error(cell: Results) -> float:
-    """Standard error of a cell's acceptance length over samples, or over steps if the cell has none."""
+    """Return the standard error of an acceptance length over samples, or over steps for results without it."""
     error = cell.get("acceptance_length_se")
     return steps_error(cell["acceptance_histogram"]) if error is None else float(error)
 
 
 def mean_length(methods: Results, name: str, keys: Keys = IN_DISTRIBUTION) -> Measured:
-    """Mean acceptance length of a method over scenarios of equal weight."""
+    """Return the mean acceptance length of a method over scenarios of equal weight."""
     cells = [methods[name]["scenarios"][key] for key in keys]
     error = math.sqrt(sum(length_error(cell) ** 2 for cell in cells)) / len(cells)
     value = sum(cell["mean_acceptance_length"] for cell in cells) / len(cells)
@@ -65,7 +65,7 @@ def _no_single_winner(results: Results) -> Finding:
     lengths = {(name, key): mean_length(results["methods"], name, (key,)) for name in names for key in SCENARIOS}
 
     def loses(name: str) -> Holds:
-        """Whether another context is longer somewhere."""
+        """Return whether another context accepts more in some scenario."""
         pairs = [(lengths[name, key], lengths[o, key]) for o in names if o != name for key in SCENARIOS]
         if any(other.above(own) for own, other in pairs):
             return True
@@ -78,7 +78,7 @@ def _no_single_winner(results: Results) -> Finding:
 
 
 def _never_third(methods: Results, names: tuple[str, str, str], keys: Keys, label: str) -> tuple[Holds, str]:
-    """Whether the last of three methods is longer than, or level with, at least one of the others."""
+    """Return whether the last of three methods accepts at least as much as one of the others, up to `TIE`."""
     *others, own = (mean_length(methods, name, keys) for name in names)
     holds = any_of(own.above(other, slack=TIE) for other in others)
     return holds, f"{label} " + " / ".join(f"{one.value:.2f}" for one in (*others, own))
@@ -110,7 +110,7 @@ def _tabed_trees(results: Results) -> Finding:
 
 
 def _beats(name: str, others: str) -> Callable[[Results], Finding]:
-    """Whether a method accepts more than single contexts in both turns and out of distribution."""
+    """Return a check that a method accepts more than single contexts in both turns and out of distribution."""
 
     def check(results: Results) -> Finding:
         parts = []

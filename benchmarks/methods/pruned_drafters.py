@@ -1,4 +1,4 @@
-"""Pruned drafters: an acceptance rule that writes what the drafter writes, and the share of the images that it sees."""
+"""Measures pruned drafters alone: a rule that accepts every draft, and the share of the image cells they see."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOTS, MAX_CONTEXT_TOKENS = 16, 768
 class FollowDrafter(Acceptance):
     """Accept every draft of a chain, the last one as the token after the path, so that the target adds no token.
 
-    A sample's first token is the target's, from its prefill; so is one without a draft. No job can choose this rule.
+    The target chooses the first token (prefill) and the token of a step without drafts. No job can choose this rule.
 
     Raises:
         ValueError: a tree is not a chain.
@@ -49,7 +49,7 @@ class FollowDrafter(Acceptance):
 
 
 class Watched:
-    """A pruned context that records the visual tokens it keeps of each prompt, identified by their rotary positions."""
+    """A pruned context that records the visual tokens kept of each prompt, identified by their rotary positions."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -71,7 +71,10 @@ def _places(prefix: Prefix) -> Tensor:
 
 
 def seen_cells(kept: list[int], num_columns: int, num_images: int) -> float:
-    """Share of the world's 3 × 3 cells of all images with a kept visual token."""
+    """Return the share of the 3 × 3 grid cells of all images that contain a kept visual token.
+
+    `kept` are indices into `num_columns` visual tokens.
+    """
     per_image = num_columns // num_images
     side = math.isqrt(per_image)
     cells = set()
@@ -83,7 +86,7 @@ def seen_cells(kept: list[int], num_columns: int, num_images: int) -> float:
 
 
 def count_seen_cells(job: CaptionJob, scenarios: dict[str, list[Case]]) -> dict[str, float]:
-    """The mean share of cells seen by the drafter of `job`, by scenario with images."""
+    """Return the mean share of grid cells seen by the drafter of `job`, by scenario with images."""
     pair, found = load(job), {}
     for name, cases in scenarios.items():
         if not cases[0].images:

@@ -1,4 +1,4 @@
-"""The zoo's scenarios: questions with images or clips, and the scores of their answers.
+"""Builds the zoo's scenarios: questions with images or clips, and the scores of their answers.
 
 In distribution: single images, two images, a second turn, text only, clips of three frames. Out of distribution:
 stories of five unrelated images, and clips of six frames. The video pair has one scenario for each question on a clip.
@@ -34,9 +34,9 @@ LONG_CLIP_FRAMES = 6
 
 @dataclass(frozen=True)
 class Case:
-    """One question: `messages`, uint8 RGB `images`, `videos`; without a right answer `score` is None.
+    """One question: chat `messages`, uint8 RGB `images`, `videos`; `score` is None if no answer is right or wrong.
 
-    `truth` is a right caption, if words can be compared with one.
+    `truth` is a right caption, for scenarios with attribute words.
     """
 
     case_id: str
@@ -48,14 +48,14 @@ class Case:
 
 
 def attribute_overlap(text: str, truth: str) -> tuple[int, int, int]:
-    """The number of attribute words in both, in `text`, and in `truth`."""
+    """Return the number of attribute words shared by `text` and `truth`, in `text`, and in `truth`."""
     words = ([word.strip(".,:;") for word in one.split()] for one in (text, truth))
     output, true = (Counter(word for word in one if word in ATTRIBUTE_WORDS) for one in words)
     return (output & true).total(), output.total(), true.total()
 
 
 def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
-    """`num_cases` held-out cases of every scenario."""
+    """Return `num_cases` held-out cases of every scenario."""
     questions = other_questions(num_cases, seed)
     found = {"single": _single(num_cases, seed)}
     for name, kind in (("two_images", "change"), ("second_turn", "second"), ("text_only", "text"), ("clip", "clip")):
@@ -74,7 +74,7 @@ def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
 
 
 def build_video_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
-    """`num_cases` held-out clips for each question, scored by the attributes that the true caption states."""
+    """Return `num_cases` held-out clips for each question, scored by the attributes that the true caption states."""
     found: dict[str, list[Case]] = {name: [] for name in VIDEO}
     for index, (moved, phrasing, clip) in enumerate(held_out_clips(num_cases * len(VIDEO), seed)):
         content = [{"type": "video"}, {"type": "text", "text": motion.PROMPTS[phrasing]}]

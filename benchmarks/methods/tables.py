@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.methods`."""
+"""Renders the tables of `benchmarks.methods`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEADLINE = {
     "specvlm": "SpecVLM",
     "lvspec": "LVSpec",
 }
-"""Methods of the README's table, and their labels."""
+"""Methods of the README's table → their labels."""
 
 
 def acceptance_table(results: Results) -> str:
-    """Mean acceptance length (bonus included) of every method in every scenario."""
+    """Render the mean acceptance length (bonus token included) of every method in every scenario."""
     rows = []
     for name, result in results["methods"].items():
         cells = (result["scenarios"].get(key) for key in SCENARIOS)
@@ -33,7 +33,7 @@ def acceptance_table(results: Results) -> str:
 
 
 def cost_table(results: Results) -> str:
-    """Cost and quality on single images."""
+    """Render cost and quality of every method on single images."""
     base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
     rows = []
     for name, result in results["methods"].items():
@@ -64,7 +64,7 @@ def claims_table(results: Results) -> str:
 
 
 def video_table(results: Results) -> str:
-    """Acceptance length, nodes and attributes of every method on the video pair, by question."""
+    """Render acceptance length, nodes and attributes of every method on the video pair, by question."""
     rows = []
     for name, result in results["video"]["methods"].items():
         cells = [result["scenarios"][key] for key in VIDEO]
@@ -79,7 +79,7 @@ def video_table(results: Results) -> str:
 
 
 def pruning_table(results: Results) -> str:
-    """Guided against uniform pruning: acceptance length, and the share of the images' cells that the drafter sees."""
+    """Render guided against uniform pruning: acceptance length, and the share of grid cells that the drafter sees."""
     rows = []
     names = ("specvlm", "specvlm_uniform")
     for key in SCENARIOS:
@@ -91,7 +91,7 @@ def pruning_table(results: Results) -> str:
 
 
 def headline_table(results: Results) -> str:
-    """Acceptance and quality of a few methods on single images, for the README."""
+    """Render acceptance and quality of a few methods on single images, for the README."""
     rows = []
     for name, label in HEADLINE.items():
         method = results["methods"][name]

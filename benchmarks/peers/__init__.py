@@ -1,1 +1,1 @@
-"""This engine compared with transformers and vLLM: the same weights, prompts and outputs."""
+"""Compares this engine with transformers and vLLM: the same weights, prompts and outputs."""

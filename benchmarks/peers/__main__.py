@@ -1,4 +1,4 @@
-"""This engine compared with transformers and vLLM in one run: the same weights, prompts and outputs, batch by batch.
+"""Compares this engine with transformers and vLLM in one run, with the same weights, prompts and outputs.
 
     python -m benchmarks.peers                      # the full grid; writes results/peers.json
     python -m benchmarks.peers --requests-per-slot 8 2 1    # one number for each batch size
@@ -41,7 +41,7 @@ SEED = 0
 
 
 def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dict[str, Any]:
-    """The whole grid."""
+    """Measure all contenders at all batch sizes, launch by launch."""
     scratch: Path = options.scratch
     repeats: dict[int, int] = options.repeats
     counts = {batch: batch * number for batch, number in options.requests_per_slot.items()}

@@ -1,4 +1,4 @@
-"""This engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled`."""
+"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.target import Target
 
 
 def choose_method(mode: str, gamma: int) -> Method:
-    """`plain`, a `chain` of `gamma` drafts, or one whose length a controller chooses (`controlled`)."""
+    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, or chains of `controlled` length."""
     if mode == "plain":
         return Method()
     controller = MeasuredController() if mode == "controlled" else NoController()
@@ -29,7 +29,7 @@ def choose_method(mode: str, gamma: int) -> Method:
 
 
 class EngineRunner:
-    """One pair, compiled unless `is_eager`, and an engine for each batch size."""
+    """A pair, compiled unless `is_eager`, with one engine per batch size."""
 
     def __init__(self, work: Work, mode: str, is_eager: bool = False) -> None:
         torch.set_num_threads(work.threads)
@@ -53,7 +53,7 @@ class EngineRunner:
         return {"step": self._step, **versions_of(torch, transformers)}
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """One full batch, which allocates and compiles; then two, which refill and drain slots as a pass does."""
+        """Run one full batch, which allocates and compiles; then two, which refill and drain slots as a pass does."""
         self.run(batch, min(batch, num_requests))
         return self.run(batch, min(2 * batch, num_requests))
 

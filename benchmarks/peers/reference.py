@@ -1,4 +1,4 @@
-"""The reference of all peers: the target's own tokens and logit gaps in fp32, by transformers' eager `generate`.
+"""Makes the reference of all peers: the target's own tokens and logit gaps in fp32, by transformers' `generate`.
 
 python -m benchmarks.peers.reference WORK_FILE OUTPUT_FILE
 """
@@ -20,7 +20,7 @@ BATCH = 16
 
 
 def key_of(work: Work) -> str:
-    """A hash of what the reference depends on: the target's files, the prompts and the limits."""
+    """Return a hash of all inputs of the reference: the target's files, the prompts and the limits."""
     digest = hashlib.sha256()
     for path in sorted(Path(work.target).iterdir()):
         if path.suffix in (".json", ".safetensors"):
@@ -32,7 +32,7 @@ def key_of(work: Work) -> str:
 
 @torch.inference_mode()
 def make_reference(work: Work) -> list[dict[str, Any]]:
-    """For every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
+    """Return for every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
     torch.set_num_threads(work.threads)
     model = load_model(work.target, "float32", work.ignore_eos)
     ends, pad = end_ids(model), model.generation_config.pad_token_id

@@ -1,4 +1,4 @@
-"""The contenders, their processes, and timed passes at one batch size: one peer runs, the others are stopped."""
+"""Starts the contenders' processes and times passes at one batch size; one peer runs, the others are stopped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.harness.verdict import judge, make_row
 
 
 class Contender(NamedTuple):
-    """A measured configuration: one `variant` of an engine (`row`); `single` decodes one sample at a time."""
+    """A measured configuration: one `variant` of an engine (`row`); `single` contenders decode one sample at a time."""
 
     name: str
     row: str
@@ -48,7 +48,7 @@ CONTENDERS = (
 
 
 class Launched(NamedTuple):
-    """How the process of a contender is started."""
+    """Arguments that start the process of a contender."""
 
     contender: Contender
     python: str
@@ -60,9 +60,9 @@ class Launched(NamedTuple):
 def run_launch(
     launched: Sequence[Launched], batches: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Peer], dict[str, Any]]]:
-    """Start every process; yields for each batch size its paused peers and the versions of all peers.
+    """Start every process; yield for each batch size its paused peers and the versions of all peers.
 
-    Peers of one sample at a time take part at batch 1 only, and are ended after the last batch of 1.
+    Peers of `single` contenders take part at batch 1 only, and are ended after the last batch of 1.
     """
     with ExitStack() as open_peers:
         peers: dict[str, Peer] = {}
@@ -92,7 +92,7 @@ class Timed:
     warm_s: list[float] = field(default_factory=list)
 
     def row(self, reference: Sequence[Mapping[str, Any]], dtype: str) -> dict[str, Any]:
-        """See `benchmarks.harness.verdict.make_row`."""
+        """Summarise the passes; see `benchmarks.harness.verdict.make_row`."""
         return make_row(self.passes, reference, dtype, self.peak_bytes) | {"warm_s": self.warm_s}
 
 
@@ -104,7 +104,7 @@ def measure_batch(
     orders: Sequence[Sequence[str]],
     timed: dict[str, Timed],
 ) -> None:
-    """Warm all peers up, then add to `timed` a pass over the reference's prompts for each name in each order."""
+    """Warm up all peers, then time a pass over the reference's prompts for each name in each order, into `timed`."""
 
     def run(name: str, verb: str) -> tuple[Outcome, float]:
         peer, start = peers[name], time.perf_counter()

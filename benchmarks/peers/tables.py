@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.peers`."""
+"""Renders the tables of `benchmarks.peers`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOALS: tuple[tuple[str, int, str, tuple[str, ...], float], ...] = (
     ("speculation, batch 8", 8, OWN_DRAFTS, (VLLM_DRAFTS, VLLM_NGRAMS), 2.0),
     ("speculation, batch 32", 32, OWN_DRAFTS, (VLLM, VLLM_DRAFTS, VLLM_NGRAMS), 1.0),
 )
-"""What is compared, batch size, row, rows of the rivals, and the speed over theirs that is wanted."""
+"""Goals: description, batch size, row, rows of the rivals, and the ratio of speeds to reach."""
 
 
 def _speed(row: Results) -> float:
@@ -23,7 +23,7 @@ def _speed(row: Results) -> float:
 
 
 def best_rows(results: Results) -> list[Results]:
-    """The fastest variant of each row and batch size; one without a speed only if there is no other."""
+    """Return the fastest variant of each row and batch size; one with a withheld speed only if no other has a speed."""
     best: dict[tuple[int, str], Results] = {}
     for row in results["rows"]:
         place = row["batch"], row["row"]
@@ -33,7 +33,7 @@ def best_rows(results: Results) -> list[Results]:
 
 
 def peers_table(results: Results) -> str:
-    """Every engine's best variant at every batch size."""
+    """Render every engine's best variant at every batch size."""
     return table(
         "batch | engine | tokens/s | samples/s | acceptance length | outputs equal to the target's | peak memory",
         [
@@ -52,14 +52,14 @@ def peers_table(results: Results) -> str:
 
 
 def ratio(row: Results, other: Results) -> dict[str, float] | None:
-    """Samples per second of one row over another's, round by round; None if either has no speed."""
+    """Return samples per second of `row` over those of `other`, round by round; None if either is withheld."""
     if row["samples_per_s"] is None or other["samples_per_s"] is None:
         return None
     return spread([theirs / ours for ours, theirs in zip(row["seconds"], other["seconds"], strict=True)])
 
 
 def peers_claims_table(results: Results) -> str:
-    """The goals: samples per second of this engine over its fastest rival in the same rounds."""
+    """Render the goals: samples per second of this engine over its fastest rival in the same rounds."""
     best = {(row["batch"], row["row"]): row for row in best_rows(results)}
     rows = []
     for what, batch, name, others, wanted in GOALS:
@@ -74,7 +74,7 @@ def peers_claims_table(results: Results) -> str:
 
 
 def peers_setting(results: Results) -> str:
-    """One paragraph on what was run."""
+    """Describe the models, prompts and machine in one paragraph."""
     rows = results["rows"]
     requests = ", ".join(f"{count} at batch {b}" for b, count in {r["batch"]: r["num_requests"] for r in rows}.items())
     passes = ", ".join(f"{num} at batch {b}" for b, num in {r["batch"]: len(r["seconds"]) for r in rows}.items())

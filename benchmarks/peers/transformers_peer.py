@@ -1,4 +1,4 @@
-"""transformers' `generate` as a peer: `python -m benchmarks.peers.transformers_peer WORK MODE`.
+"""Runs transformers' `generate` as a peer: `python -m benchmarks.peers.transformers_peer WORK MODE`.
 
 Modes: `eager` (growing cache), `compiled` (static cache, compiled step with packed weights), `assisted` and
 `assisted_confident` (a drafter for one sample at a time; the second uses transformers' default confidence threshold).
@@ -23,7 +23,8 @@ ASSISTED = {"assisted": 0.0, "assisted_confident": None}
 
 
 def load_model(path: str, dtype: str, ignore_eos: bool) -> PreTrainedModel:
-    """A model whose only generation settings are the checkpoint's end tokens (none with `ignore_eos`) and padding."""
+    """Load a model whose only generation settings are the checkpoint's end tokens (none with `ignore_eos`) and
+    padding."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -40,7 +41,7 @@ def end_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def cut(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:
-    """Tokens up to and including the first end token."""
+    """Return the tokens up to and including the first end token."""
     for number, token in enumerate(tokens):
         if token in ends:
             return list(tokens[: number + 1])
@@ -55,7 +56,7 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.T
 
 
 def batches(prompts: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
-    """Indices of the prompts in batches of similar lengths."""
+    """Return the indices of the prompts in batches of similar lengths."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     return [order[start : start + batch] for start in range(0, len(order), batch)]
 
@@ -89,7 +90,7 @@ class GenerateRunner:
         self._num_forwards += 1
 
     def _cache(self, batch: int) -> dict[str, StaticCache]:
-        """The cache of a batch size, emptied; compiled graphs depend on its address."""
+        """Return the cache of a batch size, emptied; compiled graphs depend on its address."""
         if self._mode != "compiled":
             return {}
         if batch not in self._caches:
@@ -101,11 +102,12 @@ class GenerateRunner:
         return versions_of(torch, transformers)
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """One full batch; every batch of a pass has its shape."""
+        """Run one full batch; every batch of a pass has the same shape."""
         return self.run(batch, min(batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """See `benchmarks.harness.process.Runner`; with a drafter, every forward of the target is a step."""
+        """Run a pass; see `benchmarks.harness.process.Runner`. With a drafter, every forward of the target is a
+        step."""
         prompts = self._work.prompt_ids[:num_requests]
         ends, pad = end_ids(self._model), self._model.generation_config.pad_token_id
         outputs: list[list[int]] = [[] for _ in prompts]

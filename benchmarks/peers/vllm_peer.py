@@ -1,6 +1,6 @@
-"""vLLM as a peer: `python -m benchmarks.peers.vllm_peer WORK plain|draft_model|ngram`.
+"""Runs vLLM as a peer: `python -m benchmarks.peers.vllm_peer WORK plain|draft_model|ngram`.
 
-Runs in vLLM's own environment, so of this project it imports `benchmarks.harness.process` only. One engine serves every
+Runs in vLLM's own environment, so it imports only `benchmarks.harness.process` of this project. One engine serves every
 batch size: at most `batch` requests are in it, and a finished one is replaced before the next step.
 """
 
@@ -22,7 +22,7 @@ STEPS, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_
 
 
 def speculation(work: Work, mode: str) -> dict[str, Any] | None:
-    """vLLM's `speculative_config`."""
+    """Return vLLM's `speculative_config`; None for plain decoding."""
     options: dict[str, dict[str, Any]] = {
         "draft_model": {"model": work.drafter},
         "ngram": {"prompt_lookup_min": NGRAM_MIN_TOKENS, "prompt_lookup_max": NGRAM_MAX_TOKENS},
@@ -55,7 +55,7 @@ class VllmRunner:
         return versions_of(torch, transformers, vllm)
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """One full batch; the graphs have no fixed shape."""
+        """Run one full batch; compiled graphs have dynamic shapes."""
         return self.run(batch, min(batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""What all peers of a run share: inflated models, prompts, and the target's own outputs."""
+"""Makes the inputs that all peers of a run share: inflated models, prompts, and the target's own outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.pair import CHECKPOINTS
 
 
 def inflated(name: str, shape: str, dtype: str, scratch: Path) -> Path:
-    """The folder of a zoo checkpoint in another shape, made if it does not exist."""
+    """Return the folder of a zoo checkpoint inflated to `shape`, made if it does not exist."""
     folder = scratch / "pairs" / f"{name}-{shape}-{dtype}"
     if not folder.exists():
         progress(f"making {folder}")
@@ -29,7 +29,7 @@ def inflated(name: str, shape: str, dtype: str, scratch: Path) -> Path:
 
 
 def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Folders of the text pair in the shapes of the command line: target and drafter."""
+    """Return the folders of the inflated text pair: target and drafter."""
     return (
         inflated("text_target", options.target_shape, options.dtype, options.scratch),
         inflated("text_drafter", options.drafter_shape, options.dtype, options.scratch),
@@ -39,7 +39,7 @@ def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
 def make_work(
     options: argparse.Namespace, target: Path, drafter: Path, texts: list[str], max_new_tokens: int, max_batch: int
 ) -> Work:
-    """Prompts and limits for all peers; the context window has room for a whole draft after the last token."""
+    """Return prompts and limits for all peers; the context window has room for a whole draft after the last token."""
     ids = encode(front_end_of(target), texts)
     longest = max(map(len, ids)) + max_new_tokens + options.gamma + 1
     return Work(
@@ -58,7 +58,7 @@ def make_work(
 
 
 def reference_of(work: Work, variables: Mapping[str, str], scratch: Path) -> list[dict[str, Any]]:
-    """The target's own outputs, cached in `scratch` and made by a separate process.
+    """Return the target's own outputs, cached in `scratch` and made by a separate process.
 
     Raises:
         PeerError: that process fails.
@@ -77,10 +77,10 @@ def reference_of(work: Work, variables: Mapping[str, str], scratch: Path) -> lis
 
 
 def by_batch(option: str, batches: Sequence[int], numbers: Sequence[int]) -> dict[int, int]:
-    """An option's number for each batch size, from one number for all or one for each.
+    """Return an option's number for each batch size, from one number for all or one number each.
 
     Raises:
-        ValueError: there are neither one nor as many numbers as batch sizes.
+        ValueError: the option has neither one number nor one per batch size.
     """
     if len(numbers) not in (1, len(batches)):
         raise ValueError(f"{option} takes one number or {len(batches)}, one for each batch size")

@@ -1,1 +1,1 @@
-"""The models that make images: VQ model, text encoder, GPTs, and their quality."""
+"""Defines and trains the zoo's image models (VQ model, T5 text encoder, GPTs), and measures their quality."""

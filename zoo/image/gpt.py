@@ -1,4 +1,4 @@
-"""The image world's GPTs: their sizes, training on codes with a tenth of the conditions left out, and plain sampling.
+"""Defines the zoo's LlamaGen GPTs: sizes, training on VQ codes with a tenth of the conditions dropped, plain sampling.
 
 Sampling uses a cache of transformers and draws from the same distribution as the engine.
 """
@@ -26,13 +26,13 @@ from zoo.world.scene import GRID as CELLS
 
 IMAGE_PX = 96
 GRID = IMAGE_PX // VQ_SHAPE.factor
-# The share of conditions that training replaces by the empty condition, for guidance.
+# Share of conditions that training replaces by the empty condition, for classifier-free guidance.
 DROPPED_SHARE = 0.1
 MUON_LR = 0.02
 EXAM_WEIGHT = 0.3
 EXAM_HEADS = {"size": len(SIZES) + 1, "colour": len(COLOURS) + 1, "shape": len(SHAPES) + 1, "tone": len(TONES)}
-# How much more a code counts where the prompt asks for an object. It depends on the prompt alone, so the odds that are
-# learned stay those of the pictures; without it grain, which no prompt explains, drowns what prompts do explain.
+# Loss weight of codes in cells with a requested object. It depends on the prompt alone, so the learned distribution
+# stays that of the images; without it, the unpredictable grain dominates the loss.
 ASKED_WEIGHT = 6.0
 # A class is the colour and the shape of an image's only object.
 NUM_CLASSES = len(COLOURS) * len(SHAPES)
@@ -49,10 +49,10 @@ SHAPES_OF = {
 
 @dataclass(frozen=True)
 class Codes:
-    """Encoded images: codes [n, 144] and for each its condition, a row of `features` and `mask`, or a label.
+    """Encoded images: codes [n, 144] and the condition of each, a row of `features` and `mask`, or a label.
 
-    `asked` [n, 144, 4] are the attributes of the condition for each code's place: size, colour and shape of the object
-    in its cell (0: none), and the tone. Used only in training.
+    `asked` [n, 144, 4] are the attributes of the condition at each code's position: size, colour and shape of the
+    object in its cell (0: none), and the tone. Used only in training.
     """
 
     codes: Tensor
@@ -75,8 +75,8 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
 
 
 def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
-    """Return the attributes of conditions for each code's place, [n, 144, 4]; see `Codes`. Those of a class are the
-    same everywhere."""
+    """Return the attributes of conditions at each code's position, [n, 144, 4]; see `Codes`. Those of a class are the
+    same at all positions."""
     side = torch.arange(GRID) * CELLS // GRID
     cells = (side[:, None] * CELLS + side).flatten()
     asked = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
@@ -96,7 +96,7 @@ def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
 def encode_scenes(
     kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None, tokenizer: PreTrainedTokenizerFast | None
 ) -> Codes:
-    """Render and encode scenes, and with `t5` their prompts."""
+    """Render scenes and encode them to codes, and with `t5` encode their prompts."""
     parts = [scenes[first : first + 50] for first in range(0, len(scenes), 50)]
     codes = torch.cat([vq.encode(pixels_of([render_grainy(scene) for scene in part])).flatten(1) for part in parts])
     asked = asked_places(kind, scenes)
@@ -108,9 +108,9 @@ def encode_scenes(
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
-    """Return the attention mask, bool [n, 1, L, L], for real positions [n, columns] followed by `num_tokens` positions.
+    """Return the attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens` codes.
 
-    Causal; only padding at the left attends to itself.
+    Causal; padded condition positions are masked, but each position attends to itself.
     """
     seen = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
     length = seen.shape[1]
@@ -120,7 +120,7 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
 
 
 def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the condition's positions [n, columns, D] and which are real; rows of `dropped` [n] have no condition."""
+    """Return the condition's embeddings [n, columns, D] and their mask; rows of `dropped` [n] have no condition."""
     if batch.labels is not None:
         labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
         return gpt.condition(labels)[:, None], torch.ones(len(labels), 1, dtype=torch.bool)
@@ -131,7 +131,7 @@ def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, 
 
 
 def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
+    """Return the hidden states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
     columns, mask = condition_columns(gpt, batch, dropped)
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
@@ -140,7 +140,7 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
 
 
 def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the logits [n, 144, V] before each code; see `code_states`."""
+    """Return the logits [n, 144, V] of each code; see `code_states`."""
     return gpt.output(code_states(gpt, batch, dropped))
 
 
@@ -155,7 +155,7 @@ def sample_codes(
 ) -> Tensor:
     """Draw codes [n, grid²] for the conditions of a batch; temperature 0 takes the likeliest.
 
-    `mass` gets, per code, the n probabilities of the ten likeliest codes before temperature, after guidance, [n, 10].
+    `mass` receives, per code, the probabilities [n, 10] of the ten likeliest codes, after guidance, at temperature 1.
     """
     generator = torch.Generator().manual_seed(seed)
     guided = guidance_scale > 1
@@ -188,7 +188,7 @@ def sample_codes(
 
 
 def pick(codes: Codes, rows: Tensor) -> Codes:
-    """Return some rows."""
+    """Return the given rows of encoded images."""
     parts = (codes.features, codes.mask, codes.labels, codes.asked)
     return Codes(codes.codes[rows], *(None if part is None else part[rows] for part in parts))
 
@@ -196,14 +196,14 @@ def pick(codes: Codes, rows: Tensor) -> Codes:
 def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
     """Build an untrained GPT, its weights drawn from a seed.
 
-    With the VQ model's codes [V, dim] as directions, similar codes start with similar embeddings, at the input and at
-    the output: learning 4,096 codes one by one would take longer than all other training.
+    Embeddings are initialised from the VQ model's codes [V, dim], so that similar codes have similar input and output
+    embeddings: learning 4,096 codes one by one would take longer than all other training.
     """
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():
         if parameter.ndim == 2:
-            # The output of layers starts at zero, so that the first steps use the similarity of codes.
+            # Layers output zero at first, so that the first steps use the similarity of codes.
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
             nn.init.normal_(parameter, std=0.0 if adds else parameter.shape[1] ** -0.5)
     if codebook is not None:
@@ -214,7 +214,7 @@ def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
 
 
 def smooth_features(directions: Tensor, num_features: int) -> Tensor:
-    """Return random Fourier features [n, num_features] of directions [n, dim]: a kernel of two widths."""
+    """Return random Fourier features [n, num_features] of directions [n, dim], for a kernel of two widths."""
     widths = torch.where(torch.arange(num_features) % 2 == 0, 0.45, 0.9)
     turns = torch.randn(directions.shape[1], num_features) / widths
     waves = (directions @ turns + 2 * math.pi * torch.rand(num_features)).cos() * 2**0.5
@@ -222,10 +222,10 @@ def smooth_features(directions: Tensor, num_features: int) -> Tensor:
 
 
 def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
-    """Train a GPT in place on encoded images, drawn anew in each pass.
+    """Train a GPT in place on encoded images, in random order in each pass.
 
-    An examiner predicts the attributes of the condition for each place from the GPT's states: codes are a noisy
-    training signal of conditions because of the grain, and attributes have no noise.
+    A linear examiner predicts the attributes of the condition at each position from the GPT's states: because of the
+    grain, codes are a noisy training signal of conditions, and attributes have no noise.
     """
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -240,7 +240,7 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
     gpt.train()
 
     def share(step: int) -> float:
-        """Up in a line, level, and from the middle on down to zero."""
+        """Return the learning-rate factor: linear warm-up, constant, then linear decay to zero over the second half."""
         return min(1.0, (step + 1) / 30, (recipe.steps - step) / (0.5 * recipe.steps))
 
     def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:

@@ -1,5 +1,4 @@
-"""Quality of images of the grainy world: attributes that the zoo's captioner finds in them, and a Fréchet distance of
-two sets.
+"""Measures images of the grainy world: attributes that the zoo's captioner finds, and Fréchet distances of two sets.
 
 Both measures take lists of uint8 images [H, W, 3] of any size. The captioner and the features are the shipped
 `caption_target` and its vision tower, which were not trained on grain or VQ images.
@@ -28,7 +27,7 @@ Seen = tuple[tuple[Thing, ...], str]
 
 @dataclass(frozen=True)
 class Reader:
-    """The captioner that judges: model and processor, in float32."""
+    """The captioner that reads images: model and processor, in float32."""
 
     model: LlavaForConditionalGeneration
     processor: LlavaProcessor
@@ -36,10 +35,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Described:
-    """Shares of images that the captioner describes as their prompts: completely, and by attribute.
+    """Shares of images, and of attributes, that the captioner describes as the prompts request.
 
     An attribute is the tone, the presence of an object in a cell, or its size, colour or shape. Additional objects
-    count against the whole and no attribute.
+    count against `whole` and not against `attributes`.
     """
 
     whole: float
@@ -52,9 +51,9 @@ def load_reader(folder: Path = CHECKPOINTS) -> Reader:
 
 
 def read_images(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 50) -> list[Seen | None]:
-    """Return objects and tone that the captioner reads in each image, None where it writes no caption.
+    """Return the objects and the tone that the captioner reads in each image; None without a valid caption.
 
-    The ground's texture is left out: grain looks like dots to a reader that never saw any.
+    The ground's texture is left out: the captioner, which was not trained on grain, reads it as dots.
     """
     questions = [ask(PROMPTS[PHRASING], [Image.fromarray(_checked(image))], "") for image in images]
     answers = answer_all(reader.model, reader.processor, questions, batch_size)
@@ -78,7 +77,7 @@ def measure_described(reader: Reader, images: Sequence[np.ndarray], prompts: Seq
 
 
 def count_right(wanted: Seen, seen: Seen | None) -> int:
-    """Return how many of the wanted attributes are there; see `Described`."""
+    """Return how many of the wanted attributes were read; see `Described`."""
     if seen is None:
         return 0
     return int(wanted[1] == seen[1]) + count_matching(wanted[0], seen[0])
@@ -86,7 +85,7 @@ def count_right(wanted: Seen, seen: Seen | None) -> int:
 
 @torch.no_grad()
 def image_features(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 50) -> np.ndarray:
-    """Return float64 features [n, 256] of images: mean and deviation over the patches of the captioner's tower."""
+    """Return float64 features [n, 256] of images: mean and standard deviation over the tower's patches."""
     tower, prepare = reader.model.model.vision_tower, reader.processor.image_processor
     parts = []
     for start in range(0, len(images), batch_size):
@@ -118,7 +117,7 @@ def frechet_distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def measure_class(reader: Reader, images: Sequence[np.ndarray], labels: Sequence[int]) -> Described:
-    """Compare captions of images of a class with that class: one object, of its colour and its shape.
+    """Compare captions of class-conditional images with their classes: one object, of its colour and its shape.
 
     Raises:
         ValueError: there is no image, or not one label per image.

@@ -1,4 +1,4 @@
-"""Quality of the image models: attributes that a captioner finds in their images, their codes, and their entropy."""
+"""Measures the image models: attributes that a captioner finds in their images, their codes, and their entropy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BATCH = 50
 
 
 class Gallery:
-    """Held-out scenes of one kind of condition, their pictures and their codes."""
+    """Held-out scenes of one kind of condition, their images and their codes."""
 
     def __init__(self, kind: str, num: int, seed: int, folder: Path, vq: Vq) -> None:
         scenes = draw_scenes(kind, "held_out", num, seed)
@@ -51,18 +51,18 @@ class Gallery:
         self.codes: Codes = encode_scenes(kind, scenes, vq, t5, tokenizer)
 
     def read(self, reader: Reader, images: list[np.ndarray]) -> Described:
-        """Compare images with what this gallery's scenes asked for."""
+        """Compare images with the conditions of this gallery's scenes."""
         if self.codes.labels is None:
             return measure_described(reader, images, self.prompts)
         return measure_class(reader, images, self.codes.labels.tolist())
 
     def batches(self) -> list[Codes]:
-        """The codes in parts of at most BATCH."""
+        """Return the codes in parts of at most `BATCH` images."""
         return [pick(self.codes, rows) for rows in torch.arange(len(self.images)).split(BATCH)]
 
 
 def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
-    """Measure the VQ model alone: readable reconstructions, likeness, use of the codebook."""
+    """Measure the VQ model alone: attributes read in reconstructions, similarity, use of the codebook."""
     codes = gallery.codes.codes
     images = draw_images(vq, codes, round(codes.shape[1] ** 0.5))
     errors = np.stack(gallery.images).astype(np.float64) - np.stack(images)
@@ -86,13 +86,13 @@ def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
 
 
 def measure_mass(prefix: str, top: Tensor) -> dict[str, float]:
-    """Return the mean mass of the likeliest code and of the ten likeliest, from probabilities [n, 10]."""
+    """Return the mean probability of the likeliest code and of the ten likeliest, from probabilities [n, 10]."""
     return {f"{prefix}top1_mass": float(top[:, 0].mean()), f"{prefix}top10_mass": float(top.sum(-1).mean())}
 
 
 @torch.no_grad()
 def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq, seed: int) -> dict[str, float]:
-    """Measure a GPT on held-out codes, teacher-forced, and its images, greedy and at temperature 1, with and without
+    """Measure a GPT on held-out codes (teacher-forced), and its images, greedy and at temperature 1, with and without
     guidance."""
     losses, tops = [], []
     for batch in gallery.batches():
@@ -117,7 +117,7 @@ def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
-    """Measure saved image models on held-out scenes; the result is what zoo/synthesis_quality.json holds."""
+    """Measure saved image models on held-out scenes; return the contents of zoo/synthesis_quality.json."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
     galleries = {kind: Gallery(kind, num, seed, folder, vq) for kind in ("text", "class")}
@@ -131,7 +131,7 @@ def measure(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[s
 
 
 def quality_table(measured: dict[str, float]) -> str:
-    """Return the measured numbers as two Markdown tables: the VQ model's, then one column per GPT."""
+    """Render the measured numbers as two Markdown tables: the VQ model's, then one column per GPT."""
     rows = (
         ("original pictures described as their prompts say", "truth_whole"),
         ("reconstructions described so", "reconstruction_whole"),

@@ -1,6 +1,6 @@
-"""The image world's text encoder: a tokenizer and a tiny T5 encoder, trained to read prompts before any image is drawn.
+"""Trains the image world's text encoder: a tokenizer and a tiny T5 encoder, before any image model is trained.
 
-The T5's training predicts the contents of each cell from the mean of its features. Image tokens of LlamaGen attend to a
+The T5 learns to predict the contents of each cell from the mean of its features. Image tokens of LlamaGen attend to a
 prompt through exactly such a mean, because rotary zeros give all its positions the same weight.
 """
 
@@ -65,7 +65,7 @@ def encode_prompts(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, promp
     tokens = tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
     mask = tokens["attention_mask"].bool()
     features = t5(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
-    # Encoded as a T5 is used to, pads at the right; then rolled, so that the first image token follows the prompt.
+    # T5 expects padding at the right; features are then rolled, so that the first image token follows the prompt.
     order = (torch.arange(mask.shape[1]) + mask.sum(1, keepdim=True)) % mask.shape[1]
     mask = mask.gather(1, order)
     features = features.gather(1, order[:, :, None].expand_as(features))
@@ -78,7 +78,7 @@ def _prompts(num: int, seed: int, start: int) -> list[tuple[Scene, str]]:
 
 
 def _answers(scenes: list[Scene]) -> Tensor:
-    """Return per scene and cell the size, colour and shape (0: nothing), then the tone, [28, n]."""
+    """Return the size, colour and shape of each cell (0: nothing), then the tone, as labels [28, n]."""
     rows = torch.zeros(len(scenes), NUM_CELLS * 3 + 1, dtype=torch.long)
     for row, scene in zip(rows, scenes):
         for thing in scene.things:
@@ -97,7 +97,7 @@ _HEADS = {**_CELL_HEADS, "tone": len(TONES)}
 
 
 class Examiner(nn.Module):
-    """Reads a scene from the mean of a prompt's features, and an object from the feature of its noun; for training."""
+    """Predicts a scene from the mean of a prompt's features, and an object from its noun's feature; for training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,6 +146,6 @@ def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
 
 
 def save_t5(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save the encoder, turned into bfloat16, with its tokenizer; the Auto classes load the folder."""
+    """Save the encoder in bfloat16 with its tokenizer; the Auto classes load the folder."""
     t5.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Training of the image world's VQ model: first without a codebook, then with one initialised by k-means.
+"""Trains the image world's VQ model: first without a codebook, then with one initialised by k-means.
 
 Contains the losses and the codebook's updates.
 """
@@ -23,26 +23,26 @@ from zoo.world.grain import sample_grainy
 VQ_SHAPE = VqShape(
     codebook_size=4096, code_dim=8, channels=8, multipliers=(1, 2, 4, 8), num_res_blocks=1, latent_dim=64
 )
-# The first part of the training, which has no codebook yet.
+# Share of the training steps that run first, without a codebook.
 FREE_SHARE = 0.33
 COMMITMENT = 0.25
-# How much more a coloured pixel counts than a grey one, and colour than brightness: grain would have every code else.
+# Loss weights of coloured against grey pixels, and of colour against brightness; without them, grain uses up all codes.
 COLOURED_WEIGHT = 5.0
 CHROMA_WEIGHT = 3.0
-# How much of the loss is the distance of the two pictures' features in a captioner's vision tower.
+# Weight of the perceptual loss: the distance of both images' features in a captioner's vision tower.
 PERCEPTION = 0.05
 CODE_DECAY = 0.99
-# A code that is hit less often than this part of the mean is moved onto a latent that was just seen.
+# A code used less often than this share of the mean is moved onto a latent of the current batch.
 DEAD_SHARE = 0.05
 
 
 def pixels_of(images: list[np.ndarray] | np.ndarray) -> Tensor:
-    """Turn uint8 images [96, 96, 3] into VQ inputs: float32 [n, 3, 96, 96] in [-1, 1]."""
+    """Convert uint8 images [96, 96, 3] to VQ inputs: float32 [n, 3, 96, 96] in [-1, 1]."""
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def images_of(pixels: Tensor) -> list[np.ndarray]:
-    """Turn decoded pixels [n, 3, H, W] into uint8 images [H, W, 3]."""
+    """Convert decoded pixels [n, 3, H, W] to uint8 images [H, W, 3]."""
     bytes_ = (pixels.float().clamp(-1, 1) * 127.5 + 127.5).round().to(torch.uint8)
     return list(bytes_.permute(0, 2, 3, 1).numpy())
 
@@ -56,7 +56,7 @@ def draw_images(vq: Vq, codes: Tensor, grid: int, batch_size: int = 50) -> list[
 
 
 def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
-    """Yield batches of pixels [b, 3, 96, 96], channels last, of a split for ever."""
+    """Yield batches of pixels [b, 3, 96, 96], channels last, of a split without end."""
     for start in itertools.count(step=batch_size):
         pixels = pixels_of([pixels for _, pixels, _ in sample_grainy(split, batch_size, seed, start)])
         yield pixels.contiguous(memory_format=torch.channels_last)
@@ -64,9 +64,9 @@ def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int, generator: torch.Generator) -> Tensor:
-    """Lay out codes [num_codes, dim] of length 1 over latents [n, dim] of length 1 by spherical k-means.
+    """Fit unit-length codes [num_codes, dim] to unit-length latents [n, dim] by spherical k-means.
 
-    Codes start on latents drawn by `weights` [n], and k-means moves each only a little: weights decide where they are.
+    Initial codes are latents drawn by `weights` [n], which set their density: k-means moves them only a little.
     """
     few = len(latents) < num_codes
     codes = latents[torch.multinomial(weights, num_codes, replacement=few, generator=generator)].clone()
@@ -81,7 +81,7 @@ def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int,
 
 
 class CodeKeeper:
-    """Moves codes towards the latents that choose them: moving averages, and new positions for unused codes."""
+    """Updates the codebook by moving averages of the latents assigned to each code, and moves unused codes."""
 
     def __init__(self, vq: Vq, seed: int) -> None:
         self.codes = vq.codebook
@@ -91,14 +91,14 @@ class CodeKeeper:
 
     @torch.no_grad()
     def update(self, latents: Tensor, owner: Tensor) -> None:
-        """Take in latents [n, dim] of length 1 and the codes [n] that they chose."""
+        """Update the codebook with unit-length latents [n, dim] and the codes [n] assigned to them."""
         mean = len(owner) / len(self.codes)
         seen = torch.bincount(owner, minlength=len(self.codes)).float() / mean
         self.counts.lerp_(seen, 1 - CODE_DECAY)
         self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, owner, latents) / mean, 1 - CODE_DECAY)
         dead = (self.counts < DEAD_SHARE).nonzero().flatten()
         if len(dead) and len(dead) <= len(latents):
-            # They go where the codebook is coarse.
+            # Dead codes are moved to latents with large quantisation errors.
             error = (latents - self.codes[owner]).square().sum(-1)
             fresh = latents[torch.multinomial(error, len(dead), generator=self.generator)]
             self.sums[dead], self.counts[dead] = fresh * 0.5, 0.5
@@ -106,13 +106,13 @@ class CodeKeeper:
 
 
 def pixel_weights(pixels: Tensor) -> Tensor:
-    """Return how much each pixel counts, [b, 1, H, W]: those of objects and their outlines more than the ground's."""
+    """Return the loss weight of each pixel, [b, 1, H, W]: higher for objects and their outlines."""
     colourful = (pixels.amax(1, keepdim=True) - pixels.amin(1, keepdim=True)) / 2
     return 1.0 + (COLOURED_WEIGHT - 1.0) * F.max_pool2d(colourful, 5, stride=1, padding=2)
 
 
 def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
-    """Return how unlike two batches of pictures are: pixel by pixel, and in the tower's features."""
+    """Return the reconstruction loss of two batches of images: weighted pixel errors plus errors of tower features."""
     gap = made - pixels
     grey = gap.mean(1, keepdim=True)
     squares = grey.square() + CHROMA_WEIGHT * (gap - grey).square().mean(1, keepdim=True)
@@ -123,7 +123,7 @@ def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
 
 
 def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of a batch, its latents [n, dim] of length 1 and the codes [n] that they chose."""
+    """Return the loss of a batch, its unit-length latents [n, dim] and the codes [n] assigned to them."""
     latents = F.normalize(vq.latents(pixels).float(), dim=-1)  # [b, h, w, dim]
     if quantised:
         owner = vq.quantize.nearest(latents.detach())
@@ -133,14 +133,14 @@ def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[
     else:
         owner = torch.zeros(latents.shape[:-1], dtype=torch.long)
         commitment = latents.new_zeros(())
-        # About the distance to the nearest of 4096 codes, so that the decoder does not come to rely on less.
+        # Noise of about the distance to the nearest of 4096 codes prepares the decoder for quantisation.
         passed = F.normalize(latents + 0.08 * torch.randn_like(latents), dim=-1)
     loss = picture_loss(vq.render(passed), pixels, tower) + COMMITMENT * commitment
     return loss, latents.detach().flatten(0, 2), owner.flatten()
 
 
 def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
-    """Train a VQ model from a seed; `tower` is the frozen vision tower that judges likeness besides the pixels."""
+    """Train a VQ model from a seed; `tower` is the frozen vision tower of the perceptual loss."""
     torch.manual_seed(seed)
     vq = Vq(VQ_SHAPE).to(memory_format=torch.channels_last)
     vq.codebook.requires_grad_(False)
@@ -170,7 +170,7 @@ def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
 
 
 def polish_decoder(vq: Vq, tower: nn.Module, recipe: Recipe, seed: int) -> None:
-    """Train the decoder alone, in place: codes stay the same, so GPTs may be trained on them meanwhile."""
+    """Train the decoder alone, in place: codes stay the same, so GPTs may be trained on them at the same time."""
     tower.requires_grad_(False).eval()
     vq.to(memory_format=torch.channels_last).requires_grad_(False)
     parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]

@@ -1,1 +1,1 @@
-"""The text pair: two Llama models, their training samples, and their quality."""
+"""Defines and trains the text pair: two Llama models, their training samples, and their quality."""

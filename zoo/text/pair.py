@@ -1,6 +1,6 @@
-"""The tokenizer and the two untrained models of the text pair, and their files.
+"""Builds the tokenizer and the two untrained models of the text pair, and saves them.
 
-Both are `LlamaForCausalLM`, which every engine can run, for comparisons.
+Both are `LlamaForCausalLM`, which transformers and vLLM also run, for comparisons.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCHITECTURES = {
 
 
 def render(prompt: str) -> str:
-    """What the chat template makes of one question, without the bos that the tokenizer adds."""
+    """Render one question by the chat template, without the bos that the tokenizer adds."""
     return f"USER: {prompt} ASSISTANT:"
 
 
@@ -67,10 +67,10 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save a model, turned into bfloat16, with its tokenizer; the Auto classes load the folder like any checkpoint."""
+    """Save a model in bfloat16 with its tokenizer; the Auto classes load the folder like any checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The class by the name that every release of transformers knows, and other engines with it.
+    # A tokenizer class name that every release of transformers, and other engines, can load.
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(settings, indent=2) + "\n")

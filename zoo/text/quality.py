@@ -1,4 +1,4 @@
-"""Quality of the text pair: right answers, attributes and tokens on held-out scenes, agreement of the two models."""
+"""Measures the text pair: right answers, attributes and tokens on held-out scenes, agreement of the two models."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ ROWS = (
 
 
 def true_answer(scene: Scene, phrasing: str) -> str:
-    """One answer that is right."""
+    """Return one right answer."""
     return listing.write_answer(scene, phrasing, scene_rng("held_out", 0, 0))
 
 
 def attributes_right(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
-    """Attribute words at the positions of the true answer, and the number of its attribute words."""
+    """Return how many attribute words equal the true answer's at the same position, and the larger of both counts."""
     return count_stated(true_answer(scene, phrasing), text)
 
 
 @torch.no_grad()
 def tokens_right(model: Target, asked: list[tuple[Scene, str]]) -> float:
-    """The share of true answers' tokens, filler words left out, that are the first choice after all that precede."""
+    """Return the share of the true answers' tokens, without filler words, that are the model's top-1,
+    teacher-forced."""
     right = total = 0
     for scene, phrasing in asked:
         answer = true_answer(scene, phrasing)
@@ -55,14 +56,14 @@ def tokens_right(model: Target, asked: list[tuple[Scene, str]]) -> float:
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; the result is what zoo/text_quality.json holds.
+    """Measure a saved pair; return the contents of zoo/text_quality.json.
 
     Raises:
-        RuntimeError: a question failed, or a speculative answer is not the plain one.
+        RuntimeError: a question failed, or speculative answers differ from plain ones.
     """
     asked = held_out_questions(num, seed)
     pair = load_targets(folder, "text")
-    # Before an engine owns the models, which then run under it only.
+    # Measured before an engine takes over the models.
     found = {f"{role}_tokens_right": tokens_right(model, asked) for role, model in pair.items()}
     prompts = [render(listing.write_prompt(*question)) for question in asked]
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
@@ -76,5 +77,5 @@ def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[s
 
 
 def quality_table(measured: dict[str, float]) -> str:
-    """The measured numbers as a Markdown table."""
+    """Render the measured numbers as a Markdown table."""
     return value_table("measured on held-out scenes", ROWS, measured)

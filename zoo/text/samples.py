@@ -1,4 +1,4 @@
-"""Samples of the text pair: token ids with weights for training, and held-out prompts for benchmarks."""
+"""Draws samples of the text pair: token ids with loss weights for training, and held-out prompts for benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.world.scene import Scene, scene_rng
 
 
 def held_out_questions(num: int, seed: int, split: str = "held_out") -> list[tuple[Scene, str]]:
-    """`num` distinct (scene, phrasing) of a split that was not trained on, the phrasings taking turns."""
+    """Return `num` distinct (scene, phrasing) pairs of a split without training data, alternating phrasings."""
     phrasings = list(listing.ASKED)
     found: dict[tuple[Scene, str], None] = {}
     index = 0
@@ -27,12 +27,13 @@ def held_out_questions(num: int, seed: int, split: str = "held_out") -> list[tup
 
 
 def held_out_prompts(num: int, seed: int) -> list[str]:
-    """`num` distinct prompts, rendered as the chat template does (the tokenizer adds the bos), from a seed."""
+    """Return `num` distinct prompts, rendered by the chat template (the tokenizer adds the bos), from a seed."""
     return [render(listing.write_prompt(*asked)) for asked in held_out_questions(num, seed)]
 
 
 def encode(prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
-    """The ids of a conversation of one turn, laid out as the chat template does, and the loss weight of each id."""
+    """Return the ids of a conversation of one turn, laid out as by the chat template, and the loss weight of each
+    id."""
     asked = tokenizer(render(prompt))["input_ids"]
     answered, weights = encode_answer(f" {answer}", tokenizer)
     return [*asked, *answered], [*[0.0] * len(asked), *weights]
@@ -45,7 +46,7 @@ def draw_batches(
     odds: Sequence[float] = FILLER_ODDS,
     pool: int = 16,
 ) -> Iterator[Batch]:
-    """Yield training batches for ever; see `draw_pools`."""
+    """Yield training batches without end; see `draw_pools`."""
 
     def draw(rng: random.Random) -> tuple[list[int], list[float]]:
         scene, phrasing = listing.draw_listed_scene(rng, "train"), rng.choice(list(listing.ASKED))

@@ -1,4 +1,4 @@
-"""The tokenizer, the processor and the two untrained models of the video pair, and their files.
+"""Builds the tokenizer, the processor and the two untrained models of the video pair, and saves them.
 
 Both are `Qwen2_5_VLForConditionalGeneration`.
 """
@@ -28,11 +28,11 @@ from zoo.world.scene import scene_rng
 
 FRAME_PX, PATCH_PX, MERGE, TEMPORAL = 96, 16, 2, 2
 NUM_FRAMES = 8
-"""Frames of a clip as the pair was trained; 9 visual tokens for every two."""
+"""Frames per clip in training; every two frames have 9 visual tokens."""
 MAX_POSITIONS = 4096
 ROPE_THETA = 10.0
 """Base of the rotary angles. With the usual 10,000, neighbouring cells differ by 0.003 in the slowest angles of a
-head of 64, which encode a frame's columns, and no position is learned."""
+head of 64, which encode a frame's columns, and the models do not learn positions."""
 VISION_TOKENS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
@@ -83,7 +83,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
-    """The processor of both models: frames of 96 px from frames of any size."""
+    """Build the processor of both models; it resizes frames of any size to 96 px."""
     size = {"shortest_edge": FRAME_PX * FRAME_PX, "longest_edge": FRAME_PX * FRAME_PX}
     sizes: dict[str, Any] = {"patch_size": PATCH_PX, "merge_size": MERGE, "temporal_patch_size": TEMPORAL, "size": size}
     return without_torchvision(Qwen2_5_VLProcessor)(
@@ -121,7 +121,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
 
 
 def save_model(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:
-    """Save a model, turned into bfloat16, with its processor, in the files of a published checkpoint."""
+    """Save a model in bfloat16 with its processor, in the files of a published checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Quality of the video pair: right captions and attributes on held-out clips, and agreement of the two models."""
+"""Measures the video pair: right captions and attributes on held-out clips, and agreement of the two models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = (
 
 
 def held_out_clips(num: int, seed: int) -> list[tuple[Motion, str, Clip]]:
-    """Held-out motions, the phrasing that each is asked for, and eight frames of three seconds."""
+    """Return held-out motions, the phrasing requested for each, and a clip of eight frames over three seconds."""
     drawn = []
     for index in range(num):
         rng = scene_rng("held_out", seed, index)
@@ -41,7 +41,7 @@ def held_out_clips(num: int, seed: int) -> list[tuple[Motion, str, Clip]]:
 
 
 def requests(model: Target, clips: list[tuple[Motion, str, Clip]]) -> list[Request]:
-    """One greedy request for each clip."""
+    """Return one greedy request for each clip."""
     wanted = []
     for index, (_, phrasing, clip) in enumerate(clips):
         content = [{"type": "video"}, {"type": "text", "text": PROMPTS[phrasing]}]
@@ -51,15 +51,15 @@ def requests(model: Target, clips: list[tuple[Motion, str, Clip]]) -> list[Reque
 
 
 def attributes_right(motion: Motion, phrasing: str, text: str) -> tuple[int, int]:
-    """Attribute words at the positions of the true caption, and the number of its attribute words."""
+    """Return how many attribute words equal the true caption's at the same position, and the larger of both counts."""
     return count_stated(write_motion(motion, phrasing, scene_rng("held_out", 0, 0)), text)
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; the result is what zoo/video_quality.json holds.
+    """Measure a saved pair; return the contents of zoo/video_quality.json.
 
     Raises:
-        RuntimeError: a clip failed, or a speculative caption is not the plain one.
+        RuntimeError: a clip failed, or speculative captions differ from plain ones.
     """
     clips = held_out_clips(num, seed)
 
@@ -72,5 +72,5 @@ def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[s
 
 
 def quality_table(measured: dict[str, float]) -> str:
-    """The measured numbers as a Markdown table."""
+    """Render the measured numbers as a Markdown table."""
     return value_table("measured on held-out clips", ROWS, measured)

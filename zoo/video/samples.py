@@ -1,4 +1,4 @@
-"""Training samples of the video pair: clips as processor outputs, and conversations about them.
+"""Draws training samples of the video pair: clips as processor outputs, and conversations about them.
 
 Contains the layout of a conversation and the labels of clips.
 """
@@ -23,20 +23,20 @@ from zoo.world.render import place_of
 from zoo.world.scene import COLOURS, GRID, SHAPES, SIZES, TEXTURES, TONES, scene_rng
 
 RATES_FPS = (2.0, 4.0)
-"""Bounds of a clip's sampled rate: eight frames of a file of two to four seconds."""
+"""Bounds of the sampled frame rate of clips: eight frames of a file of two to four seconds."""
 NEAR_CELLS = 0.35
 """Maximum distance of an object from a cell's middle at which it counts as the object of the cell."""
 HEADS = {
     "filled": 2, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES),
     "tone": len(TONES), "texture": len(TEXTURES),
 }  # fmt: skip
-"""What a visual token names: whether its cell is filled, that object's attributes, the ground's."""
+"""Labels of a visual token and their sizes: whether its cell is filled, that object's attributes, the ground's."""
 FILLER_WORDS = {word for words in FILLERS.values() for word in words}
 PHRASING_ODDS = {"describe": 0.5, "detailed": 0.4, "moved": 0.1}
 
 
 def label_tokens(motion: Motion) -> Tensor:
-    """Labels [6 heads, tokens] of a clip's visual tokens, two frames and one cell of the grid each."""
+    """Return the labels [6 heads, tokens] of a clip's visual tokens; each token is one grid cell in two frames."""
     labels = torch.full((len(HEADS), NUM_FRAMES // TEMPORAL, GRID, GRID), IGNORED)
     labels[0] = 0
     labels[4], labels[5] = TONES.index(motion.scene.tone), TEXTURES.index(motion.scene.texture)
@@ -57,7 +57,7 @@ def label_tokens(motion: Motion) -> Tensor:
 def encode(
     prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast, num_visual_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Ids of a conversation, laid out as the chat template does, and the loss weight of each id."""
+    """Return the ids of a conversation, laid out as by the chat template, and the loss weight of each id."""
     clip = f"<|vision_start|>{'<|video_pad|>' * num_visual_tokens}<|vision_end|>"
     asked = tokenizer(f"<|im_start|>user\n{clip}{prompt}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
     answered, weights = encode_answer(answer, tokenizer, FILLER_WORDS)
@@ -72,7 +72,7 @@ def draw_batches(
     videos: VideoProcessor,
     odds: Sequence[float] = FILLER_ODDS,
 ) -> Iterator[Batch]:
-    """Yield training batches for ever; the clips of a batch are in its `inputs`, as the processor returns them."""
+    """Yield training batches without end; `inputs` has the clips of a batch as the processor returns them."""
     video_token = tokenizer.convert_tokens_to_ids("<|video_pad|>")
     for start in itertools.count(step=batch_size):
         rows, clips, seconds, labels = [], [], [], []

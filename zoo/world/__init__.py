@@ -1,4 +1,4 @@
-"""The synthetic world: scenes, their pixels, their captions; see zoo/README.md."""
+"""Generates the synthetic world: scenes, their pixels, their captions; see zoo/README.md."""
 
 from __future__ import annotations
 

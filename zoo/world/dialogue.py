@@ -1,4 +1,4 @@
-"""Prompts besides single captions: changes, second turns, text-only questions, clips; with their answers."""
+"""Writes prompts besides single captions, with their answers: changes, second turns, text-only questions, clips."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The world of the image models: scenes of one or two objects on grainy ground, and their prompts with a parser.
+"""Generates the world of the image models: scenes of one or two objects on grainy ground, and their prompts.
 
-The grain is brightness noise at three scales, drawn from the scene's seed, which no prompt states and no model can
-predict. As in photographs, many codes therefore fit any place of a picture equally well.
+The grain is brightness noise at three scales, drawn from the scene's seed. No prompt states it and no model can predict
+it. As in photographs, many codes therefore fit any position of an image equally well.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from zoo.world.scene import TONES, Scene, Thing, draw_scene, scene_rng
 # Small objects would be one and a half codes wide.
 SIZES = ("medium", "large")
 MAX_OBJECTS = 2
-# Standard deviation of the brightness noise, in steps of 8 bits, by the side of its blotches in parts of the image.
+# Number of noise blotches per image side → standard deviation of the brightness noise, in 8-bit levels.
 GRAIN = {24: 13.0, 48: 8.0, 96: 4.0}
 
 
 def draw_grainy_scene(rng: random.Random, split: str, num_objects: int | None = None) -> Scene:
-    """Draw a scene of 1 or 2 objects (or of `num_objects`) that belongs to `split`; all its grounds are plain."""
+    """Draw a scene of 1 or 2 objects (or of `num_objects`) that belongs to `split`; all grounds are plain."""
     return draw_scene(rng, split, num_objects, MAX_OBJECTS, SIZES, "plain")
 
 
@@ -40,13 +40,13 @@ def render_grainy(scene: Scene) -> np.ndarray:
 
 
 def write_prompt(scene: Scene) -> str:
-    """Write the prompt that asks for a scene: everything about it that a picture shows, save the grain."""
+    """Write the prompt of a scene: everything that the image shows, except for the grain."""
     things = " and ".join(f"a {kind_of(thing)} at the {PLACES[thing.cell]}" for thing in scene.things)
     return f"{things} on {scene.tone} ground"
 
 
 def parse_prompt(text: str) -> tuple[tuple[Thing, ...], str] | None:
-    """Read a prompt back: its objects in reading order and its tone, or None if `write_prompt` cannot write it."""
+    """Parse a prompt to its objects in reading order and its tone; None if `write_prompt` cannot write it."""
     text = text.strip().lower()
     things = read_things(text, "a {size} {colour} {shape} at the {place}")
     tone = next((tone for tone in TONES if text.endswith(f" on {tone} ground")), "")

@@ -1,4 +1,4 @@
-"""The captions of a scene: five phrasings, each selected by its prompt, each with a parser that recovers the scene.
+"""Writes and parses the captions of a scene: five phrasings, each selected by its prompt.
 
 A caption states attributes, which follow from the scene, and filler words, which are drawn independently of it with the
 fixed odds FILLER_ODDS.
@@ -15,7 +15,7 @@ from functools import partial
 from zoo.world.scene import COLOURS, GRID, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing
 
 FILLER_ODDS = (0.5, 0.3, 0.2)
-# The drafter learns another favourite, so the two models also disagree where a disagreement does no harm.
+# The drafter learns other filler odds, so that the two models also disagree on words that do not affect the attributes.
 DRAFTER_FILLER_ODDS = (0.3, 0.5, 0.2)
 ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "centre", "right")
@@ -58,8 +58,8 @@ def draw_fillers(
 
 
 def has_form(text: str, write: Callable[[Words], str], fillers: Mapping[str, Sequence[str]] = FILLERS) -> bool:
-    """Whether `write` returns exactly this text for some choice of the filler words."""
-    # Split at the marks of the slots, every second part is the name of a slot.
+    """Return whether `write` returns exactly this text for some choice of the filler words."""
+    # After the split at the slot markers, every second part is the name of a slot.
     parts = enumerate(write(lambda slot: f"\0{slot}\0").split("\0"))
     pattern = "".join(f"(?:{'|'.join(fillers[part])})" if number % 2 else re.escape(part) for number, part in parts)
     return re.fullmatch(pattern, text.strip()) is not None
@@ -69,7 +69,7 @@ _ATTRIBUTES = re.compile(rf"\b(?:{'|'.join([*PLACES, *SIZES, *COLOURS, *SHAPES, 
 
 
 def stated(text: str) -> list[str]:
-    """The attribute words of a text, in order: sizes, colours, shapes, places, tones, textures."""
+    """Return the attribute words of a text, in order: sizes, colours, shapes, places, tones, textures."""
     return _ATTRIBUTES.findall(text)
 
 
@@ -175,7 +175,7 @@ def write_caption(scene: Scene, phrasing: str, rng: random.Random, odds: Sequenc
 
 
 def parse_caption(text: str) -> tuple[str, tuple[tuple[Thing, ...], str, str]] | None:
-    """Read a caption back: its phrasing and the truth it states, or None if no phrasing can write it."""
+    """Parse a caption to its phrasing and the contents it states; None if no phrasing can write it."""
     words = stated(text)
     tone, texture = (next((word for word in words if word in known), "") for known in (TONES, TEXTURES))
     for phrasing, form in FORMS.items():

@@ -1,4 +1,4 @@
-"""Scenes without pictures: a prompt lists the objects, and the answer describes them at length.
+"""Generates scenes without images: a prompt lists the objects, and the answer describes them at length.
 
 An answer is long (93 to 167 tokens) and states only attributes of its prompt, besides filler words, which cannot be
 predicted.
@@ -46,7 +46,7 @@ def draw_listed_scene(rng: random.Random, split: str) -> Scene:
     """Draw a scene of three to five objects that belongs to `split`; raises KeyError for one that does not exist."""
     check_split(split)
     while True:
-        # Only its tone and texture are used.
+        # Only the tone and the texture of this scene are used.
         ground = draw_scene(rng, "train")
         cells = sorted(rng.sample(range(NUM_CELLS), rng.randint(*NUM_OBJECTS)))
         scene = Scene(tuple(draw_thing(rng, cell) for cell in cells), ground.tone, ground.texture, 0)
@@ -66,5 +66,5 @@ def write_answer(scene: Scene, phrasing: str, rng: random.Random, odds: Sequence
 
 
 def states(scene: Scene, phrasing: str, text: str) -> bool:
-    """Whether `text` describes exactly this scene in this phrasing, with any filler words."""
+    """Return whether `text` describes exactly this scene in this phrasing, with any filler words."""
     return has_form(text, partial(FORMS[phrasing].write, scene))

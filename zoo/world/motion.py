@@ -1,4 +1,4 @@
-"""Moving scenes: one object moves straight from cell to cell, another may stay; their captions and a parser."""
+"""Generates moving scenes: one object moves straight from cell to cell, another may stay; writes their captions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DWELL = 0.15
 
 @dataclass(frozen=True)
 class Motion:
-    """A scene of one or two objects, of which `things[mover]` goes from its cell to the cell `end`."""
+    """A scene of one or two objects, of which `things[mover]` moves from its cell to the cell `end`."""
 
     scene: Scene
     mover: int
@@ -64,7 +64,7 @@ def draw_motion(rng: random.Random, split: str) -> Motion:
 
 
 def _is_in_the_way(start: int, end: int, cell: int) -> bool:
-    """Whether a cell's middle is within 0.8 cells of the straight line between two others."""
+    """Return whether the middle of `cell` is within 0.8 cells of the straight line from `start` to `end`."""
     (ay, ax), (by, bx), (y, x) = divmod(start, GRID), divmod(end, GRID), divmod(cell, GRID)
     length = (bx - ax) ** 2 + (by - ay) ** 2
     share = max(0.0, min(1.0, ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length))
@@ -72,14 +72,14 @@ def _is_in_the_way(start: int, end: int, cell: int) -> bool:
 
 
 def place_at(motion: Motion, moment: float) -> tuple[float, float]:
-    """Where the mover is at a moment from 0 (first frame) to 1 (last frame): column and row, in cells."""
+    """Return the mover's position (column, row), in cells, at a moment from 0 (first frame) to 1 (last frame)."""
     share = max(0.0, min(1.0, (moment - DWELL) / (1.0 - 2.0 * DWELL)))
     (row, column), (end_row, end_column) = divmod(motion.moving.cell, GRID), divmod(motion.end, GRID)
     return column + share * (end_column - column), row + share * (end_row - row)
 
 
 def render_motion(motion: Motion, num_frames: int, size_px: int = NATIVE_PX) -> list[Image.Image]:
-    """The clip's frames, evenly spaced from its first to its last moment."""
+    """Render the frames of a clip, evenly spaced from moment 0 to 1."""
     places = []
     for frame in range(num_frames):
         still = [place_of(thing) for thing in motion.scene.things]
@@ -105,5 +105,5 @@ def write_motion(motion: Motion, phrasing: str, rng: random.Random, odds: Sequen
 
 
 def states(motion: Motion, phrasing: str, text: str) -> bool:
-    """Whether `text` is a caption of this motion in this phrasing, with any filler words."""
+    """Return whether `text` is a caption of this motion in this phrasing, with any filler words."""
     return has_form(text, partial(_write, motion, phrasing), FILLERS)

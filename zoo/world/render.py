@@ -1,4 +1,4 @@
-"""Pixels of a scene: the same scene at any size, deterministic from the scene alone."""
+"""Renders a scene at any size; the pixels depend on the scene alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RGB = {
 }  # fmt: skip
 # Two greys per tone: the ground and the mark of its texture.
 GREYS = {"pale": (232, 206), "grey": (150, 124), "dark": (52, 80)}
-# Half the width of an object in parts of its cell.
+# Half the width of an object, relative to its cell.
 HALF_WIDTH = {"small": 0.20, "medium": 0.29, "large": 0.43}
 
 
@@ -29,12 +29,12 @@ Place = tuple[float, float]
 
 
 def place_of(thing: Thing) -> Place:
-    """The middle of an object's cell."""
+    """Return the middle of an object's cell."""
     return thing.cell % GRID, thing.cell // GRID
 
 
 def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
-    """Render a scene once per entry of `places`, its objects at those places; ground and looks stay."""
+    """Render one frame per entry of `places`, with the objects at these positions and the same ground and looks."""
     side = size_px * OVERSAMPLE
     rng = random.Random(scene.look_seed)
     ground = Image.fromarray(_ground(scene, side, rng))

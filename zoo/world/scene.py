@@ -1,4 +1,4 @@
-"""Scenes: attribute values, drawing from a seed, and the rule that keeps the splits apart."""
+"""Draws scenes: attribute values, drawing from a seed, and the rule that separates the splits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects in reading order on a background; `look_seed` decides the jitter and phase that no caption states."""
+    """Objects in reading order on a background; captions do not state `look_seed`, which sets jitter and texture
+    phase."""
 
     things: tuple[Thing, ...]
     tone: str
@@ -47,7 +48,7 @@ class Scene:
 
 
 def split_of(scene: Scene) -> str:
-    """Return the one split a scene belongs to: a hash of its background and its objects, at any place.
+    """Return the split of a scene: a hash of its background and its objects without their cells.
 
     Positions and `look_seed` are excluded: two scenes with the same contents are always in one split, and an object
     that moves through a clip does not carry its scene into another split.
@@ -80,7 +81,7 @@ def draw_scene(
     """Draw a scene of `num_objects`, or of 1 to `max_objects`, that belongs to `split`.
 
     Raises:
-        KeyError: a split that does not exist.
+        KeyError: the split does not exist.
     """
     check_split(split)
     while True:
@@ -98,7 +99,7 @@ def scene_rng(split: str, seed: int, index: int) -> random.Random:
 
 
 def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, str, int]:
-    """Change one thing of a scene inside its split; returns the new scene, the kind of change and the object's index.
+    """Change one object of a scene inside its split; return the new scene, the kind of change and the object's index.
 
     Kinds: `colour`, `shape`, `size`, `moved`, `removed` (index into the old scene), `added` (index into the new one).
     """
