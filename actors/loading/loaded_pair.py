@@ -20,8 +20,7 @@ from models.contract import TargetModel
 from models.llamagen.neighbours import CodebookError
 
 MIN_COMPILED_BYTES = 1 << 28
-"""Least size of the largest decoder's weights at which `auto` compiles; smaller models gain less than compilation
-costs."""
+"""Least size of the largest decoder at which `auto` compiles; smaller models gain less than compilation costs."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ class PairInfo:
 class LoadedPair:
     """A loaded target and its drafter, which is a model, a head on the target, or None.
 
-    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes."""
+    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
+    """
 
     config: CaptionJob | SynthesizeJob
     target: TargetModel

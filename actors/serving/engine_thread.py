@@ -58,7 +58,8 @@ class Waits:
     """Wait times of an engine from its first to its last batch.
 
     `idle_s` is time without a row, `queued_s` is decoding time while further rows waited for a slot, and `total_s` is
-    all time. `choices` are the results of trials of methods."""
+    all time. `choices` are the results of trials of methods.
+    """
 
     idle_s: float = 0.0
     queued_s: float = 0.0
@@ -249,7 +250,8 @@ class EngineThread:
     def _feed(self) -> None:
         """Submit requests to the engine: first requests that run alone, then suspects, then new requests.
 
-        A new request becomes a suspect as well if it is in flight beside a suspect when the process dies."""
+        A new request becomes a suspect as well if it is in flight beside a suspect when the process dies.
+        """
         waiting = self._queue.waiting
         if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
             self._runs_alone = bool(waiting(Group.ALONE))

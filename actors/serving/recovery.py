@@ -170,7 +170,8 @@ class RecoveringEngine(QueuedEngine):
     def _retry_smaller(self, reason: str) -> list[Completion]:
         """Halve the slots and retry. With one slot, the request fails instead, and the number of slots is restored.
 
-        Return the failed request."""
+        Return the completion of the failed request, if any.
+        """
         requests, plain_request = self._batched(), self._plain_request
         num_running = len(self.queue.running)
         self._drop_engines()

@@ -1,4 +1,4 @@
-"""A drafter that fails on some samples: it gives no numbers, or raises; otherwise it does what another does."""
+"""Wraps a drafter so that it fails on some samples: it returns NaN, or raises."""
 
 from __future__ import annotations
 
