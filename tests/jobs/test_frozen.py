@@ -1,4 +1,4 @@
-"""A real job whose driver and actor are stopped, and whose actor and bookkeeping are then killed, makes every row once.
+"""Tests that a job writes every row once if its driver and actor are stopped and its actor and bookkeeping killed.
 
 One run for all tests of this module, because each needs a Ray of its own.
 """

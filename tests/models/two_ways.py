@@ -1,4 +1,4 @@
-"""One layer's attention both ways, in two parts and under one mask, from the same random states."""
+"""Computes one layer's attention in two parts and under one mask, from the same random states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lossless promise on the image models that ship: whole guided images, drawn with every drafter, equal plain."""
+"""Tests losslessness on the shipped image models: guided images with every drafter equal those of plain decoding."""
 
 from __future__ import annotations
 

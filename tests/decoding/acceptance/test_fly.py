@@ -1,4 +1,4 @@
-"""FLy by hand: the entropy gate, the deferred window, block ends, branches."""
+"""Tests FLy on worked examples: the entropy gate, the deferred window, block ends, branches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LVSpec by hand: known similarities, which positions are loosened, shifts, special tokens, branches."""
+"""Tests LVSpec on worked examples: similarities, relaxed positions, shifts, special tokens, branches."""
 
 from __future__ import annotations
 

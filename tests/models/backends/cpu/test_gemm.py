@@ -1,4 +1,4 @@
-"""Tests the C++ bf16 GEMM: exact up to rounding, independent of the other rows of a batch, with no write outside its output."""
+"""Tests the C++ bf16 GEMM: exact up to rounding, independent of other rows, no writes outside its output."""
 
 from __future__ import annotations
 
