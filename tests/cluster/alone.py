@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CORE = ("/raylet/raylet", "/gcs/gcs_server")
-"""What every Ray runs on each node, and what on its head."""
+"""Ray processes that run on each node, and those of the head node."""
 
 
 def rays_running(processes: Path = Path("/proc")) -> dict[int, str]:

@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 
 @dataclass(frozen=True)
 class Run:
-    """What is left of a job that ended."""
+    """Outcome of a job that ended: its folder, exit status, terminal output and further observations."""
 
     folder: Path
     status: int
