@@ -1,4 +1,4 @@
-"""Results of a trial of methods."""
+"""Defines the results of a trial of methods."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class CandidateResult:
     acceptance_length: float
     num_rows: int
     note: str = ""
-    """`chosen`, `within the interval` of the chosen one, `slower`, or the reason for dropping it."""
+    """`chosen`, `within the interval` of the chosen method, `slower`, or the reason why it was dropped."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Result of one trial: the chosen method, the reason for the trial, and all candidates."""
+    """Result of one trial: the chosen method, the reason for the trial, and the results of all candidates."""
 
     method: str
     reason: str

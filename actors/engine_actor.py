@@ -1,4 +1,4 @@
-"""Base of the engine actors: loading, metrics, events, crash journal, engine thread and the call of one batch.
+"""Base class of the engine actors: loads the models, decodes batches on the engine thread, and reports metrics.
 
 Subclasses map one row to requests, and add columns to results.
 """
@@ -58,11 +58,11 @@ def load_pair(config: Job, num_threads: int | None) -> Any:
 
 
 class EngineActor(Generic[Job, Pair]):
-    """Holds one pair and one engine; concurrent calls share the engine's slots.
+    """Holds one loaded pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
-    block. Rows with an error pass through. Each input row becomes `rows_per_input` result rows. `encodes_prompts` moves
-    `_requests` to a thread; `request_columns` are the columns of `row` in `_row_requests`.
+    block. Rows that already have an error keep it. Each input row becomes `rows_per_input` result rows. With
+    `encodes_prompts`, `_requests` runs in a thread; `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1
@@ -126,13 +126,13 @@ class EngineActor(Generic[Job, Pair]):
         yield result
 
     def _inputs(self, table: pa.Table) -> pa.Table:
-        """The rows to decode."""
+        """Return the rows of `table` to decode."""
         return table
 
     def _requests(
         self, table: pa.Table, keys: Sequence[str], deaths: Sequence[int]
     ) -> tuple[dict[int, Request], dict[int, Completion]]:
-        """By result row: the requests to run, and completions of rows that cannot run."""
+        """Return the requests to run, and the completions of rows that cannot run, both by result row."""
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
         arrays_of = self._arrays(table)
@@ -152,11 +152,12 @@ class EngineActor(Generic[Job, Pair]):
         return requests, completions
 
     def _arrays(self, table: pa.Table) -> Callable[[int], Any]:
-        """From the index of a row to its arrays."""
+        """Return a function from a row's index to its arrays."""
         raise NotImplementedError
 
     def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
-        """The requests of one row by replica; `suspect` is the journal's key of a row that was in flight at a death.
+        """Return the requests of one row by replica; `suspect` is its journal key if it was in flight when a process
+        died.
 
         Raises:
             RowError: the row cannot run.
@@ -164,11 +165,11 @@ class EngineActor(Generic[Job, Pair]):
         raise NotImplementedError
 
     def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
-        """Result columns besides `result_values`, from the result row's index, the input row, and its completion."""
+        """Return further result columns of the result row `place`, from its input row and its completion."""
         raise NotImplementedError
 
     def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
-        """One table of the result schema."""
+        """Return one table of the result schema."""
         if self.rows_per_input > 1:
             table = table.select([name for name in table.column_names if name in self._schema.names])
             table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))

@@ -1,4 +1,4 @@
-"""Job events as JSON lines on standard error: time, level, event, job, attempt and values.
+"""Writes job events as JSON lines to standard error: time, level, event, job, attempt and values.
 
 Values are truncated, and credentials in URLs are masked.
 """

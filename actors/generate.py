@@ -1,4 +1,4 @@
-"""The Ray Data actor for captions: a table of decoded rows in, a table of results out, in the same order."""
+"""Maps tables of decoded rows to tables of captions, in the same order, as a Ray Data actor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
         return Sampling(**self._config.sampling.model_dump())
 
     def _sampling_of(self, options: str) -> dict[str, Any]:
-        """Seed and sampling of a row: the job's, overridden by the row's JSON object."""
+        """Return seed and sampling of a row: the job's values, overridden by the row's JSON object `options`."""
         values = json.loads(options) if options else {}
         seed = values.pop("seed", self._config.job.seed)
         return {"seed": seed, "sampling": replace(self._sampling, **values)}

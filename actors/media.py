@@ -1,4 +1,4 @@
-"""Media of the stage `decoded` as arrays; the prompts of a sample share one copy."""
+"""Converts images and clips of the stage `decoded` to arrays; the prompts of a sample share one copy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from models.inputs.clip import Clip
 
 FILLER_INDEX = -1
-"""`row_index` of a filler row (`pipeline.media.row_weights`); samples count from 0."""
+"""`row_index` of a filler row (`pipeline.media.row_weights`); rows of the source have indices from 0."""
 _SAMPLE = ("source", "row_index", "clip_index")
 
 
 def without_fillers(table: pa.Table) -> pa.Table:
-    """A table's rows that are samples."""
+    """Return a table without its filler rows."""
     indices = table["row_index"]
     if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
         return table
@@ -26,8 +26,8 @@ def without_fillers(table: pa.Table) -> pa.Table:
 
 
 def media_rows(table: pa.Table) -> list[int]:
-    """For each row, the index of the row with its images and clips: itself, or the first row of the same sample if the
-    sample has several prompts."""
+    """Return, for each row, the index of the row that holds its images and clips: the row itself, or the first row of
+    its sample if the sample has several prompts."""
     prompts = table.column("prompt_index")
     if prompts.null_count == table.num_rows:
         return list(range(table.num_rows))
@@ -51,7 +51,7 @@ class Media:
         self._cache: dict[int, tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]] = {}
 
     def of(self, index: int) -> tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]:
-        """Images and clips of a row; rows of one sample share theirs."""
+        """Return the images and clips of a row; rows of one sample share the same arrays."""
         row = self._rows[index]
         if row not in self._cache:
             self._cache[row] = rgb_images(self._images[row]), clips(self._videos[row])
@@ -59,12 +59,12 @@ class Media:
 
 
 def rgb_images(cell: pa.ListScalar) -> tuple[NDArray[np.uint8], ...]:
-    """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow buffers are read-only."""
+    """Return the images of one row, uint8 (height, width, 3), as copies, because Arrow buffers are read-only."""
     return tuple(_pixels(image, "height", "width") for image in cell.values or ())
 
 
 def clips(cell: pa.ListScalar) -> tuple[Clip, ...]:
-    """The clips of one row, each with frames uint8 (T, height, width, 3); copies."""
+    """Return copies of the clips of one row, each with frames uint8 (T, height, width, 3)."""
     return tuple(
         Clip(
             _pixels(clip, "num_frames", "height", "width"),

@@ -1,4 +1,4 @@
-"""Ray metrics of an engine actor, updated per batch from completions and results."""
+"""Defines and updates the Ray metrics of an engine actor, once per batch from completions and results."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ACCEPTANCE_BOUNDARIES = [1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; Ray exports it as `ray_` + name, counters with the suffix `_total`."""
+    """Definition of one metric; Ray exports it as `ray_<name>`, and a counter as `ray_<name>_total`."""
 
     kind: Literal["counter", "gauge", "histogram"]
     meaning: str
     label: str = ""
-    """Label besides job and method."""
+    """Further label besides `job_id` and `method`."""
 
     def exported(self, name: str) -> str:
-        """Its name in Prometheus."""
+        """Return the metric's name in Prometheus."""
         return f"ray_{name}_total" if self.kind == "counter" else f"ray_{name}"
 
 
@@ -58,7 +58,7 @@ LABELS = ("job_id", "method")
 
 
 def engine_metrics(stamp: Stamp, method: str, num_slots: int) -> EngineMetrics | None:
-    """The metrics of one actor, or None without Ray."""
+    """Create the metrics of one actor; None if Ray is not initialised."""
     import ray
 
     return EngineMetrics(stamp, method, num_slots) if ray.is_initialized() else None
@@ -75,7 +75,7 @@ class EngineMetrics:
         self._metrics["draftfleet_slots"].set(num_slots)
 
     def batch(self, result: pa.Table, completions: Collection[Completion], waits: Waits) -> None:
-        """Count one batch: its results, its completions, and the engine's wait times so far."""
+        """Add one batch to the metrics; `waits` are the engine's total wait times so far."""
         for label, column, name in (("status", "status", "samples"), ("code", "error_type", "errors")):
             for value, number in Counter(result.column(column).to_pylist()).items():
                 if value:
@@ -102,7 +102,7 @@ class EngineMetrics:
         self._waits = waits
 
     def _count_choices(self, chosen: list[dict[str, Any]]) -> None:
-        """Count the chosen depths from the telemetry of rows with a controller."""
+        """Add the draft depths that a controller chose, from the telemetry of its rows."""
         sizes = [one for row in chosen for one in row["by_batch_size"].values()]
         levels: Counter[str] = Counter()
         for at_size in sizes:

@@ -1,4 +1,4 @@
-"""The Ray Data actor that decodes image codes: a table of codes in, the same table with pixels out."""
+"""Decodes tables of image codes to tables with pixels, in the same order, as a Ray Data actor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILURE = {
     "error_message": "the VQ model's pixels are not finite for these codes; try another dtype",
     "finish_reason": "error",
 }
-"""Columns of an image without finite pixels."""
+"""Result columns of an image with non-finite pixels."""
 
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
 
 
 class Paint:
-    """Decodes `vq.batch_rows` images at once.
+    """Decodes `vq.batch_rows` images per forward.
 
-    Smaller batches are padded with copies of an image, so that pixels do not depend on the batch. One table in, one
-    table out, rows in input order.
+    Smaller batches are padded with copies of an image, so that pixels do not depend on the batch size. One input table
+    becomes one output table, rows in input order.
     """
 
     def __init__(self, config: SynthesizeJob, schema: pa.Schema, load: LoadPainter = load_painter) -> None:

@@ -1,4 +1,4 @@
-"""Result tables of the engine actors: from completions to Arrow."""
+"""Converts completions to the Arrow result tables of the engine actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from configs.schema import ActorPool
 from decoding.types import Completion, RequestError
 
 Tally = Callable[[int, int, int, int], None]
-"""Called after each batch with rows, generated tokens, steps and accepted drafts."""
+"""Called after each batch with its numbers of rows, generated tokens, steps and accepted draft tokens."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Stamp:
 
 
 class RowError(ValueError):
-    """A row that cannot run: a stable code and a message."""
+    """Raised for a row that cannot run, with a stable error code and a message."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RowError(ValueError):
 
 
 def method_values(method: Method, drafter_id: str, completion: Completion) -> dict[str, Any]:
-    """Method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
+    """Return the method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
     label = completion.method or method.label
     if method.auto is not None and label not in {one.label for one in method.methods if one.needs_checkpoint}:
         drafter_id = ""
@@ -46,7 +46,7 @@ def method_values(method: Method, drafter_id: str, completion: Completion) -> di
 
 
 def result_values(completion: Completion) -> dict[str, Any]:
-    """Result columns of one completion."""
+    """Return the result columns of one completion."""
     error = completion.error
     return {
         "status": "error" if error else "truncated" if completion.finish_reason == "length" else "success",
@@ -65,7 +65,7 @@ def result_values(completion: Completion) -> dict[str, Any]:
 def result_table(
     schema: pa.Schema, table: pa.Table, constants: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    """One table of `schema`, from `constants`, `rows` and the columns of `table`, in this order of precedence."""
+    """Build a table of `schema`; each column comes from `constants`, else from `rows`, else from `table`."""
     if not rows:
         return schema.empty_table()
     columns = []
@@ -84,18 +84,18 @@ def result_table(
 
 
 def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
-    """Telemetry by the field names of the schema; dictionaries become JSON."""
+    """Return the telemetry fields that the schema names; dictionaries become JSON text."""
     values = {field.name: getattr(telemetry, field.name) for field in struct}
     return {name: json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for name, one in values.items()}
 
 
 def failed(sample_id: str, code: str, message: str) -> Completion:
-    """The completion of a sample that was not decoded."""
+    """Return the completion of a sample that was not decoded, with its error."""
     return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))
 
 
 def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
-    """Tokens, steps and accepted drafts."""
+    """Return the numbers of generated tokens, steps and accepted draft tokens."""
     num_tokens = num_steps = num_accepted = 0
     for completion in completions:
         num_tokens += len(completion.token_ids)
@@ -105,12 +105,13 @@ def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
 
 
 def errors_of(result: pa.Table) -> dict[str, int]:
-    """Number of failed rows of a result table by code."""
+    """Count the failed rows of a result table by error code."""
     return dict(Counter(code for code in result.column("error_type").to_pylist() if code))
 
 
 def torch_threads(pool: ActorPool) -> int | None:
-    """Torch threads of one actor: as configured, or an equal share of this machine's cores on the CPU."""
+    """Return the torch threads of one actor: the configured number, else an equal share of the cores on a CPU, else
+    None."""
     if pool.torch_threads is not None or pool.num_gpus:
         return pool.torch_threads
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

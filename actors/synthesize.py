@@ -1,4 +1,4 @@
-"""The Ray Data actor for images: a table of prepared prompts in, a table of image codes out, in the same order."""
+"""Maps tables of prepared prompts to tables of image codes, in the same order, as a Ray Data actor."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ LoadPair = Callable[[SynthesizeJob, int | None], "ImagePair"]
 class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
     """Maps rows of the stage `prepared` to image requests, and completions to rows of codes.
 
-    Every prompt becomes `sampling.num_images_per_prompt` adjacent rows with the ids `<id>#0`, `<id>#1`, …, and is
-    encoded once. A row with an error becomes as many error rows. Images whose ids are `present` are left out.
+    Every prompt is encoded once and becomes `sampling.num_images_per_prompt` adjacent rows with the ids `<id>#0`,
+    `<id>#1`, …. A row with an error becomes the same number of error rows. Images whose ids are in `present` are
+    skipped.
     """
 
     encodes_prompts = True
@@ -74,7 +75,7 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
         }
 
     def _encode(self, prompt: str, suspect: str | None) -> NDArray[np.float32]:
-        """Encode a prompt; the journal records that the text encoder runs a suspect."""
+        """Encode a prompt; if it is a suspect, the journal records that the text encoder runs it."""
         with self._encoding:
             if suspect is not None:
                 self._journal.running("encode", [suspect])
@@ -108,5 +109,5 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
 
 
 def image_id(prompt_id: str, replica: int) -> str:
-    """The sample id of one of a prompt's images."""
+    """Return the sample id `<prompt_id>#<replica>` of one image of a prompt."""
     return f"{prompt_id}#{replica}"

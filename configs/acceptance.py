@@ -1,4 +1,4 @@
-"""Rules that accept drafts: lossless ones, and relaxed ones with their options."""
+"""Defines the options of acceptance rules, lossless and lossy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class ExactAcceptance(Section):
-    """Lossless, token by token: the greedy token, or the target's own draw with shared noise."""
+    """Lossless: a draft passes if it equals the target's greedy token, or the target's draw with shared noise."""
 
     kind: Literal["exact"] = "exact"
     lossless: ClassVar[bool] = True
@@ -31,32 +31,33 @@ class LVSpecAcceptance(Section):
     kind: Literal["lvspec"] = "lvspec"
     lossless: ClassVar[bool] = False
     loose: Share = 0.7
-    """Λ, the share of a block that may differ."""
+    """Λ, the share of a draft block that is relaxed: the drafts with the least visual relevance."""
     top_visual: Annotated[int, Field(ge=1, le=65_536)] = 10
-    """N, nearest visual states that count."""
+    """N, the number of nearest visual states that determine the visual relevance."""
     position_shift: bool = True
     """Also accept a draft if the target's token occurs elsewhere in the block."""
     relevance_of: Literal["draft", "before", "embedding"] = "draft"
-    """What is compared with the images: the state at the `draft`, the one `before` it, or its `embedding`."""
+    """State that is compared with the images: at the `draft`, at the position `before` it, or the draft's `embedding`.
+    """
 
 
 class FlyAcceptance(Section):
-    """Lossy: a mismatch passes if the target was unsure and agrees again soon after (FLy, 2025)."""
+    """Lossy: a mismatch passes if the target's entropy is high and the following drafts match (FLy, 2025)."""
 
     kind: Literal["fly"] = "fly"
     lossless: ClassVar[bool] = False
     min_entropy: Annotated[float, Field(ge=0.0, le=100.0)] = 0.3
-    """Gate, in nats over the `top` probabilities."""
+    """Least entropy of the target at a mismatch that may pass, in nats over the `top` probabilities."""
     window: Annotated[int, Field(ge=0, le=63)] = 5
-    """Matches that must follow; 0 drops the window."""
+    """Number of matches that must follow a mismatch; 0 requires none."""
     top: Annotated[int, Field(ge=1, le=1024)] = 3
-    """Probabilities that the entropy sums over."""
+    """Number of largest probabilities over which the entropy is summed."""
     block_end: Literal["margin", "fit"] = "margin"
-    """Strict at a block's end: `margin` (public code) or `fit`."""
+    """Strict positions at a block's end: those whose `window` does not `fit`, or one more (`margin`, public code)."""
 
 
 class RandomAcceptance(Section):
-    """Lossy control: any mismatch passes with a fixed probability."""
+    """Lossy baseline: every mismatch passes with a fixed probability."""
 
     kind: Literal["random"] = "random"
     lossless: ClassVar[bool] = False
@@ -70,32 +71,33 @@ class TypicalAcceptance(Section):
     kind: Literal["typical"] = "typical"
     lossless: ClassVar[bool] = False
     epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = 0.09
-    """The bound if the target is sure."""
+    """Highest threshold, which applies if the target's entropy is low."""
     alpha: Annotated[float, Field(gt=0.0, le=1e9)] = 0.3
-    """The bound's factor if it is not."""
+    """Factor of the threshold if the target's entropy is high."""
     temperature: Annotated[float, Field(gt=0.0, le=100.0)] = 0.7
-    """Softens the target's distribution on greedy rows."""
+    """Temperature of the target's distribution on greedy rows."""
 
 
 class LanternAcceptance(Section):
-    """Lossy, image models only: a code passes for others that look like it (LANTERN, 2024; LANTERN++, 2025)."""
+    """Lossy, image models only: a draft may replace one of its nearest codes (LANTERN, 2024; LANTERN++, 2025)."""
 
     kind: Literal["lantern"] = "lantern"
     lossless: ClassVar[bool] = False
     k: Annotated[int, Field(ge=1, le=1000)] = 1000
-    """Codes of a neighbourhood, the nearest ones."""
+    """Number of nearest codes in a neighbourhood."""
     k_counts_draft: bool = True
     """Whether the draft counts among the k (papers) or in addition to them (public code)."""
     delta: Annotated[float, Field(ge=0.0, le=1e6)] = 0.1
     """Δ, the bound of the divergence; λ for `multiplicative`."""
     divergence: Literal["tvd", "jsd", "multiplicative"] = "tvd"
-    """How far the target's distribution may move: `tvd`, `jsd` (nats) or `multiplicative` (LANTERN++)."""
+    """Measure of the change of the target's distribution: `tvd`, `jsd` (nats) or `multiplicative` (LANTERN++)."""
     draw: Literal["coupled", "paper", "code"] = "coupled"
-    """Relaxes the target's own draw (`coupled`), or draws residuals as `paper` or public `code` have them."""
+    """Sampling: relax the target's draw with shared noise (`coupled`), or draw from the residual of the `paper` or of
+    the public `code`."""
     metric: Literal["l2", "cosine", "random"] = "l2"
-    """What near means: `l2`, `cosine`, or by lot (`random`), a control."""
+    """Distance between codes: `l2`, `cosine`, or `random` neighbours as a baseline."""
     codebook: Literal["raw", "normalised"] = "raw"
-    """Codes as they are stored, or their directions (`normalised`)."""
+    """Code vectors: as stored (`raw`), or scaled to unit length (`normalised`)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the metric `random`."""
 

@@ -1,4 +1,4 @@
-"""Named methods: `method: sage` in a job file is replaced by the `method` section of `configs/methods/sage.yaml`."""
+"""Resolves named methods: `method: sage` is replaced by the `method` section of `configs/methods/sage.yaml`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from configs.yaml_file import ConfigError, read_yaml
 
 
 def resolve_methods(data: dict[str, Any], origin: str) -> None:
-    """Replace the names in `method` and in `method.auto.candidates` by their sections, in place.
+    """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place.
 
     Raises:
         ConfigError: no method has this name.
@@ -27,12 +27,12 @@ def resolve_methods(data: dict[str, Any], origin: str) -> None:
 
 
 def method_names() -> list[str]:
-    """Names of all methods of `configs/methods`."""
+    """Return the names of all methods in `configs/methods`, sorted."""
     return sorted(path.stem for path in METHODS.glob("*.yaml"))
 
 
 def named_method(name: str, origin: str) -> dict[str, Any]:
-    """The section of a method by its name.
+    """Read the section of a named method.
 
     Raises:
         ConfigError: no method has this name.
@@ -48,9 +48,9 @@ def named_method(name: str, origin: str) -> dict[str, Any]:
 
 
 def replacement_of(path: str | Path) -> str | None:
-    """The arguments that replace a job file of an earlier version; None if there are none.
+    """Return the command-line arguments that replace a job file of an earlier version, or None.
 
-    Job files were `configs/NAME.yaml`; they are `configs/jobs/NAME.yaml` now, and some share a job file.
+    Earlier job files `configs/NAME.yaml` are now `configs/jobs/NAME.yaml`; some are a shared job file with overrides.
     """
     path = Path(path)
     if path.parent.name != "configs" or path.suffix != ".yaml":

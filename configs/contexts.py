@@ -1,4 +1,4 @@
-"""Contexts: the part of a sample that a drafter lane gets, and the weights of several lanes."""
+"""Defines the options of drafter contexts, the prompts of the drafter's lanes, and of ensembles of several contexts."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ class FullContext(Section):
 
 
 class TextOnlyContext(Section):
-    """Each image, and each video, is one newline (T of TABED)."""
+    """The prompt with a newline in place of each image and each video (T of TABED)."""
 
     kind: Literal["text_only"] = "text_only"
 
 
 class PooledContext(Section):
-    """Image features averaged 2 × 2 before the projector (P of TABED); LLaVA-1.5, the Qwen vision families, videos of
-    LLaVA-OneVision."""
+    """The prompt with image features averaged 2 × 2 before the projector (P of TABED), for LLaVA-1.5, the Qwen vision
+    families, and videos of LLaVA-OneVision."""
 
     kind: Literal["pooled"] = "pooled"
 
 
 class CaptionContext(Section):
-    """A caption of each image, and of the middle frame of each video, by a small captioner (C of TABED)."""
+    """The prompt with a caption in place of each image and each video (C of TABED); a small captioner describes the
+    image or the video's middle frame."""
 
     kind: Literal["caption"] = "caption"
     path: Place
     """The captioner's folder or hub id."""
     revision: str | None = None
-    """The hub commit, tag or branch."""
+    """A commit, tag or branch of the hub."""
     prompt: str = "<CAPTION>"
-    """Its prompt, as its processor expects it."""
+    """The captioner's prompt, in the format of its processor."""
     lead: str = "image: "
-    """Words before the caption."""
+    """Text before the caption."""
     num_beams: Annotated[int, Field(ge=1, le=16)] = 3
-    """Beams of its search."""
+    """Number of beams of the captioner's beam search."""
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
-    """Longest caption."""
+    """Most tokens of a caption."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """As for the target."""
+    """Type of the captioner's weights, as `model.target.dtype`."""
     device: Device = "auto"
-    """As for the target."""
+    """Device of the captioner, as `model.target.device`."""
 
 
 class PrunedContext(Section):
@@ -57,31 +58,31 @@ class PrunedContext(Section):
     ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Share of visual tokens that are removed."""
     guidance: Literal["uniform", "attention"] = "uniform"
-    """`uniform` spacing, or two stages by the target's `attention`."""
+    """Selection of kept tokens: at `uniform` spacing, or in two stages by the target's `attention`."""
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    """Share of the attention that stage I keeps."""
+    """Share of the attention that the tokens of stage I cover."""
     positions: Literal["original", "compact"] = "original"
-    """Kept tokens have their `original` rotary positions, or are renumbered (`compact`)."""
+    """Rotary positions of kept tokens: `original`, or renumbered (`compact`)."""
 
 
 class EnsembleChoice(Section):
-    """How the lanes of several contexts are weighed (TABED)."""
+    """Weights of the lanes of several contexts (TABED)."""
 
     policy: Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"] = "matches"
-    """How lanes are weighed. `matches` and `error` search a grid; `inverse_softmax` (paper) and `inverse_linear` (code)
-    weigh by 1/error."""
+    """Rule for the lanes' weights. `matches` and `error` search a grid; `inverse_softmax` (paper) and `inverse_linear`
+    (code) use 1/error."""
     distance: Literal["kl", "tvd"] = "kl"
-    """Error at a position: `kl` or `tvd`."""
+    """Error of a lane at a position: `kl` or `tvd` to the target."""
     window: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Latest judged positions that count; 0 is all."""
+    """Number of latest verified positions that determine the weights; 0 uses all."""
     steps: Annotated[int, Field(ge=1, le=100)] = 10
     """Grid weights are multiples of 1 / steps."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Of the softmax over inverse errors."""
+    """Temperature of the softmax over inverse errors."""
     adaboost_constant: Annotated[float, Field(ge=0.0)] = 1.0
-    """The factor C of the constant term."""
+    """Factor C of AdaBoost's constant term."""
     static_weights: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
-    """Shares of the lanes; equal when empty."""
+    """Weights of the lanes for `static`; equal if empty."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> EnsembleChoice:

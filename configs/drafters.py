@@ -1,4 +1,4 @@
-"""Drafters, and the vocabulary that they draft from."""
+"""Defines the options of drafters, and of the draft vocabulary."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from configs.section import Place, Section
 
 
 class DraftVocabulary(Section):
-    """The draft vocabulary; the drafter's output layer keeps the rows of these tokens. EOS tokens are always
-    included."""
+    """The draft vocabulary: the drafter's output layer keeps only the rows of these tokens and of EOS tokens."""
 
     path: Place | None = None
-    """A list of the [draft vocabulary](../methods/vocabulary.md), most frequent token first; all tokens if neither
-    is set."""
+    """A file that lists the tokens of the [draft vocabulary](../methods/vocabulary.md), most frequent token first; set
+    `path`, `size` or both."""
     size: Annotated[int, Field(ge=1)] | None = None
-    """How many of the list; without a list the lowest ids."""
+    """Number of tokens: the first tokens of the list, or without a list the lowest ids."""
 
     @model_validator(mode="after")
     def _some(self) -> DraftVocabulary:
@@ -36,17 +35,17 @@ class NoDrafter(Section):
 
 
 class ModelDrafter(Section):
-    """An independent smaller model, `model.drafter`; with several contexts, an ensemble of them (TABED)."""
+    """An independent smaller model, `model.drafter`; with several contexts, an ensemble of their lanes (TABED)."""
 
     kind: Literal["model"] = "model"
     ensemble: EnsembleChoice | None = None
-    """Weights of several contexts; the section's defaults if left out."""
+    """Weights of several contexts; defaults if left out."""
     vocabulary: DraftVocabulary | None = None
     """Tokens that are drafted; all if left out."""
 
 
 class EagleDrafter(Section):
-    """An EAGLE-1/2 head: one decoder layer over the target's features; `model.drafter` is its folder."""
+    """An EAGLE-1/2 head: one decoder layer over the target's features; `model.drafter` names its checkpoint."""
 
     kind: Literal["eagle"] = "eagle"
     vocabulary: DraftVocabulary | None = None
@@ -54,7 +53,7 @@ class EagleDrafter(Section):
 
 
 class MedusaDrafter(Section):
-    """Medusa heads: one per draft depth on the target's last state; `model.drafter` is their folder."""
+    """Medusa heads on the target's last state, one per draft depth; `model.drafter` names their checkpoint."""
 
     kind: Literal["medusa"] = "medusa"
     vocabulary: DraftVocabulary | None = None
@@ -62,15 +61,15 @@ class MedusaDrafter(Section):
 
 
 class LookupDrafter(Section):
-    """Prompt lookup: copies the tokens that followed the last few tokens earlier in the prompt or output."""
+    """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens in prompt or output."""
 
     kind: Literal["lookup"] = "lookup"
     min_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 1
-    """Shortest match."""
+    """Shortest match, in tokens."""
     max_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 3
-    """Longest match; the longest found is used."""
+    """Longest match, in tokens; the longest match found is used."""
     match: Literal["latest", "first"] = "latest"
-    """Which of several longest matches is copied: `latest` or `first`."""
+    """The match to copy if several are longest: `latest` or `first`."""
 
     @model_validator(mode="after")
     def _bounds(self) -> LookupDrafter:

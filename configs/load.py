@@ -1,4 +1,4 @@
-"""Loads a job file: overrides `section.field=value`, named methods, and errors that name the dotted path."""
+"""Loads a job file with overrides `section.field=value` and named methods; errors name the dotted path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
 
-# Valid numbers except in YAML 1.1, which requires a point and a sign of the exponent.
+# Numbers that YAML 1.1 parses as text, because it requires a decimal point and a sign of the exponent.
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
 
 
@@ -49,7 +49,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobModel:
-    """Check plain data against the schema.
+    """Validate plain data against the schema `model`.
 
     Raises:
         ConfigError: one line per problem, each with its dotted path.
@@ -85,7 +85,7 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
 
 
 def _invalid_text(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of text that UTF-8 cannot encode; YAML escapes can write such text."""
+    """Yield the paths of text that UTF-8 cannot encode; YAML escapes can produce such text."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _invalid_text(key, path)
@@ -101,7 +101,7 @@ def _invalid_text(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
-    """The path of a problem in the job file, without the union tags that pydantic inserts."""
+    """Return the path of a problem in the job file, without the union tags that pydantic inserts."""
     parts: list[str] = []
     node = data
     for part in location:

@@ -1,6 +1,6 @@
-"""The method section: drafter × contexts × tree × acceptance, and which of them may be combined.
+"""Defines the section `method`: drafter × contexts × tree × acceptance, and which choices may be combined.
 
-A new choice is one class in its family's module, and a constructor in `actors.loading.method`.
+A new choice needs a class in its module of `configs`, and a constructor in `actors.loading.method`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class NoController(Section):
 
 
 class MeasuredController(Section):
-    """The depth with the most expected tokens per second, up to that of `tree`; off if plain decoding is faster.
-    Acceptance must be `exact`."""
+    """Each step drafts to the depth with the most expected tokens per second, up to the depth of `tree`, or not at all
+    if plain decoding is faster. Acceptance must be `exact`."""
 
     kind: Literal["measured"] = "measured"
     max_exploration: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
-    """Share of steps, and of time, that trials of other depths may take."""
+    """Largest share of steps, and of time, for trials of other depths."""
 
 
 Controller = Annotated[NoController | MeasuredController, Field(discriminator="kind")]
 
 
 class Auto(Section):
-    """Several methods, plain decoding included, of which each engine keeps the fastest on its first rows."""
+    """Several methods, plain decoding included; each engine keeps the one that is fastest on its first rows."""
 
     candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
-    """In place of the four choices: methods, each a section or a name, with acceptance `exact`. Each engine
-    [tries](../methods/auto.md) them and plain decoding on its first rows, and keeps the fastest."""
+    """Methods, each a section or a name, with acceptance `exact`. Each engine [tries](../methods/auto.md) them and
+    plain decoding on its first rows, and keeps the fastest one."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
-    """Most blocks of rows that each candidate decodes before one is kept."""
+    """Most blocks of rows that each candidate decodes in a trial."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Most further trials of an engine, after acceptance has changed."""
+    """Most further trials of an engine, each after its acceptance length has changed."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Auto:
@@ -83,12 +83,12 @@ class Auto(Section):
 
 
 class Method(Section):
-    """A speculative-decoding method: drafter × contexts × tree × acceptance; or several, to be tried."""
+    """A speculative-decoding method: drafter × contexts × tree × acceptance; or several candidates for a trial."""
 
     name: str | None = None
-    """The name in rows and reports; by default composed of the choices."""
+    """The method's name in rows and reports; by default composed of the choices."""
     auto: Auto | None = None
-    """Methods to choose from by measuring, in place of the four choices."""
+    """Candidates of a trial, in place of drafter, contexts, tree and acceptance."""
     drafter: Drafter = NoDrafter()
     contexts: tuple[Context, ...] = (FullContext(),)
     tree: Tree = ChainTree()
@@ -110,7 +110,7 @@ class Method(Section):
         return self
 
     def _check_alone(self) -> None:
-        """With `auto`, the four choices are in its candidates."""
+        """Check that a method with `auto` has no choices besides its candidates."""
         for name, field in type(self).model_fields.items():
             if name not in ("name", "auto") and getattr(self, name) != field.default:
                 raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
@@ -137,7 +137,7 @@ class Method(Section):
                 )
 
     def _check_controller(self) -> None:
-        """Depths that depend on time leave tokens unchanged only under exact acceptance."""
+        """Check that the method has a drafter and exact acceptance, under which depths do not change tokens."""
         if isinstance(self.controller, NoController):
             return
         if isinstance(self.drafter, NoDrafter):
@@ -164,12 +164,12 @@ class Method(Section):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All methods that may decode a row: this one, or those that `auto` tries."""
+        """All methods that may decode a row: this method, or plain decoding and the candidates of `auto`."""
         return (self,) if self.auto is None else self.auto.methods
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether the drafter has weights, which `model.drafter` names."""
+        """Whether the drafter needs weights from `model.drafter`."""
         return self.drafting.drafter.kind in ("model", "eagle", "medusa")
 
     @property
@@ -180,7 +180,7 @@ class Method(Section):
         return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
 
     def content(self) -> dict[str, Any]:
-        """All fields that determine the output."""
+        """Return all fields that determine the output."""
         data = self.model_dump(mode="json")
         if self.auto is not None:
             return {"auto": [one.content() for one in self.auto.methods]}
@@ -193,7 +193,7 @@ class Method(Section):
 
     @property
     def verify_mode(self) -> Literal["lossless", "lossy"]:
-        """Whether the output has the target's distribution; a value in every row."""
+        """`lossless` if the output has the target's distribution, else `lossy`; a column of every output row."""
         return "lossless" if self.acceptance.lossless else "lossy"
 
     @property

@@ -1,4 +1,4 @@
-"""Presets: a job file with a method and overrides, by name. Most replace one file each of earlier versions."""
+"""Maps names of presets to a job file with overrides; most presets replace one job file of an earlier version."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "video_sd_pruned": ("zoo_videos", "sd_chain_pruned"),
     "video_specvlm": ("zoo_videos", "specvlm"),
 }
-"""Presets `zoo_NAME` that write to `out/zoo_NAME`: the job file and the method."""
+"""Job file and method of each preset `zoo_NAME`, which writes to `out/zoo_NAME`."""
 
 PRESETS: dict[str, tuple[str, ...]] = {
     "caption_llava15_tabed_mtcp": ("caption_llava15_tabed", "method=tabed_mtcp", f"{CAPTIONS}/tabed_mtcp"),
@@ -66,11 +66,11 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "zoo_video_plain": ("zoo_videos_plain",),
     **{f"zoo_{name}": (job, f"method={method}", f"sink.path=out/zoo_{name}") for name, (job, method) in _ZOO.items()},
 }
-"""Name: the job file's stem, and its overrides."""
+"""Maps names of presets to the job file's stem and its overrides."""
 
 
 def preset(name: str) -> tuple[Path, tuple[str, ...]]:
-    """The job file and the overrides of a preset; a job file's stem is a preset without overrides.
+    """Return the job file and the overrides of a preset; a job file's stem is a preset without overrides.
 
     Raises:
         KeyError: no preset or job file has this name.

@@ -1,4 +1,4 @@
-"""The schema of a caption job, and the sections that all jobs share."""
+"""Defines the schema of a caption job, and the sections that all jobs share."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from configs.video import Video
 
 
 class SourceColumns(Section):
-    """Columns with media."""
+    """Columns of the source that contain images or videos."""
 
     image: str | None = None
     """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs."""
     video: str | None = None
-    """The same for videos; a row may have images and videos."""
+    """The same formats for videos; a row may have images and videos."""
 
 
 UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf"]
-"""Schemes of URIs in rows; their drivers access only files."""
+"""Schemes of URIs in rows; the drivers of these schemes access only files."""
 
 
 class Fetch(Section):
@@ -48,26 +48,27 @@ MAX_DECODED_BYTES = 1536 * 1024**2
 
 
 class Source(Section):
-    """Where samples come from."""
+    """The input data: format, location, columns, and limits of its rows."""
 
     kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
     """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
     prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed); see
     [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
-    """A file, a folder or a glob, or a list of those in one store; a local path or any fsspec URL."""
+    """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
-    """The column (tars: field) with unique ids; without it ids are `path#index`."""
+    """The column (in tars: the field) with unique ids; if left out, ids are `path#index`."""
     check_ids: bool = True
-    """Read all ids before the job starts, so that repeated ones are error rows; ids in tars are checked at the end."""
+    """Read all ids before the job starts, so that rows with repeated ids become error rows; ids in tars are checked at
+    the end."""
     delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
     """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
-    """Most rows of one read task; a Parquet row group of small rows is not cut up to 64 times that."""
+    """Most rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    """Most bytes of one read task. Parquet is cut at row groups and inside larger ones, text between records, plain
-    tars between samples; a compressed tar is one task."""
+    """Most bytes of one read task. Parquet files are split at row groups and inside larger row groups, text files
+    between records, and plain tars between samples; a compressed tar is one task."""
     uri_schemes: tuple[UriScheme, ...] = ("file",)
     """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
     without one is relative to the source root."""
@@ -75,27 +76,27 @@ class Source(Section):
     """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
     fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    """Larger files are row errors."""
+    """Most bytes of an image file; a larger file is a row error."""
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
-    """Larger images, and videos of larger frames, are row errors."""
+    """Most pixels of an image or a video frame; a larger one is a row error."""
     max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
     """A row with more images is a row error."""
     max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """Images and frames with a longer side are resized to it during decoding; `auto` is a bound above the size that the
-    target's processor uses; `null` resizes nothing."""
+    """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
+    the target's processor uses; `null` disables resizing."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
-    """Memory of one decoding task for images, encoded and decoded; further rows go to other tasks, and the images of
-    one row may use a sixth of it."""
+    """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
+    may use a sixth of it."""
     video: Video = Video()
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """`path` as a list."""
+        """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
 
 class Message(Section):
-    """One turn of the conversation; `text` may hold `{column}` placeholders."""
+    """One turn of the conversation; `text` may contain `{column}` placeholders."""
 
     role: Literal["system", "user", "assistant"]
     """`system`, `user` or `assistant`; the last turn is the user's."""
@@ -106,11 +107,11 @@ class Message(Section):
 
 
 class Prompt(Section):
-    """The prompt: a single user text, or messages."""
+    """The prompt: either the text of a single user turn, or messages."""
 
     text: str | None = None
     """One user turn; `prompt: some text` is its short form."""
-    # Not strict, because the short form has this section validated as Python data, where lists are no tuples.
+    # Not strict, because the short form is validated as Python data, in which lists are not accepted for tuples.
     messages: Annotated[tuple[Message, ...], Field(strict=False)] = ()
     """The turns of a conversation."""
 
@@ -124,13 +125,13 @@ class Prompt(Section):
 
 
 class RowColumns(Section):
-    """Columns with prompt options of rows; a row without a value uses the job's."""
+    """Columns with prompts and sampling options per row; a row without a value uses the job's value."""
 
     prompts: str | None = None
-    """Several prompts of one sample: a list (or its JSON). Each is a row of the output, `<id>#0`, `<id>#1` …, and
-    `{prompt}` in the template."""
+    """Several prompts per sample: a list, or its JSON. Each prompt is `{prompt}` in the template and yields an output
+    row with the id `<id>#0`, `<id>#1`, …."""
     messages: str | None = None
-    """A conversation (or its JSON) that ends with the user, in place of `prompt`."""
+    """A conversation, or its JSON, that ends with a user turn; replaces `prompt`."""
     seed: str | None = None
     """The row's seed."""
     temperature: str | None = None
@@ -150,19 +151,20 @@ def _short_prompt(value: Any) -> Any:
 
 
 SHORT_PROMPT = BeforeValidator(_short_prompt)
-"""Accepts a text in place of a section with `text`."""
+"""Validator that accepts a string in place of a section with the key `text`."""
 
 
 # --- model ---------------------------------------------------------------------------------------------------------
 
 
 class Weights(Section):
-    """One network's files, with the type and device of its weights."""
+    """The checkpoint of one network, and the dtype and device of its weights."""
 
     path: Place
-    """A folder of `save_pretrained`, a hub id, or a folder in an [object store](../guides/storage.md#weights)."""
+    """A folder written by `save_pretrained`, a hub id, or a folder in an [object store](../guides/storage.md#weights).
+    """
     revision: str | None = None
-    """A commit, tag or branch of the hub; for a folder or a store the hash that a dry run prints."""
+    """A commit, tag or branch of the hub; for a local folder or an object store, the hash that a dry run prints."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` (as stored), `float32`, `bfloat16`, `float16`."""
     device: Device = "auto"
@@ -177,7 +179,7 @@ class Checkpoint(Weights):
 
 
 class TargetCheckpoint(Checkpoint):
-    """The model whose distribution counts."""
+    """The target model, whose distribution a lossless method preserves."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
     """`int8`, or on a GPU `fp8`: the decoder's weights are [rounded](../guides/sizing.md#memory) when loaded; the
@@ -193,52 +195,52 @@ class TargetCheckpoint(Checkpoint):
 
 
 class Model(Section):
-    """The target and its drafter."""
+    """The target model and the checkpoint of its drafter."""
 
     target: TargetCheckpoint
     drafter: Checkpoint | None = None
-    """A model, or EAGLE or Medusa heads for the target; not needed by the drafters `none` and `lookup`."""
+    """A smaller model, an EAGLE head or Medusa heads for the target; not needed by the drafters `none` and `lookup`."""
 
 
 class Sampling(Section):
-    """How tokens are chosen; see `decoding.Sampling`."""
+    """Sampling parameters of generated text; see `decoding.Sampling`."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Longest text."""
+    """Most generated tokens of a row."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy decoding."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """0 is off."""
+    """Sample from this number of most likely tokens; 0 is off."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """1 is off."""
+    """Sample from the most likely tokens with this total probability; 1 is off."""
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
-    """1 is off; counts the prompt's tokens too, as transformers does."""
+    """Penalty on tokens of the prompt and the output, as in transformers; 1 is off."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Strings that end the text; they are cut off."""
+    """Strings that end the text; they are removed from it."""
     ignore_eos: bool = False
-    """Continue after the end-of-text token."""
+    """Continue after an EOS token."""
 
 
 # --- running -------------------------------------------------------------------------------------------------------
 
 
 class ActorPool(Section):
-    """Number and resources of actors that each hold a model."""
+    """Number and resources of the actors; each actor holds its own models."""
 
     _most_gpus: ClassVar[int] = 1
     min_size: Annotated[int, Field(ge=1)] = 1
-    """Actors to start with."""
+    """Least number of actors."""
     max_size: Annotated[int, Field(ge=1)] = 1
-    """Actors at most."""
+    """Most actors."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
-    """Actors at the start, if more than `min_size`."""
+    """Number of actors at the start, if more than `min_size`."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
     """Rows of one Ray batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """GPUs of one actor: a share of one, or several that the target's layers are
-    [spread](../guides/cluster.md#large-targets) over; 0 is the CPU."""
+    """GPUs of one actor: a share of one GPU, or several GPUs over which the target's layers are
+    [spread](../guides/cluster.md#large-targets); 0 runs on the CPU."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
-    """Threads of a CPU actor; by default the cores shared among `max_size` actors."""
+    """Torch threads of a CPU actor; by default an equal share of the cores among `max_size` actors."""
     accelerator_type: str | None = None
     """A Ray accelerator type, such as `H100`."""
     label_selector: Labels | None = None
@@ -264,28 +266,29 @@ MOST_SLOTS = 4096
 
 
 class EnginePool(ActorPool):
-    """Actors with one pair and one engine each, which several batches share."""
+    """Actors with one loaded pair and one engine each; several batches share an engine."""
 
     slots: int | Literal["auto"] = 16
-    """Samples that one engine decodes at once; `auto`: as many as [memory holds](../guides/sizing.md#memory)."""
+    """Samples that one engine decodes at once; `auto`: the number that [fits into memory](../guides/sizing.md#memory).
+    """
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     """Batches that feed one engine at once."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
     """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """A longer step of the engine ends its process, and its rows run again; `null` is no limit."""
+    """Longest engine step. A longer step ends the actor's process, and its rows run again; `null` is no limit."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
-    """A row that is longer in its slot is a row error."""
+    """Longest time of a row in its slot; a row that takes longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
     """On a CPU, compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at
     least 256 MiB of weights. Needs a C++ compiler; without one, forwards run eagerly."""
     capture: bool = False
-    """On one GPU, record steps as CUDA graphs and replay them; never tried on a GPU, hence off."""
+    """On one GPU, capture steps as CUDA graphs and replay them; off by default, because it has never run on a GPU."""
 
     @field_validator("slots", mode="plain")
     @classmethod
     def _slots(cls, value: Any) -> Any:
-        """A number, or `auto`; with the messages of other numbers, which a union would not have."""
+        """Accept an integer or `auto`, with the error messages of other numbers, which a union type would not give."""
         if value == "auto":
             return value
         if isinstance(value, bool) or not isinstance(value, int):
@@ -298,56 +301,57 @@ class EnginePool(ActorPool):
 
 
 class Pool(EnginePool):
-    """The actors of a caption job; the target's layers are spread over all GPUs of one."""
+    """The actors of a caption job; the target's layers are spread over all GPUs of an actor."""
 
     _most_gpus: ClassVar[int] = 64
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Prompt, images and generated tokens together; a row that needs more is a row error."""
+    """Most tokens of prompt, images and output together; a row that needs more is a row error."""
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
-    """Cache of visual features, with their pixels, of each model of a pair, for later prompts about the same image or
-    video; 0 is off."""
+    """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
+    image or video reuse them. 0 is off."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     """CPUs that one decoding task reserves."""
     decode_label_selector: Labels | None = None
-    """Labels of nodes that read and decode, as for `label_selector`."""
+    """Labels of nodes for tasks that read and decode rows, in the format of `label_selector`."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
-    """Bytes of rows that are read and decoded ahead of the actors."""
+    """Most bytes of rows that are read and decoded ahead of the actors."""
 
 
 class Sink(Section):
-    """Where results go: `data/`, `errors/` and `_job/` under `path`."""
+    """The output: `data/`, `errors/` and `_job/` under `path`."""
 
     path: Place
-    """The output directory; a job with an existing output there resumes it."""
+    """The output directory; a job resumes an existing output."""
     keep_columns: tuple[str, ...] = ()
     """Input columns that are copied into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
     """Most rows of one Parquet file."""
     max_unsaved_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
-    """Longest time until a finished row is durable; 0 is at once."""
+    """Longest time until a finished row is durable; 0 writes rows at once."""
     compression: Literal["zstd", "snappy", "none"] = "zstd"
-    """`zstd`, `snappy` or `none`."""
+    """Compression of Parquet files: `zstd`, `snappy` or `none`."""
 
 
 class Job(Section):
-    """The run itself."""
+    """Name, seed, Ray cluster, error limits and logs of the job."""
 
     name: str = "caption"
-    """The beginning of the job's id."""
+    """Prefix of the job's id."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all sampling."""
     ray_address: str = "local"
-    """`local` starts a private Ray, `auto` joins the cluster that the job was submitted to; or an address."""
+    """`local` starts a private Ray instance, `auto` joins the cluster that the job was submitted to; or an address."""
     num_cpus: Annotated[int, Field(ge=1)] | None = None
-    """Logical CPUs of a local Ray; by default the machine's cores, at least 2."""
+    """Logical CPUs of a local Ray instance; by default the machine's cores, at least 2."""
     progress: bool = True
     """Whether a progress line is shown."""
     max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """End the job when a larger share of its rows has failed."""
+    """Largest share of failed rows; the job ends if more rows have failed."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
-    """Finished rows from which on the share of errors counts."""
+    """Least number of finished rows at which `max_error_share` applies."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
-    """A worker process that is stopped or frozen for longer is killed, its rows run elsewhere; `null` is no limit."""
+    """Longest time without a heartbeat of a worker process; a process that is stopped or frozen for longer is killed,
+    and its rows run elsewhere. `null` is no limit."""
     log: Literal["text", "json"] = "text"
     """`json`: events on standard error, one JSON object per line, with job, attempt and sample ids; see
     [monitoring](../guides/monitoring.md#structured-logs)."""
@@ -359,7 +363,7 @@ VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
 
 
 class DatasetJob(Section):
-    """Base of the jobs that write a dataset; jobs with equal `content` continue each other."""
+    """Base of the jobs that write a dataset; a job can resume the output of a job with equal `content`."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns",)
     if TYPE_CHECKING:  # each job declares its sections, in its order
@@ -375,14 +379,14 @@ class DatasetJob(Section):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain JSON data, with defaults."""
+        """Return the whole configuration as plain JSON data, with defaults."""
         return self.model_dump(mode="json")
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """All fields that determine the output: source, prompt, models, method, sampling, seed.
+        """Return all fields that determine the output: source, prompt, models, method, sampling, seed.
 
-        Pools, devices, limits of time and memory, and sizes of files and spans are excluded: they may change between
-        attempts.
+        Pools, devices, limits of time and memory, and sizes of files and spans are excluded, because they may change
+        between attempts.
         """
         data = self.resolved()
         del data["pool"]
@@ -398,13 +402,13 @@ class DatasetJob(Section):
         return {**data, "revisions": revisions}
 
     def fingerprint(self, revisions: dict[str, str]) -> str:
-        """A short hash of `content`."""
+        """Return a short hash of `content`."""
         content = json.dumps(self.content(revisions), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 class CaptionJob(DatasetJob):
-    """A whole caption job."""
+    """A caption job: images, videos or text in, generated text out."""
 
     source: Source
     prompt: Annotated[Prompt | None, SHORT_PROMPT] = None

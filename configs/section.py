@@ -1,4 +1,4 @@
-"""The strict base of every section of a job file, and shared types."""
+"""Defines the strict base class of every section of a job file, and shared types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Places = TypeVar("Places", str, str | tuple[str, ...])
 
 
 def without_credentials(value: Places) -> Places:
-    """Refuse a URL that carries a user, a password or a signature: job files are written into the output."""
+    """Refuse a URL that contains a user, a password or a signature, because job files are written into the output."""
     for url in (value,) if isinstance(value, str) else value:
         if _USER_IN_URL.match(url) or ("://" in url and _SIGNED_QUERY.search(url)):
             raise ValueError("a URL must not hold credentials; give them in the environment, as its driver reads it")
@@ -38,13 +38,13 @@ Labels = Annotated[dict[str, str], AfterValidator(_known_labels)]
 """Conditions on a node's labels, as Ray's `label_selector`."""
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")]
-"""A device by torch's name; whether the machine has it is checked when the network is loaded."""
+"""A torch device name; its availability is checked when the network is loaded."""
 
 Place = Annotated[str, AfterValidator(without_credentials)]
-"""A path, a hub id or a URL, which may be printed and stored as it is."""
+"""A path, a hub id or a URL without credentials, which may be printed and stored."""
 
 
 class Section(BaseModel):
-    """Strict base of every section: unknown keys and silent conversions are errors."""
+    """Strict base class of every section: unknown keys and implicit type conversions are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)

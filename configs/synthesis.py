@@ -1,4 +1,4 @@
-"""The schema of a synthesis job: prompts in, images out."""
+"""Defines the schema of a synthesis job: prompts in, images out."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from configs.section import Section
 
 
 class ImagePrompt(Section):
-    """The prompt of an image."""
+    """The prompt of the text encoder."""
 
     text: str
-    """A template; `{column}` is replaced by the row's value, `prompt: some text` is its short form. Not needed if
-    rows contain conditions."""
+    """A template; `{column}` is replaced by the row's value. `prompt: some text` is the short form. Not needed if rows
+    contain conditions."""
 
 
 class ConditionColumns(Section):
-    """Columns with conditions of rows."""
+    """Columns with the condition of each row."""
 
     features: str | None = None
-    """Text features; without it `prompt` is encoded."""
+    """Text features of the row; if left out, `prompt` is encoded."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Type of features that are bytes: `float32`, `float16` or `bfloat16`."""
+    """Type of features that are stored as bytes: `float32`, `float16` or `bfloat16`."""
     label: str | None = None
-    """The class, for class-conditional targets."""
+    """The row's class, for class-conditional targets."""
 
 
 class ImageColumns(ConditionColumns):
-    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
+    """Columns with the condition and sampling options of each row; a row without a value uses the job's value."""
 
     seed: str | None = None
     """The row's seed."""
@@ -48,17 +48,18 @@ class ImageColumns(ConditionColumns):
 
 
 class TextEncoder(Weights):
-    """The T5 whose encoder turns prompts into features."""
+    """The T5 encoder that maps prompts to features."""
 
     truncate: bool = False
     """Whether long prompts are truncated."""
 
 
 class ImageModel(Section):
-    """The image model, its drafter, its text encoder and its VQ decoder."""
+    """The target image model, the checkpoint of its drafter, its text encoder and its VQ decoder."""
 
     target: Weights
-    """LlamaGen: a published `.pt` file, a folder of LANTERN or of this project, or a hub id `owner/name/file`."""
+    """A LlamaGen checkpoint: a published `.pt` file, a folder of LANTERN or of this project, or a hub id
+    `owner/name/file`."""
     drafter: Weights | None = None
     """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafter `none`."""
     vq: Weights | None = None
@@ -68,38 +69,39 @@ class ImageModel(Section):
 
 
 class ImageSampling(Section):
-    """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
+    """Sampling parameters of image codes, applied in the order guidance, temperature, `top_k`, `top_p`; the target
+    determines the number of codes."""
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Images of every prompt."""
+    """Number of images per prompt."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
-    """0 is greedy."""
+    """Softmax temperature; 0 is greedy decoding."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
-    """0 is off."""
+    """Sample from this number of most likely codes; 0 is off."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """1 is off."""
+    """Sample from the most likely codes with this total probability; 1 is off."""
     guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 7.5
-    """S; up to 1 there is no guidance, and half the work."""
+    """Scale s of classifier-free guidance; values up to 1 disable guidance, which halves the work."""
     guidance_interval: Annotated[int, Field(ge=-1, lt=2**31)] = -1
-    """−1 guides every code, i only the codes 0 … i + 1."""
+    """Codes that are guided: −1 for all, i for the codes 0 … i + 1."""
 
 
 class VqPool(ActorPool):
-    """The actors that turn codes into pixels."""
+    """The actors that decode codes to pixels."""
 
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Images decoded at once."""
+    """Number of images decoded at once."""
 
 
 class ImageFile(Section):
     """The file format of images."""
 
     format: Literal["png", "webp", "jpeg"] = "png"
-    """`png`, `webp` or `jpeg`."""
+    """File format: `png`, `webp` or `jpeg`."""
     quality: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Of JPEG and lossy WebP, 1 to 100; 95 when left out."""
+    """Quality of JPEG and lossy WebP, 1 to 100; 95 if left out."""
     lossless: bool = False
-    """WebP without loss."""
+    """Whether WebP files are lossless."""
     encode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     """CPUs that one encoding task reserves."""
 
@@ -113,7 +115,7 @@ class ImageFile(Section):
 
 
 class ImageSink(Sink):
-    """Where results go: images, codes, or both."""
+    """The output: images, codes, or both."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
     """Most rows of one Parquet file."""
@@ -130,14 +132,14 @@ class ImageSink(Sink):
 
 
 class ImageJob(Job):
-    """The run itself."""
+    """Name, seed, Ray cluster, error limits and logs of the job."""
 
     name: str = "synthesize"
-    """The beginning of the job's id."""
+    """Prefix of the job's id."""
 
 
 class SynthesizeJob(DatasetJob):
-    """A whole synthesis job."""
+    """A synthesis job: prompts or conditions in, images out."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns", "images", "keep_codes")
     source: Source
@@ -194,7 +196,7 @@ class SynthesizeJob(DatasetJob):
 
     @property
     def is_guided(self) -> bool:
-        """Whether any row can be guided, so that the models need an unconditional lane."""
+        """Whether any row may use guidance, so that the models need an unconditional lane."""
         return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:

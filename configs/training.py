@@ -1,4 +1,4 @@
-"""The schema of a training job: heads on a target, trained on the rows of a source."""
+"""Defines the schema of a training job: heads on a target, trained on the rows of a source."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from configs.synthesis import ConditionColumns, TextEncoder
 
 
 class EagleHead(Section):
-    """One layer that predicts the target's next state (EAGLE-2)."""
+    """An EAGLE-2 head: one decoder layer that predicts the target's next hidden state."""
 
     kind: Literal["eagle"] = "eagle"
 
 
 class MedusaHead(Section):
-    """Medusa heads, each for one token further ahead."""
+    """Medusa heads: head i predicts the token i positions after the next token."""
 
     kind: Literal["medusa"] = "medusa"
     num_heads: Annotated[int, Field(ge=1, le=16)] = 4
@@ -26,20 +26,21 @@ class MedusaHead(Section):
 
 
 class ImageColumns(ConditionColumns):
-    """Columns with a row's image or codes, and with its condition."""
+    """Columns with the image or the codes of each row, and with its condition."""
 
     codes: str | None = None
-    """VQ codes in raster order; without it the row's picture is encoded by `image.vq`."""
+    """VQ codes in raster order; if left out, `image.vq` encodes the row's image."""
 
 
 class ImageTeaching(Section):
-    """Training on images: codes and conditions of rows, and how often conditions are dropped."""
+    """Training data of image targets: codes and conditions of rows, and the share of dropped conditions."""
 
     columns: ImageColumns = ImageColumns()
     vq: Weights | None = None
-    """The VQ model: `path`, `revision`, `dtype`, `device`; images are center-cropped to a square."""
+    """The VQ model that encodes images (`path`, `revision`, `dtype`, `device`); images are center-cropped to a square.
+    """
     condition: TextEncoder | None = None
-    """The T5 encoder: as above, and `truncate`."""
+    """The T5 encoder that encodes prompts (`path`, `revision`, `dtype`, `device`, `truncate`)."""
     null_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
     """Share of rows whose condition is dropped."""
     teach_first_draft: bool = True
@@ -56,18 +57,18 @@ class ImageTeaching(Section):
 
 
 class Teaching(Section):
-    """Rows, optimisation and evaluation. The defaults of optimisation are those of LANTERN's public code."""
+    """Rows, optimisation and evaluation. The defaults of optimisation are taken from LANTERN's public code."""
 
     num_steps: Annotated[int, Field(ge=1)] = 2000
     """Number of batches."""
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rows of a batch, over all workers together."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
-    """Highest learning rate."""
+    """Peak learning rate of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the learning rate rises."""
+    """Number of steps over which the learning rate rises."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Decay to 0 at the last step: `linear` or `cosine`; `constant` is none."""
+    """Decay of the learning rate to 0 at the last step: `linear` or `cosine`; `constant` disables decay."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """β₁ of AdamW."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
@@ -75,27 +76,27 @@ class Teaching(Section):
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Weight decay of AdamW."""
     clip: Literal["value", "norm", "none"] = "value"
-    """Clips each gradient (`value`), the `norm` of all, or `none`."""
+    """Gradient clipping: by `value`, by the `norm` of all gradients, or `none`."""
     clip_limit: Annotated[float, Field(gt=0.0)] = 0.5
     """Bound of `clip`."""
     feature_noise: Annotated[float, Field(ge=0.0)] = 0.2
-    """Width of the noise on EAGLE's features."""
+    """Width of the uniform noise on EAGLE's input features."""
     noise_tokens: Annotated[int, Field(ge=1)] | None = 512
-    """The noise is scaled by this over the row's length; `null` does not scale it."""
+    """The noise is scaled by this number divided by the row's length in tokens; `null` does not scale it."""
     max_rows: Annotated[int, Field(ge=2)] | None = None
-    """Most rows of the source."""
+    """Most rows of the source that are used."""
     shuffle_rows: Annotated[int, Field(ge=1)] = 4096
     """Rows of the shuffle buffer."""
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Share of rows that are held out from training."""
     held_out_rows: Annotated[int, Field(ge=1)] = 64
-    """Most held-out rows that are measured."""
+    """Most held-out rows on which the head is evaluated."""
     max_tokens: Annotated[int, Field(ge=16)] = 1024
-    """Longer rows are skipped."""
+    """Most tokens of a row; longer rows are skipped."""
     measure_every_steps: Annotated[int, Field(ge=1)] = 500
-    """Steps between measurements of accuracy."""
+    """Number of steps between evaluations of accuracy."""
     keep: Literal["best", "last"] = "best"
-    """Weights that are written: `best` or `last`."""
+    """Weights that are written: those of the `best` evaluation or of the `last` step."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Seed of initial weights, shuffling and noise."""
 
@@ -107,12 +108,12 @@ class Teaching(Section):
 
 
 class Acceptance(Section):
-    """Decoding of held-out prompts with the trained head, exact acceptance and a tree of 25 nodes."""
+    """Measurement of the acceptance length: held-out prompts are decoded with the trained head and exact acceptance."""
 
     num_rows: Annotated[int, Field(ge=0)] = 16
-    """Held-out prompts decoded at the end; 0 for none."""
+    """Number of held-out prompts that are decoded at the end; 0 disables the measurement."""
     max_new_tokens: Annotated[int, Field(ge=2)] = 128
-    """Longest text; images are always complete."""
+    """Most generated tokens of a text; images are always complete."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """As `sampling.temperature`."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -122,18 +123,18 @@ class Acceptance(Section):
 
 
 class Workers(Section):
-    """Training workers: one process, or several under Ray Train. Does not change the result, up to rounding."""
+    """Training workers: one process, or several under Ray Train. Changes the result only by rounding."""
 
     count: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that share every batch."""
+    """Number of processes that share every batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
     """GPUs of each worker under Ray."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Torch threads of each worker."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
-    """Rows in one forward of a worker, which bounds memory."""
+    """Most rows in one forward of a worker, which bounds memory."""
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
-    """Batches that are decoded ahead."""
+    """Number of batches that are read and decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
     """Seconds between checkpoints."""
     max_failures: Annotated[int, Field(ge=0)] = 3
@@ -143,7 +144,7 @@ class Workers(Section):
 
 
 class TrainingOutput(Section):
-    """Where the head is written."""
+    """Folder and type of the written head."""
 
     path: Place
     """The head's folder."""
@@ -152,7 +153,7 @@ class TrainingOutput(Section):
 
 
 class TrainDrafterJob(Section):
-    """A whole training job."""
+    """A training job: an EAGLE head or Medusa heads for a target, trained on the rows of a source."""
 
     source: Source
     prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
@@ -180,7 +181,7 @@ class TrainDrafterJob(Section):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """All fields that determine the trained head, as plain JSON data, without workers and devices."""
+        """Return all fields that determine the trained head, as plain JSON data, without workers and devices."""
         data = self.model_dump(mode="json")
         del data["workers"], data["output"]["path"]
         for part in (data["target"], *(data["image"] or {}).values()):

@@ -1,4 +1,4 @@
-"""Draft trees: fixed shapes, and trees that adapt to the drafter's confidence."""
+"""Defines the options of draft trees: fixed shapes, and trees that adapt to the drafter's confidence."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from configs.section import Section
 
 FIRST_NODES = 25
-"""Nodes of SAGE's first tree by default."""
+"""Default number of nodes of SAGE's first tree."""
 NAMED_TREE_LEVELS = 5
 """Depth of every named tree."""
 Paths = tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...]
 
 
 def check_paths(where: str, paths: Paths) -> None:
-    """Raise ValueError if a path of child ranks lacks its parent or its elder sibling; `where` begins the message."""
+    """Raise ValueError if the parent or the previous sibling of a path is missing; `where` begins the message."""
     known = set(paths)
     if () in known:
         raise ValueError(f"{where}a path must not be empty: the root is always there")
@@ -27,23 +27,23 @@ def check_paths(where: str, paths: Paths) -> None:
 
 
 class ChainTree(Section):
-    """One path of `length` drafts."""
+    """A chain of `length` drafts."""
 
     kind: Literal["chain"] = "chain"
     length: Annotated[int, Field(ge=1, le=64)] = 5
-    """Drafts per step."""
+    """Number of drafts per step."""
 
 
 class StaticTree(Section):
-    """A fixed tree, by exactly one of three fields."""
+    """A fixed tree; set exactly one of `name`, `branching` and `paths`."""
 
     kind: Literal["static"] = "static"
     name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
-    """A tree of the papers: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
+    """A published tree: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
-    """Children of every node of depth 0, 1, …."""
+    """Number of children of every node at depth 0, 1, …."""
     paths: Paths = ()
-    """Paths of child ranks."""
+    """Nodes as paths of child ranks from the root."""
 
     @model_validator(mode="after")
     def _one_of(self) -> StaticTree:
@@ -62,15 +62,15 @@ class StaticTree(Section):
 
 
 class DynamicTree(Section):
-    """EAGLE-2's tree: a beam grows it, and the best nodes are verified."""
+    """EAGLE-2's dynamic tree: a beam expands the tree, and the most likely nodes are verified."""
 
     kind: Literal["dynamic"] = "dynamic"
     top_k: Annotated[int, Field(ge=1, le=64)] = 10
-    """Children of every node, and nodes of the beam."""
+    """Number of children of every expanded node, and number of nodes of the beam."""
     depth: Annotated[int, Field(ge=0, le=32)] = 5
-    """Levels of the beam below the root's children."""
+    """Number of levels that the beam adds below the root's children."""
     total_tokens: Annotated[int, Field(ge=2, le=513)] = 60
-    """Nodes that are verified, root included."""
+    """Number of verified nodes, root included."""
 
     @model_validator(mode="after")
     def _sizes(self) -> DynamicTree:
@@ -84,59 +84,60 @@ class DynamicTree(Section):
 
 
 class SageTree(Section):
-    """SAGE: deep narrow trees for sure drafters, shallow wide trees for unsure ones, in each step."""
+    """SAGE: deep and narrow trees if the drafter's confidence is high, shallow and wide trees if it is low."""
 
     kind: Literal["sage"] = "sage"
     growth: Literal["planned", "online"] = "planned"
-    """`planned` from the step before, or `online` from the step's own distributions."""
+    """Confidence that shapes a tree: of the previous step (`planned`), or of the current step (`online`)."""
     min_depth: Annotated[int, Field(ge=1, le=16)] = 3
-    """Depth of an unsure drafter's tree."""
+    """Depth of the tree at the lowest confidence."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 8
-    """Depth of a sure drafter's tree."""
+    """Depth of the tree at the highest confidence."""
     depth_cap: Annotated[int, Field(ge=1, le=16)] = 8
-    """How far long acceptances may raise max_depth."""
+    """Upper bound to which long accepted paths may raise `max_depth`."""
     min_width: Annotated[int, Field(ge=1, le=64)] = 2
-    """Width of a sure drafter's tree."""
+    """Width of the tree at the highest confidence."""
     max_width: Annotated[int, Field(ge=1, le=64)] = 10
-    """Width of an unsure drafter's tree."""
+    """Width of the tree at the lowest confidence."""
     top_k: Annotated[int, Field(ge=2, le=64)] = 10
-    """Candidates whose entropy is the confidence, and most children of a node."""
+    """Number of candidates whose entropy determines the confidence, and most children of a node."""
     max_nodes: Annotated[int, Field(ge=2, le=512)] = 64
     """Most drafts of a tree."""
     max_expanded: Annotated[int, Field(ge=1, le=64)] = 6
     """Most nodes of a level that have children."""
     threshold_scale: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """A child on level l needs a probability above this · l / D."""
+    """A child on level l of a tree of depth D needs a probability above `threshold_scale` · l / D."""
     threshold: Literal["cumulative", "node"] = "cumulative"
-    """Of the whole path (`cumulative`) or the `node` alone."""
+    """Probability that is compared with the threshold: of the whole path (`cumulative`) or of the `node` alone."""
     threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
-    """What the threshold decides: which nodes are in the tree (`inclusion`), or which get children (`expansion`)."""
+    """Effect of the threshold: it limits the nodes of the tree (`inclusion`), or the nodes with children (`expansion`).
+    """
     parent_probability: Literal["conditional", "cumulative"] = "conditional"
-    """The parent's probability that widens a level: `conditional` or `cumulative`."""
+    """Probability of the parent that scales the number of children: `conditional` or `cumulative`."""
     width_rounding: Literal["nearest", "floor"] = "nearest"
     """Rounding of widths: `nearest` or `floor`."""
     min_children: Annotated[int, Field(ge=0, le=1)] = 1
-    """Children that the decay always leaves, 0 or 1."""
+    """Least number of children after scaling, 0 or 1."""
     decay_first_level: bool = False
-    """Whether the root's children are scaled as well."""
+    """Whether the number of the root's children is scaled as well."""
     depth_rounding: Literal["nearest", "floor", "ceil"] = "nearest"
     """Rounding of depths: `nearest`, `floor` or `ceil`."""
     count_root: bool = False
-    """Whether max_nodes counts the root."""
+    """Whether `max_nodes` counts the root."""
     order: Literal["best_first", "depth_first"] = "best_first"
     """Order in which nodes fill the budget: `best_first` or `depth_first`."""
     source: Literal["root", "accepted_leaf", "mean"] = "root"
-    """Whose distribution plans the next tree: `root`, `accepted_leaf` or `mean`."""
+    """Node whose distribution determines the next tree: `root`, `accepted_leaf`, or the `mean` over nodes."""
     initial_confidence: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """Confidence before the first step."""
     history_window: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Steps whose mean acceptance moves max_depth; 0 is off."""
+    """Number of steps whose mean acceptance adjusts `max_depth`; 0 is off."""
     history_low: Annotated[float, Field(ge=0.0)] = 2.0
-    """A mean below it lowers max_depth."""
+    """A mean below this value lowers `max_depth`."""
     history_high: Annotated[float, Field(ge=0.0)] = 3.0
-    """A mean above it raises max_depth."""
+    """A mean above this value raises `max_depth`."""
     first_paths: Paths = ()
-    """Every sample's first tree; empty is SpecVLM's 25 nodes."""
+    """Nodes of each sample's first tree, as paths of child ranks; by default SpecVLM's 25 nodes."""
 
     @model_validator(mode="after")
     def _bounds(self) -> SageTree:
@@ -173,7 +174,7 @@ Tree = Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discrimi
 
 
 def max_depth(tree: Tree) -> int | None:
-    """The deepest draft of a tree of fixed shape; None for the others."""
+    """Return the depth of the deepest draft of a tree; None for SAGE trees."""
     if isinstance(tree, ChainTree):
         return tree.length
     if isinstance(tree, StaticTree):

@@ -1,4 +1,4 @@
-"""The section `source.video`: frame sampling, the decoder, and the limits of one video."""
+"""Defines the section `source.video`: frame sampling, the decoder, and the limits of one video."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ DEFAULT_NUM_FRAMES = 8
 
 
 class Video(Section):
-    """How videos become clips of frames."""
+    """Sampling of frames from videos, the video decoder, and its limits."""
 
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
-    """`auto` (decord for files whose frames it finds exactly, otherwise PyAV), `decord`, `pyav`, `torchcodec` (not a
-    dependency)."""
+    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord`, `pyav`, or `torchcodec`
+    (not a dependency)."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Frames of a clip, evenly spaced, first and last among them; 8 if neither `fps` nor `timestamps_s` is set."""
+    """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
+    `timestamps_s` is set."""
     fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
-    """Or: frames per second."""
+    """Frames per second, in place of `num_frames`."""
     max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
     """Most frames of a clip sampled by `fps`; a longer one gets fewer frames per second."""
     timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
-    """Or: the frames shown at these moments."""
+    """Times of the frames in seconds, in place of `num_frames`."""
     clip_s: Annotated[float, Field(ge=0.1)] | None = None
-    """Cut videos into windows of this many seconds, one row each; a rest under half a window joins the last."""
+    """Length of clips in seconds; each clip is one row. A remainder shorter than half a clip joins the last clip."""
     max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
-    """Larger videos are row errors."""
+    """Most bytes of a video file; a larger file is a row error."""
     max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
-    """So are videos whose sampled frames have more bytes."""
+    """Most bytes of a video's sampled frames; a video that needs more is a row error."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
-    """So are videos that take longer to decode."""
+    """Longest time to decode a video; a video that takes longer is a row error."""
     worker_max_videos: Annotated[int, Field(ge=1)] = 200
-    """Videos after which the decoding process is replaced, because native decoders leak."""
+    """Number of videos after which the decoding process is replaced, because native decoders leak memory."""
     worker_max_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
-    """Memory of that process besides its libraries; it is replaced at half of it."""
+    """Memory limit of the decoding process, excluding its libraries; the process is replaced at half of the limit."""
 
     @model_validator(mode="after")
     def _one_sampling(self) -> Video:

@@ -9,11 +9,11 @@ import yaml
 
 MAX_YAML_CHARS = 1_000_000
 MAX_YAML_NODES = 100_000
-"""Each alias counts as a copy of its value."""
+"""Most values of a file; each alias counts as a copy of its value."""
 
 
 class ConfigError(ValueError):
-    """A refused job file or override; the message names the dotted path and what to do."""
+    """Raised for an invalid job file or override; the message names the dotted path and the remedy."""
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def parse(text: str, what: str) -> Any:
-    """Parse text as YAML; errors do not repeat it, because it may contain credentials."""
+    """Parse text as YAML; errors do not quote the text, because it may contain credentials."""
     try:
         if len(text) > MAX_YAML_CHARS:
             raise ValueError(f"it has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
@@ -54,7 +54,7 @@ def parse(text: str, what: str) -> Any:
 
 
 def _construct(loader: yaml.SafeLoader) -> Any:
-    """The result of `yaml.safe_load`; size and keys are checked before objects are built."""
+    """Load YAML like `yaml.safe_load`, but check size and keys before objects are built."""
     try:
         node = loader.get_single_node()
         if node is None:
@@ -66,10 +66,10 @@ def _construct(loader: yaml.SafeLoader) -> Any:
 
 
 def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Number of nodes, with each alias counted as a copy of its value.
+    """Count nodes, with each alias counted as a copy of its value.
 
     Raises:
-        yaml.MarkedYAMLError: there are too many, a node contains itself, or a mapping has a key twice.
+        yaml.MarkedYAMLError: there are too many nodes, a node contains itself, or a mapping has a key twice.
     """
     if (known := counted.get(id(node))) is not None:
         if known < 0:

@@ -1,4 +1,4 @@
-"""Layers and rooms: imports point one way, folders are small, and only backends depend on the device.
+"""Tests the package layers: imports point one way, folders are small, and only backends depend on the device.
 
 Importing initialises nothing and needs no Ray below the actors.
 """

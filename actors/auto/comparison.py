@@ -1,7 +1,7 @@
-"""Statistics of a trial of methods: engine time per sample, fitted over blocks of rows.
+"""Computes the engine time per sample of each candidate of a trial, with confidence intervals, from blocks of rows.
 
 All candidates return the same tokens, so the time of a sample is its admission time plus its token count times the time
-per token. This module computes the fit over all blocks and the confidence intervals.
+per token.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ import numpy as np
 from actors.choice import CandidateResult
 
 FULL_SHARE = 0.9
-"""Share of a block's most rows in slots from which on a step counts."""
+"""A step counts if its number of active rows is at least this share of the block's maximum."""
 FAR_OFF = 8.0
-"""Steps later than the fit by this multiple of the median deviation are outliers, if there are enough steps."""
+"""A step that exceeds the fit by more than this multiple of the median absolute deviation is an outlier."""
 MIN_TRIMMED_STEPS = 20
+"""Least number of steps from which outliers are removed."""
 NUM_REFITS = 3
 LEAST_OFF_S = 1e-9
 LEAST_NOISE = 0.005
-"""Least deviation of the logarithm of a block's time; few blocks may agree better by chance."""
-# Student's t for 95 %, by degrees of freedom.
+"""Lower bound of the standard deviation of a block's log time; few blocks may agree better by chance."""
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an engine: seconds, rows in slots, and how many of them it admitted."""
+    """One step of an engine: its seconds, the number of active rows, and the number of rows that it admitted."""
 
     seconds: float
     num_active: int
@@ -39,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """A decoded row: its tokens after the first, its steps, and the mean number of rows in slots during them."""
+    """A decoded row: its tokens after the first, its steps, and the mean batch size of these steps."""
 
     num_tokens: int
     num_steps: int
@@ -48,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """Times of one candidate in one round: seconds to admit a row, and per token after its first."""
+    """Times of one candidate in one round: seconds to admit a row, and seconds per token after the row's first."""
 
     candidate: str
     round: int
@@ -59,7 +60,7 @@ class Block:
     num_rows: int
 
     def sample_s(self, tokens_per_sample: float) -> float:
-        """Engine seconds of one sample with so many tokens after its first."""
+        """Return the engine seconds of one sample with `tokens_per_sample` tokens after its first."""
         return self.admit_s + tokens_per_sample * self.token_s
 
 
@@ -70,7 +71,7 @@ class Recorder:
     candidate: str
     round: int
     by_load: bool = False
-    """Whether drafts depend on the number of rows, so that only rows at full slots count for acceptance."""
+    """Whether draft depths depend on the batch size, so that only rows at full slots count for acceptance."""
     num_submitted: int = 0
     rows: list[Row] = field(default_factory=list)
     is_over: bool = False
@@ -79,12 +80,12 @@ class Recorder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all rows without the first of each row, which the prefill returns."""
+        """Tokens of all rows, excluding each row's first token, which the prefill returns."""
         return sum(row.num_tokens for row in self.rows)
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per step of a row."""
+        """Tokens per step of a row, the bonus token included."""
         rows = self.rows
         if self.by_load:
             least = FULL_SHARE * max((row.num_beside for row in rows), default=0.0)
@@ -94,15 +95,16 @@ class Recorder:
 
     @property
     def num_full_steps(self) -> int:
+        """Steps at full slots."""
         return len(self._full())
 
     def block(self) -> Block | None:
-        """The times of this block; None without a row."""
+        """Return the times of this block, or None if no row finished."""
         steps = self._full()
         if not steps or not self.rows:
             return None
         step_s, admit_s = fit_steps(steps)
-        if not any(step.num_admitted for step in steps):  # all rows came in at once
+        if not any(step.num_admitted for step in steps):  # all rows were admitted in the first step
             first = self.steps[0]
             admit_s = max(0.0, first.seconds - step_s) / max(1, first.num_admitted)
         num_active = float(np.mean([step.num_active for step in steps]))
@@ -111,16 +113,17 @@ class Recorder:
         return Block(self.candidate, self.round, admit_s, token_s, length, len(self.rows))
 
     def _full(self) -> list[Step]:
-        """Steps at full slots, without the first one, which includes one-time preparations."""
+        """Return the steps at full slots, except the first step, which includes one-time setup."""
         most = max((step.num_active for step in self.steps), default=0)
         later = self.steps[1:] or self.steps
         return [step for step in later if step.num_active >= FULL_SHARE * most]
 
 
 def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
-    """Seconds of a step without admission, and of admitting one row, by least squares over `steps`.
+    """Fit the seconds of a step without admission and the seconds per admitted row, by least squares over `steps`.
 
-    If every step admits the same number of rows, the two are not identifiable; only their sum is then correct.
+    If every step admits the same number of rows, the two times are not identifiable; only the predicted time of such a
+    step is then correct.
     """
     seconds = np.asarray([step.seconds for step in steps])
     factors = np.asarray([[1.0, step.num_admitted] for step in steps])
@@ -133,8 +136,10 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
 
 
 class Comparison:
-    """Fits log(seconds) = a[candidate] + b[round] + noise to blocks by least squares, so that changes between rounds
-    that affect all candidates cancel. Candidates may leave after any round."""
+    """Fits log(seconds) = a[candidate] + b[round] + noise to blocks by least squares.
+
+    Changes between rounds that affect all candidates cancel. A candidate may be missing from later rounds.
+    """
 
     def __init__(self, blocks: Sequence[Block], tokens_per_sample: float) -> None:
         self.blocks = tuple(blocks)
@@ -157,20 +162,20 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The candidate with the fewest seconds."""
+        """The candidate with the least time per sample."""
         return self.names[int(np.argmin(self._effects))]
 
     def slowdown(self, name: str) -> float:
-        """This candidate's time as a multiple of the best one's."""
+        """Return a candidate's time as a multiple of the best candidate's time."""
         return math.exp(self._contrast(name)[0])
 
     def is_slower(self, name: str) -> bool:
-        """Whether the confidence interval of the difference to the best method is above zero."""
+        """Return whether the confidence interval of the difference to the best candidate is above zero."""
         difference, margin = self._contrast(name)
         return difference > max(0.0, margin)
 
     def standing(self, name: str, note: str = "") -> CandidateResult:
-        """A candidate's time with its interval, acceptance length and rows."""
+        """Return a candidate's seconds per sample with their interval, its acceptance length and its rows."""
         place = self.names.index(name)
         blocks = [block for block in self.blocks if block.candidate == name]
         value = math.exp(self._effects[place])
@@ -183,7 +188,7 @@ class Comparison:
         return CandidateResult(name, value, low, high, length, num_rows, note)
 
     def _contrast(self, name: str) -> tuple[float, float]:
-        """The logarithmic difference to the best candidate, and half the width of its interval."""
+        """Return the log difference to the best candidate, and half the width of its confidence interval."""
         place, best = self.names.index(name), self.names.index(self.best)
         if place == best:
             return 0.0, 0.0
@@ -193,7 +198,8 @@ class Comparison:
 
 
 def acceptance_band(blocks: Sequence[Block], name: str, least_share: float) -> tuple[float, float]:
-    """Range of a candidate's acceptance length over its blocks: mean ± three deviations, at least `least_share`."""
+    """Return the range of a candidate's acceptance length over its blocks: mean ± three standard deviations, but at
+    least mean ± `least_share` of the mean."""
     lengths = np.asarray([block.acceptance_length for block in blocks if block.candidate == name])
     middle = float(lengths.mean())
     deviation = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0

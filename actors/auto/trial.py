@@ -1,8 +1,8 @@
-"""Trial of methods: runs candidates in turn on the first rows, one engine at a time, and keeps the fastest.
+"""Runs the candidate methods in turn on the first rows, one engine at a time, and keeps the fastest one.
 
-Every candidate decodes blocks of rows at full slots, in rounds whose order alternates. Candidates that are slower are
-dropped (see `actors.auto.comparison`). A changed acceptance length starts another trial. All candidates give the same
-tokens, so every row is decoded once.
+Every candidate decodes blocks of rows at full slots; the order of candidates is reversed in every other round. Slower
+candidates are dropped (see `actors.auto.comparison`). A changed acceptance length starts another trial. All candidates
+return the same tokens, so every row is decoded only once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ logger = logging.getLogger(__name__)
 
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
-"""Least rows of a block per slot: the first ones fill all slots at once, the others follow one by one."""
+"""Least rows of a block per slot: the first rows fill all slots at once, and later rows refill single slots."""
 MIN_FULL_STEPS = 24
-"""Steps at full slots that a block should have; short outputs need more rows for them."""
+"""Least steps at full slots of a block, unless it has its most rows; short outputs need more rows to reach it."""
 MAX_LONGER = 4
-"""Largest block, as a multiple of its least size."""
+"""Most rows of a block, as a multiple of its least rows."""
 FAR_SLOWER = 2.0
-"""A candidate that takes this many times the best time is dropped without a confidence interval."""
+"""A candidate whose time is this multiple of the best time is dropped, regardless of its confidence interval."""
 FAR_SLOWER_COLD = 3.0
-"""The same after the first round, which warms up compilers and caches and counts for nothing else."""
+"""The same multiple after the first round, which warms up compilers and caches; later rounds do not use its times."""
 MAX_FAILED_ROWS = 1
-"""Rows on which a candidate's drafter may fail."""
+"""A candidate whose drafter fails on more rows is dropped."""
 LEAST_DRIFT = 0.15
-"""Least relative change of the acceptance length, in two windows in a row, that starts another trial."""
+"""Least relative change of the acceptance length, in two consecutive windows, that starts another trial."""
 ROWS_BETWEEN = 4
 """Least rows between two trials, as a multiple of the last trial's rows."""
 ROWS_WITHOUT_DRAFTS = 16
-"""The same after plain decoding was chosen, which measures no acceptance; doubles each time."""
+"""The same multiple if plain decoding was chosen, which has no acceptance length; it doubles with every trial."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method: how to build its engine over a queue, whether it drafts, and whether its drafts depend on the load."""
+    """A method of a trial: `make` builds its engine from a number of slots and a queue, `drafts` is whether it has a
+    drafter, and `by_load` whether its draft depths depend on the batch size."""
 
     make: Callable[[int, RequestQueue], RecoveringEngine]
     drafts: bool = True
@@ -55,10 +56,11 @@ class Candidate:
 
 
 class Trial(QueuedEngine):
-    """An engine that uses one of several methods at a time; `candidates` by name, the first without a drafter.
+    """Decodes rows with several methods in turn, measures them, and keeps the fastest one.
 
-    At most one candidate's engine exists, so that each has all memory and slots; a change waits until started rows have
-    finished. The trial is an admission policy of the queue that its engines share.
+    `candidates` maps names to methods; the first has no drafter. Only one candidate's engine exists at a time, so that
+    each can use all memory and slots; the engine is replaced after the started rows have finished. The trial is the
+    admission policy of the queue that its engines share.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Trial(QueuedEngine):
         return max(0, self._slots[self._turn] - self.queue.num_unfinished)
 
     def step(self) -> list[Completion]:
-        """One step of the current engine; returns the rows that finished."""
+        """Run one step of the current engine and return the rows that finished."""
         self._take_turn()
         engine, name = self._engine, self._made
         assert engine is not None
@@ -112,7 +114,7 @@ class Trial(QueuedEngine):
     # --- admission policy ------------------------------------------------------------------------------------------
 
     def may_start(self) -> bool:
-        """Whether new rows may start; rows that wait for a change of engines may not."""
+        """Return whether new rows may start; they may not before a change of engines."""
         return not self._is_changing
 
     def on_start(self, request: Request) -> None:
@@ -125,12 +127,12 @@ class Trial(QueuedEngine):
 
     @property
     def _is_changing(self) -> bool:
-        """Whether started rows must finish before others start."""
+        """Whether all started rows must finish before new rows start."""
         return self._made != self._turn or self._block_is_over
 
     @property
     def _block_is_over(self) -> bool:
-        """Whether the block has its rows, and either enough steps or the most rows."""
+        """Whether the block has its least rows, and either enough steps at full slots or its most rows."""
         block = self._block
         if block is None or block.num_submitted < self._block_rows:
             return False
@@ -153,7 +155,7 @@ class Trial(QueuedEngine):
         self._block: Recorder | None = self._recorder()
 
     def _take_turn(self) -> None:
-        """Once no row is running, finish the block if it is over, and build the next engine."""
+        """Finish a complete block and build the next engine, if no row is running."""
         while self.queue.num_started == 0:
             if self._block_is_over and self._made == self._turn:
                 self._end_block()
@@ -199,7 +201,7 @@ class Trial(QueuedEngine):
         return Recorder(self._turn, self._num_rounds, self._candidates[self._turn].by_load)
 
     def _comparisons(self) -> list[Comparison]:
-        """Comparison of the first round and of all later rounds; the last one counts."""
+        """Return the comparison of the first round and the comparison of all later rounds; the last one decides."""
         parts = ([one for one in self._blocks if (one.round > 0) == later] for later in (False, True))
         return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
@@ -298,17 +300,17 @@ class Trial(QueuedEngine):
 
 
 def block_rows(slots: int) -> int:
-    """Least rows of a block."""
+    """Return the least rows of a block for this number of slots."""
     return max(MIN_BLOCK_ROWS, SLOTS_PER_BLOCK * slots)
 
 
 def make_engine(
     method: Method, slots: int, make: Callable[..., SteppedEngine], make_plain: Callable[[], SteppedEngine]
 ) -> RecoveringEngine | Trial:
-    """An engine of at most `slots` slots that recovers, or a trial of the candidates of `method.auto`.
+    """Return a recovering engine of at most `slots` slots, or a trial of the candidates of `method.auto`.
 
-    `make` builds an engine of a number of slots, with the method of the second argument if there is one; `make_plain`
-    builds one without a drafter.
+    `make(slots)` builds an engine with the job's method, `make(slots, method)` an engine with another method;
+    `make_plain()` builds an engine without a drafter.
     """
     if method.auto is None:
         return RecoveringEngine(make, make_plain, slots)

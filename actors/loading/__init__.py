@@ -1,1 +1,1 @@
-"""A drafter–target pair and its parts, loaded and checked; slots per engine."""
+"""Loading and checking of a target, its drafter and the parts of a method; number of slots per engine."""

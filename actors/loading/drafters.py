@@ -1,4 +1,4 @@
-"""Checks and loads the drafters of text and image pairs: heads on the target, and smaller LlamaGen models."""
+"""Checks and loads draft heads for text and image targets, smaller LlamaGen drafters, and the T5 text encoder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADVICE = "take a head that was trained for this target"
 
 
 def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[CheckpointRef], Found]) -> Found:
-    """The result of `read` for a checkpoint; a CheckpointError becomes a ConfigError at the dotted path `where`."""
+    """Call `read` with a checkpoint's reference; a CheckpointError becomes a ConfigError at the dotted path `where`."""
     runs_code = isinstance(weights, Checkpoint) and weights.allow_remote_code
     try:
         return read(CheckpointRef(weights.path, weights.revision, runs_code))
@@ -44,15 +44,16 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
-    """Whether `model.drafter` is a head on the target and not a model."""
+    """Return whether `model.drafter` is an EAGLE or Medusa head for the target, and not an independent model."""
     return isinstance(config.method.drafting.drafter, (EagleDrafter, MedusaDrafter))
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
-    """Compare a head's sizes with the configuration of a text target; returns the head's revision.
+    """Compare a head's sizes with the configuration of a text target, and return the head's revision.
 
     Raises:
-        ConfigError: the head is missing or unreadable, was made for another target, or is too short for the tree.
+        ConfigError: the head is missing or unreadable, was made for another target, or has fewer Medusa heads than the
+            tree has levels.
     """
     hidden_size = target.get_text_config().hidden_size
     names: Sequence[str] = MEDUSA_NAMES
@@ -69,10 +70,11 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
 
 
 def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
-    """Compare a drafter's sizes with those of an image target, without reading its weights.
+    """Compare a drafter's sizes with the sizes of an image target, without reading its weights.
 
     Raises:
-        ConfigError: it is missing or unreadable, was made for another target, or is too short for the tree.
+        ConfigError: the drafter is missing or unreadable, was made for another target, or has fewer heads than the tree
+            has levels.
     """
     kind = config.method.drafting.drafter
     if isinstance(kind, EagleDrafter):
@@ -99,7 +101,7 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
 
 
 def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarget) -> Head:
-    """Load the head onto its target's device; a checkpoint from the hub is compared with the target only here.
+    """Load the head onto its target's device and compare their sizes; Medusa heads from the hub are compared only here.
 
     Raises:
         ConfigError: as `check_head`; the weights are damaged, or another device is configured.
@@ -122,7 +124,7 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
 
 
 def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
-    """Load a LlamaGen model as a target or as a drafter; with `guided` it has an unconditional lane.
+    """Load a LlamaGen model as a target or as a drafter; with `guided` it also decodes an unconditional lane.
 
     Raises:
         ConfigError: the checkpoint is missing or damaged.
@@ -132,10 +134,10 @@ def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarge
 
 
 def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Condition:
-    """Load the T5 that encodes prompts for a target of this shape.
+    """Load the T5 encoder that encodes prompts for a target of this shape.
 
     Raises:
-        ConfigError: it is missing, damaged, no T5, or of another width.
+        ConfigError: the checkpoint is missing or damaged, is not a T5 model, or has another width.
     """
     options = (encoder.dtype, resolve_device(encoder.device), encoder.truncate)
     return read_at(where, encoder, lambda ref: load_t5(ref, shape, *options))
@@ -167,7 +169,7 @@ def _check_width(path: str, width: int, needed: int) -> None:
 
 
 def _check_tokens(path: str, num_tokens: int, front_end: FrontEnd) -> None:
-    """A head may lack the target's special tokens (image placeholders, padding), which are never drafted from text."""
+    """Check that a head has all tokens of the target except special ones (image placeholders, padding)."""
     tokenizer = front_end.tokenizer
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     missing = sorted(

@@ -1,6 +1,6 @@
-"""Loads image pairs: LlamaGen, its drafter, its VQ model and text encoder, checked against each other.
+"""Loads LlamaGen targets with their drafter, VQ model and text encoder, and checks that they fit each other.
 
-`check` reads sizes and headers and runs on the driver before anything starts; `load` and `load_painter` read weights,
+`check` reads only sizes and headers, on the driver before any actor starts; `load` and `load_painter` read weights,
 each in its own actor.
 """
 
@@ -46,7 +46,7 @@ REFUSALS: dict[type[PromptError], str] = {EmptyPrompt: "empty_prompt", PromptToo
 
 @dataclass(frozen=True)
 class ImagePairInfo(loaded_pair.PairInfo):
-    """Facts about an image pair; `image_px` is an image's side, 0 if none is decoded."""
+    """Metadata of an image pair; `image_px` is the side of an image in pixels, 0 if images are not decoded."""
 
     target: GptShape
     image_px: int
@@ -54,7 +54,7 @@ class ImagePairInfo(loaded_pair.PairInfo):
 
 @dataclass(frozen=True)
 class ImagePair(LoadedPair):
-    """A loaded image pair; each slot has room for exactly one image."""
+    """A loaded image pair; each slot has the KV positions of exactly one image."""
 
     config: SynthesizeJob
     target: LlamaGenTarget
@@ -64,7 +64,7 @@ class ImagePair(LoadedPair):
 
     @property
     def num_image_tokens(self) -> int:
-        """Codes of one image."""
+        """Number of codes of one image."""
         return self.info.target.num_image_tokens
 
     @property
@@ -72,10 +72,10 @@ class ImagePair(LoadedPair):
         return self.info.target.num_condition_tokens + self.info.target.num_image_tokens
 
     def encode(self, prompt: str) -> NDArray[np.float32]:
-        """A prompt's features (L, condition_dim).
+        """Encode a prompt to features (L, condition_dim).
 
         Raises:
-            RowError: it is empty or too long.
+            RowError: the prompt is empty or too long.
         """
         assert self.text_encoder is not None, "the schema requires a text encoder unless rows contain conditions"
         try:
@@ -95,12 +95,12 @@ class VqPainter:
         self._device = device
 
     def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
+        """Decode codes (b, grid²) in raster order; return RGB pixels (b, H, W, 3) and which images are finite (b,)."""
         square = torch.from_numpy(np.ascontiguousarray(codes)).to(self._device).reshape(-1, self._grid, self._grid)
         with torch.inference_mode():
             pixels = self._vq.decode(square).float()
             finite = pixels.isfinite().flatten(1).all(dim=1)
-            # To the nearest of 256 levels, as the public code writes its samples.
+            # Round to the nearest of 256 levels, like LlamaGen's public code.
             levels = (127.5 * pixels + 128.0).nan_to_num().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
         return levels.cpu().numpy(), finite.cpu().numpy()
 
@@ -109,7 +109,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
     """Read the sizes of all checkpoints, without weights, and compare them.
 
     Raises:
-        ConfigError: one is missing, unreadable or made for another; names the dotted path.
+        ConfigError: a checkpoint is missing or unreadable, or does not fit another one; names the dotted path.
     """
     model = config.model
     target = read_at("model.target", model.target, read_gpt_shape)
@@ -165,7 +165,7 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
 
 
 def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
-    """Load all models of the engine's actor onto their devices.
+    """Load the target, the drafter and the text encoder onto their devices.
 
     Raises:
         ConfigError: as `check`, or weights are damaged.
@@ -192,10 +192,10 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
 
 
 def load_painter(config: SynthesizeJob, torch_threads: int | None = None) -> VqPainter:
-    """Load the VQ model alone.
+    """Load only the VQ model.
 
     Raises:
-        ConfigError: it is missing, damaged, or has another codebook than the target.
+        ConfigError: the checkpoint is missing or damaged, or its codebook size differs from the target's vocabulary.
     """
     if torch_threads is not None:
         torch.set_num_threads(torch_threads)

@@ -1,4 +1,4 @@
-"""Base of loaded pairs: builds engines over a target and its drafter, and has the models compiled or captured."""
+"""Builds engines over a loaded target and its drafter, and compiles or captures the models."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from models.contract import TargetModel
 from models.llamagen.neighbours import CodebookError
 
 MIN_COMPILED_BYTES = 1 << 28
-"""Weights of the largest decoder from which on `auto` compiles: smaller models gain less than compiling takes."""
+"""Least size of the largest decoder at which `auto` compiles; smaller models gain less than compilation costs."""
 
 
 @dataclass(frozen=True)
 class PairInfo:
-    """Facts about a pair without its weights; `revisions` identifies the content of each checkpoint."""
+    """Metadata of a pair; `revisions` maps each checkpoint's role to the revision of its content."""
 
     target_id: str
     drafter_id: str
@@ -34,8 +34,10 @@ class PairInfo:
 
 @dataclass(frozen=True)
 class LoadedPair:
-    """A target and its drafter: a model, a head on the target, or None. `codebook` (V, code_dim) is an image target's,
-    for rules that compare codes."""
+    """A loaded target and its drafter, which is a model, a head on the target, or None.
+
+    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
+    """
 
     config: CaptionJob | SynthesizeJob
     target: TargetModel
@@ -53,14 +55,14 @@ class LoadedPair:
 
     @property
     def max_context_tokens(self) -> int:
-        """KV positions of one sample."""
+        """Most KV positions of one sample."""
         raise NotImplementedError
 
     def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
-        """A new engine with the configured method, or with one of several that it names.
+        """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.
 
         Raises:
-            ConfigError: the codebook has no neighbours to look up.
+            ConfigError: the codebook does not belong to the target, or is too small for the rule.
         """
         try:
             method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook)
@@ -69,11 +71,11 @@ class LoadedPair:
         return self._engine(guarded(method), slots)
 
     def plain_engine(self) -> Engine:
-        """A new engine of one slot without a drafter."""
+        """Build an engine with one slot and without a drafter."""
         return self._engine(plain_method(), 1)
 
     def count_slots(self) -> tuple[int, str]:
-        """The number of slots that fit into memory with each of the job's methods, and the reason."""
+        """Return the number of slots that fit into memory with each of the job's methods, and the limiting reason."""
         config = self.config
         return count_slots(config.pool, config.method.methods, self.target, self.drafter, self.max_context_tokens)
 
@@ -83,11 +85,12 @@ class LoadedPair:
 
 
 def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
-    """Have the models of a pair compiled or captured. `auto` depends on weights and machine alone, so that all engines
-    of a job on one type of machine decide alike, before their first row.
+    """Compile or capture the models of a pair, as configured.
+
+    `auto` depends only on weights and hardware, so that all engines of a job on one type of machine decide alike.
 
     Raises:
-        ConfigError: they must be and cannot be.
+        ConfigError: `pool.capture` or `pool.compile: always` is set, and a model does not support it.
     """
     largest = max((num_bytes(model.decoder) for model in models), default=0)
     compiles = pool.compile == "always" or (pool.compile == "auto" and largest >= MIN_COMPILED_BYTES)
@@ -105,5 +108,5 @@ def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
 
 
 def num_bytes(decoder: nn.Module) -> int:
-    """Bytes of a decoder's weights."""
+    """Return the bytes of a decoder's weights."""
     return sum(one.numel() * one.element_size() for one in decoder.parameters())

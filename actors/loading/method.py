@@ -1,6 +1,6 @@
 """Builds the parts of a method from its configuration.
 
-Each family maps a `kind` to a constructor, whose parameters are named as the keys of the section.
+Each dictionary maps a `kind` to a constructor, whose parameters have the names of the section's keys.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ ACCEPTANCES: dict[str, Callable[..., Acceptance]] = {
 def build_method(
     config: MethodChoice, drafter_model: DrafterModel | None, target: TargetModel, codebook: Tensor | None = None
 ) -> Method:
-    """Parts of a method for one engine over `target`. Parts hold state per slot, so each engine needs its own.
+    """Build a method for one engine over `target`. Its parts hold state per slot, so each engine needs its own.
 
-    `codebook` (V, code_dim) holds the stored codes of an image target, for rules that compare codes.
+    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
 
     Raises:
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
-        ConfigError: the drafter has none of the draft vocabulary, or no output layer with rows.
+        ConfigError: the drafter has no token of the draft vocabulary, or its output layer cannot be sliced.
     """
     if isinstance(config.acceptance, LanternAcceptance):
         assert codebook is not None, "the schema requires a codebook for the acceptance 'lantern'"
@@ -98,28 +98,28 @@ def build_method(
 
 
 def plain_method() -> Method:
-    """The parts of plain decoding."""
+    """Build the method of plain decoding, without a drafter."""
     return Method(NoDrafter(), Chain(1), Exact())
 
 
 def build_tree(config: MethodChoice) -> TreePolicy:
-    """The tree policy alone."""
+    """Build only the tree policy of a method."""
     tree: TreePolicy = _build(TREES, config.tree)
     return tree
 
 
 def num_medusa_levels(config: MethodChoice) -> int:
-    """Levels of the deepest tree that Medusa heads draft, one level per head."""
+    """Return the number of levels of the deepest tree that Medusa heads draft, one level per head."""
     drafting = [one for one in config.methods if one.drafter.kind == "medusa"]
     return max((build_tree(one).max_levels for one in drafting), default=0)
 
 
 def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
-    """LANTERN's rule with the neighbours of a codebook (V, code_dim), from the cache or computed.
+    """Build LANTERN's rule over the neighbours of a codebook (V, code_dim), which are computed or read from the cache.
 
     Raises:
-        CodebookError: the codebook has other codes than the target.
-        ConfigError: it has fewer than k.
+        CodebookError: the size of the codebook differs from the target's vocabulary.
+        ConfigError: the codebook has too few codes for k neighbours.
     """
     num_codes = codebook.shape[0]
     if num_codes != vocab_size:
@@ -128,14 +128,14 @@ def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) 
         )
     check_neighbours(choice, num_codes)
     proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
-    # As many as are ever kept, so that all k share one table.
+    # The table has the maximum number of neighbours, so that all values of k share it.
     table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
     options = (table, choice.k, choice.delta, choice.divergence, choice.k_counts_draft)
     return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
 
 
 def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:
-    """Raise ConfigError if a codebook has too few codes for `k`."""
+    """Raise ConfigError if a codebook of `num_codes` codes has too few neighbours for `k`."""
     num_others = choice.k - 1 if choice.k_counts_draft else choice.k
     if num_others > num_codes - 1:
         raise ConfigError(

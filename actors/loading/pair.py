@@ -1,6 +1,6 @@
-"""Loads text pairs, checked against each other.
+"""Loads text targets with their drafters, and checks that they fit each other.
 
-`check` is cheap and runs on the driver before anything starts; `load` reads the weights in the actor.
+`check` reads no weights and runs on the driver before any actor starts; `load` reads the weights in the actor.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from models.loading.checkpoints import CheckpointRef, read_config, read_processo
 from models.target import Target
 
 SHARED_INPUT_BYTES = 1 << 28
-"""Processed prompts, images and videos that target and drafter share."""
+"""Size of the cache of processed prompts, images and videos that target and drafter share."""
 
 
 @dataclass(frozen=True)
 class PairInfo(loaded_pair.PairInfo):
-    """Facts about a text pair."""
+    """Metadata of a text pair, with the target's front end."""
 
     front_end: FrontEnd
 
@@ -116,10 +116,10 @@ def load(config: CaptionJob, torch_threads: int | None = None) -> Pair:
 
 
 def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:
-    """Load one model; `where` is its dotted path; for the rest see `Target.load`.
+    """Load one model with `Target.load`; `where` is its dotted path in the job file.
 
     Raises:
-        ConfigError: it is missing, damaged or of an unsupported kind.
+        ConfigError: the checkpoint is missing, damaged or of an unsupported kind.
     """
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpoint) else "none"
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization)
@@ -127,7 +127,7 @@ def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserv
 
 
 def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, FrontEnd, str]:
-    """A checkpoint's configuration, front end and revision."""
+    """Read a checkpoint's configuration, front end and revision."""
 
     def read(ref: CheckpointRef) -> tuple[Any, FrontEnd, str]:
         config = read_config(ref)
@@ -137,7 +137,8 @@ def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, Front
 
 
 def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) -> None:
-    """Every token that both have must have one id, because drafts are ids."""
+    """Raise ConfigError unless ids that both models have mean equal tokens, and the drafter has at least half of the
+    target's tokens."""
     target_ids: dict[str, int] = target.tokenizer.get_vocab()
     drafter_ids: dict[str, int] = drafter.tokenizer.get_vocab()
     by_id = {number: token for token, number in drafter_ids.items()}

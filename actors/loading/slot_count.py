@@ -1,6 +1,6 @@
-"""The number of slots of an engine under `pool.slots: auto`, from free device memory.
+"""Computes the number of slots of an engine for `pool.slots: auto`, from free device memory and bytes per slot.
 
-Computed once, after an actor has loaded its models, from the bytes per slot of each model.
+The number is computed once, after an actor has loaded its models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from models.kv.slot_memory import position_bytes
 logger = logging.getLogger(__name__)
 
 LOGIT_COPIES = 6
-"""Tensors of the size of the step's logits in fp32 that exist at once: raw, warped, noise and temporaries."""
+"""Number of fp32 tensors with the shape of a step's logits that exist at once: raw, warped, noise and temporaries."""
 
 Sizes = Counter[torch.device]
 
@@ -37,7 +37,8 @@ def count_slots(
     drafter: DrafterModel | None,
     max_context_tokens: int,
 ) -> tuple[int, str]:
-    """The number of slots, at least one, that fit beside the loaded models with each of `methods`, and the reason."""
+    """Return the number of slots, at least 1, that fit into free memory with each of `methods`, and the limiting
+    reason."""
     in_flight = pool.max_batches_in_flight * pool.batch_rows
     bounds = {
         target.backend.max_slots: "the most that are worth it on this device",
@@ -66,14 +67,14 @@ def slot_bytes(
     drafter_position: dict[torch.device, int],
     max_context_tokens: int,
 ) -> Sizes:
-    """Bytes of one slot on each device: KV cache of both models, and logits."""
+    """Return the bytes of one slot on each device: KV caches of target and drafter, and logits."""
     tree = build_tree(method)
     positions = target.num_lanes * (max_context_tokens + tree.max_nodes + 1)
     sizes = Sizes({device: positions * num_bytes for device, num_bytes in target_position.items()})
     if method.needs_checkpoint:
         is_model = isinstance(method.drafter, ModelDrafter)
         num_lanes = len(method.contexts) * target.num_lanes if is_model else target.num_lanes
-        # The widest forward that catches up on missed tokens has scratch positions.
+        # A forward that catches up on missed tokens needs up to WIDEST scratch positions.
         positions = num_lanes * (max_context_tokens + max(tree.max_frontier_nodes, WIDEST) + 3)
         for device, num_bytes in drafter_position.items():
             sizes[device] += positions * num_bytes
@@ -83,12 +84,12 @@ def slot_bytes(
 
 
 def usable_bytes(pool: EnginePool, device: torch.device) -> int:
-    """Bytes of a device that one of the pool's actors may fill with slots; see `Backend.usable_bytes`."""
+    """Return the bytes of a device that one actor of the pool may use for slots; see `Backend.usable_bytes`."""
     return backend_for(device).usable_bytes(device, pool.num_gpus, pool.max_size)
 
 
 def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:
-    """Bytes per position of a drafter with a KV cache."""
+    """Return the drafter's KV cache bytes per position on each device; empty if it has no KV cache."""
     if drafter is None or isinstance(drafter, MedusaHeads):
         return {}
     decoder = drafter if isinstance(drafter, EagleNetwork) else drafter.decoder

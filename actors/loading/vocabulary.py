@@ -1,4 +1,4 @@
-"""The draft vocabulary: token ids from a list or a number, and heads and models sliced to them."""
+"""Selects the token ids of the draft vocabulary, and slices the output layers of heads and models to them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NUM_NAMED_DIFFERENCES = 3
 
 
 def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -> str | None:
-    """Compare a list of tokens with the target's tokenizer; returns a hash of its ids, None without a list.
+    """Compare a token list with the target's tokenizer, and return a hash of its ids; None without a list.
 
     Raises:
-        ConfigError: it is missing or damaged, or its ids mean other tokens; names the dotted path `where`.
+        ConfigError: the list is missing or damaged, or its ids mean other tokens; names the dotted path `where`.
     """
     if choice.path is None:
         return None
@@ -45,7 +45,7 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
 
 
 def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> list[int]:
-    """The ids among the first `num_rows` that may be drafted; EOS tokens are always included.
+    """Return the draft vocabulary's ids below `num_rows`, sorted, EOS ids included.
 
     Raises:
         ConfigError: no id remains.
@@ -63,7 +63,7 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
 
 
 def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: TargetModel) -> TargetModel:
-    """The model with the chosen rows of its output layer."""
+    """Return a copy of the model whose output layer has only the rows of the draft vocabulary."""
     if choice is None:
         return model
     sliced = copy.copy(model)
@@ -72,7 +72,7 @@ def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: Targ
 
 
 def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetModel) -> nn.Module:
-    """The chosen rows of an output layer, as wide as the target's; the whole layer without a choice."""
+    """Slice an output layer to the draft vocabulary; logits have the target's width. Return `head` without a choice."""
     if choice is None:
         return head
     if not isinstance(head, nn.Linear):
@@ -84,7 +84,7 @@ def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetMo
 
 
 def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: TargetModel) -> MedusaHeads:
-    """Medusa heads with the chosen rows of their output layers."""
+    """Return Medusa heads whose output layers have only the rows of the draft vocabulary."""
     if choice is None:
         return heads
     return heads.with_outputs([slice_head(list(head.children())[-1], choice, target) for head in heads])
@@ -92,5 +92,5 @@ def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: Tar
 
 @lru_cache(maxsize=8)
 def _tokens(path: str) -> tuple[TokenCount, ...]:
-    """Cached, so that a rebuilt engine has the same list."""
+    """Read a token list; the result is cached, so that a rebuilt engine has the same list."""
     return tuple(read_tokens(path))

@@ -1,1 +1,1 @@
-"""The engine thread, recovery, watchdog, heartbeat and crash journal."""
+"""Engine thread, recovery, watchdog, heartbeat and crash journal of an actor."""

@@ -1,9 +1,9 @@
-"""The engine thread: owns one engine and decodes batches from any number of callers.
+"""Runs one engine on its own thread and decodes batches from any number of callers.
 
-An exception of the engine is unrecoverable and ends the process, so that Ray replaces it; a failing row is a completion
-with an error instead. A process whose engine hangs in a step ends as well. Rows that were in flight when a process died
-(`Suspect`) enter the engine one by one as slots become free, after the journal has recorded it; from the second death
-on, a row is decoded alone.
+An exception of the engine ends the process, so that Ray replaces it; a row that fails alone becomes a completion with
+an error. A step that exceeds its time limit ends the process as well. Rows that were in flight when a process died
+(`Suspect`) enter the engine before new rows, after the journal has recorded them; after two deaths, a row is decoded
+alone.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 EXIT_STATUS_OF_A_DEAD_ENGINE = 1
 STDERR = 2
 REARM_SHARE = 0.1
-"""Share of the watchdog's limit between two restarts, each of which starts a thread."""
+"""Least time between two restarts of the watchdog timer, as a share of its limit; each restart starts a thread."""
 
 
 class SteppedEngine(Protocol):
-    """The interface of `decoding.Engine`, and of engines that wrap one."""
+    """Interface of `decoding.Engine` and of engines that wrap it."""
 
     @property
     def has_work(self) -> bool: ...
@@ -55,8 +55,11 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True)
 class Waits:
-    """Wait times of an engine from its first to its last batch: `idle_s` without a row, `queued_s` decoding while
-    further rows waited for a slot, `total_s` overall; `choices` are the results of trials of methods."""
+    """Wait times of an engine from its first to its last batch.
+
+    `idle_s` is time without a row, `queued_s` is decoding time while further rows waited for a slot, and `total_s` is
+    all time. `choices` are the results of trials of methods.
+    """
 
     idle_s: float = 0.0
     queued_s: float = 0.0
@@ -68,27 +71,28 @@ class Waits:
 
     @property
     def actors_waited(self) -> float:
-        """The share of time in which actors waited for input."""
+        """Share of time in which actors waited for input."""
         return self.idle_s / self.total_s if self.total_s else 0.0
 
     @property
     def input_waited(self) -> float:
-        """The share of time in which input waited for actors."""
+        """Share of time in which input waited for actors."""
         return self.queued_s / self.total_s if self.total_s else 0.0
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row that was in flight at `num_deaths` deaths of processes; `key` identifies it in the journal."""
+    """A row that was in flight when `num_deaths` processes died; `key` identifies it in the journal."""
 
     key: str
     num_deaths: int
 
 
 class Watchdog:
-    """Ends the process (status 1), with a traceback, if `watch` or `rest` is not called again within `limit_s`.
+    """Ends the process (status 1) with a traceback if `watch` or `rest` is not called again within `limit_s`.
 
-    `faulthandler` needs no GIL, so that hangs in native code end as well. One per process; late by a tenth at most.
+    `faulthandler` needs no GIL, so that hangs in native code are detected as well. A process has one watchdog. It ends
+    the process at most 10 % after the limit.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -96,7 +100,7 @@ class Watchdog:
         self._armed_s: float | None = None
 
     def watch(self) -> None:
-        """Call before a step."""
+        """Start or restart the timer; call before each step."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -105,7 +109,7 @@ class Watchdog:
             self._armed_s = now_s
 
     def rest(self) -> None:
-        """Call when the engine is idle."""
+        """Stop the timer; call when the engine is idle."""
         if self._armed_s is not None:
             faulthandler.cancel_dump_traceback_later()
             self._armed_s = None
@@ -113,7 +117,7 @@ class Watchdog:
 
 @dataclass
 class _Batch:
-    """One caller's batch, and its completions so far by index."""
+    """One caller's batch: its size, its future, and its completions so far by index."""
 
     size: int
     future: Future[list[Completion]] = field(default_factory=Future)
@@ -133,14 +137,14 @@ class _Row:
 ReportWaits = Callable[[str, Waits], None]
 """Called after each batch with the actor's id and its wait times so far."""
 Mark = Callable[[Sequence[str]], None]
-"""Records which suspects enter the engine, before they do."""
+"""Records the keys of the suspects in the engine, before it runs them."""
 
 
 class EngineThread:
-    """Runs `engine` on its own thread; slots are refilled from every batch in flight, in order of arrival.
+    """Runs `engine` on its own thread, and refills its slots from all batches in flight, in order of arrival.
 
-    Only that thread uses the engine. Requests with equal `sample_id` never run at the same time, so that a completion
-    identifies its row.
+    No other thread uses the engine. Requests with equal `sample_id` never run at the same time, so that the id of a
+    completion identifies its row.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class EngineThread:
         self._mark = mark
         self._watchdog = Watchdog(max_step_s)
         self._queue = RequestQueue()
-        # Rows by sample id, in order; the first of each is in the queue or in the engine.
+        # Rows by sample id, in order of arrival; the first row of each id is in the queue or in the engine.
         self._rows: dict[str, deque[_Row]] = {}
         self._suspects: list[str] = []
         self._marked: list[str] = []
@@ -172,7 +176,7 @@ class EngineThread:
     ) -> Future[list[Completion]]:
         """Submit a batch; the future resolves to its completions in the order of `requests`. Thread-safe.
 
-        `suspects` maps indices of requests.
+        `suspects` maps the indices of requests that were in flight when a process died.
         """
         assert not suspects or self._mark is not None, "suspects need a journal"
         batch, known = _Batch(len(requests)), suspects or {}
@@ -184,7 +188,7 @@ class EngineThread:
 
     @property
     def waits(self) -> Waits:
-        """Wait times so far, without the time before the first and after the last batch."""
+        """Wait times so far, excluding the time before the first and after the last batch."""
         return replace(self._waits, choices=getattr(self._engine, "choices", ()))
 
     def close(self) -> None:
@@ -218,7 +222,7 @@ class EngineThread:
             self._die(error)
 
     def _take_arrivals(self) -> bool:
-        """Queue every batch that has arrived; block only while the engine is idle. False once closed."""
+        """Queue every batch that has arrived, and wait for one if the engine is idle. Return False after `close`."""
         may_wait = not self._engine.has_work
         while True:
             try:
@@ -244,8 +248,10 @@ class EngineThread:
         self._queue.submit(row.request, group)
 
     def _feed(self) -> None:
-        """Submit requests to the engine: those that run alone first, then suspects, then all others, because rows that
-        are in flight beside a suspect at a death become suspects."""
+        """Submit requests to the engine: first requests that run alone, then suspects, then new requests.
+
+        A new request becomes a suspect as well if it is in flight beside a suspect when the process dies.
+        """
         waiting = self._queue.waiting
         if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
             self._runs_alone = bool(waiting(Group.ALONE))
@@ -261,7 +267,7 @@ class EngineThread:
             self._mark(self._marked)
 
     def _submit(self, group: Group) -> None:
-        """Submit the first request of a group to the engine, which starts it in its next step."""
+        """Submit the first request of a group to the engine."""
         request = self._queue.pop(group)
         suspect = self._rows[request.sample_id][0].suspect
         if suspect is not None:
@@ -286,7 +292,7 @@ class EngineThread:
 def end_process(error: BaseException) -> None:
     """Log the error and end the process without clean-up.
 
-    Ray treats `sys.exit` and `exit_actor` as intended and does not run the rows in flight again.
+    Ray treats `sys.exit` and `exit_actor` as intended exits, after which it does not run the rows in flight again.
     """
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     logger.critical("the engine failed and its actor ends, to be replaced: %s", reason, exc_info=error)

@@ -1,8 +1,8 @@
-"""Liveness from outside the process: a process that is stopped or frozen is killed, and its rows run elsewhere.
+"""Kills a worker process that is stopped or frozen, so that Ray replaces it and runs its rows again.
 
-A thread writes heartbeats into a pipe, and a small process in its own session reads them. It kills the writer with
-SIGKILL if no heartbeat arrives for `max_silence_s`; Ray then replaces the process and runs the rows again. The reader
-counts only time in which it ran itself, so suspending the whole machine kills nothing.
+A thread of the worker writes heartbeats into a pipe, and a subprocess in its own session reads them. The subprocess
+sends SIGKILL to the worker if no heartbeat arrives for `max_silence_s`. It counts only time in which it runs itself, so
+suspending the whole machine kills no process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 
 OWN_PREFIX = "draftfleet: "
-"""Begins every line that a worker writes for the job's terminal; see `pipeline.cluster.worker_logs`."""
+"""Prefix of every line that a worker writes for the job's terminal; see `pipeline.cluster.worker_logs`."""
 OWN_LOGGERS = ("actors", "decoding", "models", "pipeline")
 BEATS_PER_LIMIT = 20
 """Heartbeats per `max_silence_s`."""
@@ -50,7 +50,7 @@ _guarded: int | None = None
 
 
 def set_up_worker(max_silence_s: float | None) -> None:
-    """Guard a worker's process, and prefix messages of this program's loggers."""
+    """Start the heartbeat of a worker process, and prefix the messages of this project's loggers."""
     for name in OWN_LOGGERS:
         logger = logging.getLogger(name)
         if _handler not in logger.handlers:
@@ -60,10 +60,10 @@ def set_up_worker(max_silence_s: float | None) -> None:
 
 
 def start(max_silence_s: float | None) -> None:
-    """Guard this process; further calls have no effect. None: no guard.
+    """Start the heartbeat of this process; None starts none, and further calls have no effect.
 
     Raises:
-        OSError: the reader's process could not be started.
+        OSError: the subprocess that reads heartbeats could not be started.
     """
     global _guarded
     with _lock:
@@ -77,7 +77,7 @@ def start(max_silence_s: float | None) -> None:
 
 def _start_reader(max_silence_s: float, tick_s: float) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", "-c", _READER, str(os.getpid()), str(max_silence_s), str(tick_s)]
-    # A new session, so that signals to the process group do not stop both.
+    # In a new session, the reader does not receive signals to the worker's process group.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 

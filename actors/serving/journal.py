@@ -1,4 +1,4 @@
-"""The crash journal: records which rows a process runs, to find rows that kill processes."""
+"""Records in the crash journal which rows a process runs, to find rows that end processes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from uuid import uuid4
 import pyarrow as pa
 
 ALONE_FROM_DEATHS = 2
-"""From this many deaths of processes, a row is decoded alone."""
+"""A row that was in flight at this number of process deaths is decoded alone."""
 GIVEN_UP_FROM_DEATHS = 3
-"""From this many, a row is not run again and becomes an error row."""
+"""A row that was in flight at this number of process deaths is not run again and becomes an error row."""
 
 ENGINE_DIED = "engine_died"
 
 
 class ErrorBudgetSpent(RuntimeError):
-    """More rows failed than the job allows; the message has their number and causes."""
+    """Raised if more rows failed than the job allows; the message has their number and causes."""
 
 
 class Journal(Protocol):
-    """The journal of one stage. Every call returns after the entry is durable."""
+    """Crash journal of one stage. Every call returns after its entry is durable."""
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        """Record that process `who` takes these rows; return how many deaths each row was in flight at."""
+        """Record that process `who` takes these rows; return for each row at how many deaths it was in flight."""
         ...
 
     def running(self, who: str, keys: Sequence[str]) -> None:
-        """Record that `who` runs exactly these of its suspect rows."""
+        """Record that `who` currently runs exactly these of its suspect rows."""
         ...
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
@@ -42,13 +42,13 @@ class Journal(Protocol):
 
 
 def row_keys(table: pa.Table) -> list[str]:
-    """Keys of a table's rows in the journal; unique even if sample ids repeat."""
+    """Return the journal keys of a table's rows, which are unique even if sample ids repeat."""
     columns = (table.column(name).to_pylist() for name in ("sample_id", "source", "row_index"))
     return [f"{sample_id}\n{source}\n{row_index}" for sample_id, source, row_index in zip(*columns, strict=True)]
 
 
 def deaths_message(process: str, num_deaths: int) -> str:
-    """The error message of a row that is not run again."""
+    """Return the error message of a row that is not run again."""
     return (
         f"{process} died {num_deaths} times while it had this row, the last time with nothing beside it; "
         "the row was not run again"
@@ -56,9 +56,10 @@ def deaths_message(process: str, num_deaths: int) -> str:
 
 
 class JournalClient:
-    """One process in a journal, under a unique name; several parts of the process may run rows. Thread-safe.
+    """Records the rows of one process in a journal, under a unique name. Thread-safe.
 
-    Without a journal nothing is recorded, and no row is a suspect. For the methods see `Journal`.
+    Several parts of the process may run rows. Without a journal nothing is recorded, and no row is a suspect. For the
+    methods see `Journal`.
     """
 
     def __init__(self, journal: Journal | None) -> None:
@@ -71,7 +72,7 @@ class JournalClient:
         return [0] * len(keys) if self._journal is None else self._journal.begin(self._who, keys)
 
     def running(self, part: str, keys: Sequence[str]) -> None:
-        """Of the suspect rows, this part of the process runs exactly these."""
+        """Record that this part of the process currently runs exactly these suspect rows."""
         if self._journal is None:
             return
         with self._lock:

@@ -1,9 +1,9 @@
-"""Recovery policy: retries requests of a failed engine with fewer slots, one at a time, or without the drafter.
+"""Retries the requests of a failed engine with fewer slots, one at a time, or without the drafter.
 
-Out of device memory, the engine is rebuilt with half the slots and its requests run again; noise is keyed by sample, so
-their tokens do not change. After a drafter error, or if memory for the drafter is missing with one slot, the requests
-in flight run one at a time; a request that fails alone is decoded by an engine without a drafter. Other exceptions
-propagate.
+After an out-of-memory error, the engine is rebuilt with half the slots and its requests run again; noise is keyed by
+sample, so their tokens do not change. After a drafter error, which includes missing memory for the drafter with one
+slot, the requests in flight run one at a time; a request that fails alone is decoded by an engine without a drafter.
+Other exceptions propagate.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class QueuedEngine:
-    """The part of an engine that holds its requests in `queue`."""
+    """Base of engines that hold their requests in `queue`."""
 
     queue: RequestQueue
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished."""
+        """Whether any request is unfinished."""
         return self.queue.num_unfinished > 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """Number of requests without a slot."""
         return self.queue.num_waiting
 
     def submit(self, request: Request) -> None:
@@ -51,7 +51,8 @@ class QueuedEngine:
 class RecoveringEngine(QueuedEngine):
     """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
-    Sample ids of unfinished requests must be unique. Engines that are used one after the other may share `queue`.
+    Sample ids of unfinished requests must be unique. Recovering engines may share `queue` if only one is used at a
+    time.
     """
 
     def __init__(
@@ -89,14 +90,14 @@ class RecoveringEngine(QueuedEngine):
                 self._engine.expect(self.queue.upcoming())
                 done += self._run(self._engine)
         except Exception as error:
-            # If memory for the drafter is missing, fewer slots are tried first.
+            # If the drafter runs out of memory, fewer slots are tried first.
             lacks_memory = is_out_of_memory(error)
             is_drafters = isinstance(error, decoding.errors.DrafterError)
             blames_drafter = is_drafters and not (lacks_memory and self.num_slots > 1)
             if not (lacks_memory or is_drafters):
                 raise
             reason = str(error)
-        # Outside the except block: the exception references the failed engine's memory.
+        # This is outside the except block, because the exception references the failed engine's memory.
         if reason is not None and blames_drafter:
             self._retry_alone(reason, lacks_memory)
         elif reason is not None:
@@ -105,11 +106,12 @@ class RecoveringEngine(QueuedEngine):
 
     @property
     def _num_batched(self) -> int:
-        """Running requests of the main engine."""
+        """Number of running requests of the main engine."""
         return len(self.queue.running) - (self._plain_request is not None)
 
     def _admit(self) -> None:
-        """Fill the slots: requests without a drafter, then isolated ones, then retries, then new ones."""
+        """Start waiting requests in free slots: first requests without a drafter, then isolated requests, then retries,
+        then new requests."""
         queue = self.queue
         if not queue.num_waiting:
             self._is_isolating &= self._num_batched > 0
@@ -150,9 +152,9 @@ class RecoveringEngine(QueuedEngine):
         return [request for request in self.queue.running.values() if request is not self._plain_request]
 
     def _retry_alone(self, reason: str, lacks_memory: bool) -> None:
-        """Rebuild the engine and run its requests one at a time; a request that was alone runs without the drafter.
+        """Rebuild the engine and queue its requests to run one at a time; a single request runs without the drafter.
 
-        If that request lacked memory with one slot, the number of slots is restored.
+        If that single request ran out of memory, which happens with one slot, the number of slots is restored.
         """
         requests = self._batched()
         if len(requests) == 1:
@@ -166,7 +168,10 @@ class RecoveringEngine(QueuedEngine):
         self._engine = self._built()
 
     def _retry_smaller(self, reason: str) -> list[Completion]:
-        """Halve the slots and retry; a request that was alone with one slot fails, and the slots are restored."""
+        """Halve the slots and retry. With one slot, the request fails instead, and the number of slots is restored.
+
+        Return the completion of the failed request, if any.
+        """
         requests, plain_request = self._batched(), self._plain_request
         num_running = len(self.queue.running)
         self._drop_engines()
@@ -195,7 +200,7 @@ class RecoveringEngine(QueuedEngine):
         release_memory()
 
     def _built(self) -> SteppedEngine:
-        """A new engine with as many slots as fit into memory."""
+        """Build an engine, with half the slots after each out-of-memory error."""
         while True:
             try:
                 return self._make(self.num_slots)
@@ -210,13 +215,13 @@ class RecoveringEngine(QueuedEngine):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error is a `torch.OutOfMemoryError`; does not import torch."""
+    """Return whether the error is a `torch.OutOfMemoryError`, without importing torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def release_memory() -> None:
-    """Collect garbage and return cached device memory."""
+    """Collect garbage and release cached device memory."""
     gc.collect()
     if "torch" in sys.modules:
         from models.backends.memory import release_unused

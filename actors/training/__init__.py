@@ -1,1 +1,1 @@
-"""Training samples and the learner of draft heads."""
+"""Training samples for draft heads, and the models of a training worker."""

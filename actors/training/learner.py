@@ -1,4 +1,4 @@
-"""A target and the head that is trained for it, loaded for one worker."""
+"""Loads a target and the head to train for it, for one worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from models.target import Target
 
 @dataclass(frozen=True)
 class Learner:
-    """The models of one worker; `shape` is that of a target for images."""
+    """Target, head and training samples of one worker; `shape` is the shape of an image target, None for text."""
 
     target: TargetModel
     task: HeadTask
@@ -42,17 +42,17 @@ class Learner:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts that columns must not contain; none if a text encoder reads the prompt."""
+        """Special tokens as text, which columns must not contain; empty for image targets."""
         return self.target.front_end.special_tokens if isinstance(self.target, Target) else ()
 
     def round(self, dtype: torch.dtype) -> None:
-        """Round the head's weights to a type."""
+        """Round the head's weights to `dtype` in place; their own type does not change."""
         with torch.no_grad():
             for parameter in self.task.module.parameters():
                 parameter.copy_(parameter.to(dtype))
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the head in the public layout."""
+        """Write the head to `folder`, in the file layout of public checkpoints."""
         if isinstance(self.task, MedusaTask):
             save_medusa(self.task.heads, folder, dtype)
             return
@@ -67,7 +67,7 @@ def check_target(job: TrainDrafterJob) -> str:
     """Check the job's checkpoints without reading weights; return the target's revision.
 
     Raises:
-        ConfigError: a checkpoint is missing, unreadable, or does not fit the others; names the dotted path.
+        ConfigError: a checkpoint is missing or unreadable, or does not fit the target; names the dotted path.
     """
     if job.image is None:
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
@@ -99,7 +99,7 @@ def load_learner(job: TrainDrafterJob) -> Learner:
 
 
 def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
-    """The configured head, untrained, of the target's sizes."""
+    """Create the configured head for the target, untrained."""
     seed = job.training.seed
     if isinstance(job.head, MedusaHead):
         return fresh_medusa(target, seed, job.head.num_heads)

@@ -1,6 +1,6 @@
-"""Training samples from decoded rows, and the report of a trained head.
+"""Makes training samples from decoded rows, and measures accuracy and acceptance length of a trained head.
 
-A sample is the answer to a text prompt, or the codes of an image after its condition.
+A sample is a text prompt with its answer, or a condition with the codes of an image.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SAMPLE_ERROR_CODES = {
     "wrong_codes": "the codes are no whole numbers, not as many as an image has, or outside the codebook",
     "wrong_image": "an image target learns from rows with exactly one image each",
 }
-"""Codes of decoded rows without a training sample, besides those of `pipeline.rows.schemas`."""
+"""Error codes of decoded rows without a training sample; `pipeline.rows.schemas` defines further codes."""
 
 
 class TrainingSampleError(Exception):
-    """A row without a training sample: a code from `SAMPLE_ERROR_CODES`."""
+    """Raised for a row that yields no training sample; `code` is a key of `SAMPLE_ERROR_CODES`."""
 
     def __init__(self, code: str) -> None:
         assert code in SAMPLE_ERROR_CODES, code
@@ -48,8 +48,8 @@ class TrainingSampleError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), `videos`, the `answer` of a text
-    target, the `codes` and the `condition` of an image target."""
+    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3) and `videos`; for text targets the
+    `answer`, for image targets the `codes` and the `condition`."""
 
     sample_id: str
     messages: list[dict[str, Any]]
@@ -64,20 +64,20 @@ class TrainingSamples(Protocol):
     """Maps rows to training samples and requests of one target."""
 
     def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
-        """The training sample of a row; `ordinal` seeds its random draws, None draws nothing (held-out rows).
+        """Make the training sample of a row. `ordinal` seeds its random draws; None (held-out rows) disables them.
 
         Raises:
-            TrainingSampleError: the row has no tokens to train on.
+            TrainingSampleError: the row yields no training sample.
         """
         ...
 
     def request(self, row: Row, sampling: Sampling) -> Request:
-        """A request with the row's prompt."""
+        """Return a request with the row's prompt or condition."""
         ...
 
 
 class TextSamples:
-    """Text answers to prompts with images, for any family of `models.target`."""
+    """Makes training samples from text answers to prompts with images and videos, for any family of `models.target`."""
 
     def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
         assert job.answer_column is not None
@@ -86,7 +86,7 @@ class TextSamples:
         self._max_tokens = job.training.max_tokens
         self._tokenizer = target.front_end.tokenizer
         eos_id = getattr(self._tokenizer, "eos_token_id", None)
-        # Of several EOS tokens, the tokenizer's closes a turn.
+        # If the target has several EOS tokens, the tokenizer's EOS token ends a turn.
         self._eos = [eos_id] if eos_id in target.eos_ids else sorted(target.eos_ids)[:1]
 
     def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
@@ -108,14 +108,15 @@ class TextSamples:
 
 
 CodesOf = Callable[[NDArray[np.uint8]], NDArray[np.int64]]
-"""uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
+"""Maps an image, uint8 RGB (height, width, 3), to codes (grid²,) in raster order."""
 
 
 class ImageSamples:
-    """Conditions followed by the codes of an image; the condition of `null_share` of the rows is dropped.
+    """Makes training samples from conditions and image codes; the condition of `null_share` of the rows is dropped.
 
-    As in guidance, a sample without its condition is the row's second lane, with null embeddings at the padding of the
-    first; LANTERN's training data has none there, unlike decoding. `target` must have both lanes.
+    A sample without its condition is the row's unconditional lane, as in guided decoding: it has null embeddings also
+    at the padding positions of the conditional lane, which LANTERN's training data lacks. `target` must have both
+    lanes.
     """
 
     def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
@@ -139,7 +140,7 @@ class ImageSamples:
         return make_training_sample(self._target, lanes[self.is_null(ordinal)], codes, num_known)
 
     def is_null(self, ordinal: int | None) -> bool:
-        """Whether the condition of the row with this ordinal is dropped."""
+        """Return whether the condition of the row with this ordinal is dropped."""
         return ordinal is not None and key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
 
     def _codes(self, row: Row) -> list[int]:
@@ -160,19 +161,19 @@ class ImageSamples:
 
 
 def _text(messages: Sequence[dict[str, Any]]) -> str:
-    """The text of the user turns."""
+    """Return the concatenated text of the user turns."""
     parts = [part for turn in messages if turn["role"] == "user" for part in turn["content"]]
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def pace_of(teaching: schema.Teaching) -> Pace:
-    """The optimisation that a job configures."""
+    """Return the optimisation settings of a job."""
     options = teaching.model_dump(include={field.name for field in fields(Pace)})
     return Pace(betas=(teaching.beta1, teaching.beta2), **options)
 
 
 def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[TrainingSample]]) -> dict[str, float]:
-    """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
+    """Compute the share of drafts whose top-1 token, and whose top-3 tokens, include the target's most likely token."""
     counts = [count_right(task, target, training_samples) for training_samples in batches]
     first, three, total = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0)
     return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
@@ -181,7 +182,8 @@ def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Tra
 def acceptance(
     task: HeadTask, target: TargetModel, requests: Sequence[Request], slots: int, max_context_tokens: int
 ) -> dict[str, float]:
-    """Mean acceptance length (bonus included) over requests that are decoded with the head, and target forwards."""
+    """Decode `requests` with the head; return the mean acceptance length (bonus token included) and the number of
+    decoded requests."""
     drafter: Drafter
     tree: TreePolicy
     merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
@@ -195,7 +197,7 @@ def acceptance(
     with torch.inference_mode():
         telemetries = [done.telemetry for done in engine.run(requests) if done.error is None]
     if isinstance(task, EagleTask):
-        # The engine sets its own attention; training uses that of transformers.
+        # The engine replaced the attention implementation; training uses transformers' SDPA.
         task.network.set_attn_implementation("sdpa")
     steps = sum(one.num_spec_steps for one in telemetries)
     accepted = sum(one.num_accepted_draft_tokens for one in telemetries)

@@ -1,4 +1,4 @@
-"""Simulates rows that end their process, without ending any."""
+"""Simulates rows that end their process, without ending a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row that ends its process is found and given up, and all other rows are decoded."""
+"""Tests that a row that ends its process becomes an error row, and that all other rows are decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of `method.auto` counts, and that it refuses tokens that differ; the models are not run here."""
+"""Tests the numbers of the benchmark of `method.auto`, and that it refuses differing tokens; no model runs here."""
 
 from __future__ import annotations
 

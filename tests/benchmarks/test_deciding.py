@@ -1,4 +1,4 @@
-"""What decides a claim: the rule at its edges, and that every claim of the benchmarks follows it."""
+"""Tests the rule that decides claims, at its limits, and that every claim of the benchmarks follows it."""
 
 from __future__ import annotations
 

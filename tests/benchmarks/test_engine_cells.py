@@ -1,4 +1,4 @@
-"""Passes of the engine's benchmark on the small pair as it is: what is timed, and that outputs are the target's."""
+"""Tests passes of the engine benchmark on the small pair: the timed parts, and that outputs equal the target's."""
 
 from __future__ import annotations
 

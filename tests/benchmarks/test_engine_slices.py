@@ -1,4 +1,4 @@
-"""Passes side by side, of engines that make a set number of tokens in a set time."""
+"""Tests interleaved passes of fake engines that generate a given number of tokens in a given time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of the engine's benchmark, from results whose figures can be worked out by hand."""
+"""Tests tables and plots of the engine benchmark, from results whose numbers can be computed by hand."""
 
 from __future__ import annotations
 

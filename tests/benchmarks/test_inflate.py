@@ -1,4 +1,4 @@
-"""An inflated model is its source at another price: same logits, same tokens, and every fault in that is seen."""
+"""Tests that an inflated model has the logits and tokens of its source model, and that planted faults are detected."""
 
 from __future__ import annotations
 

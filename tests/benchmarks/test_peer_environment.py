@@ -1,4 +1,4 @@
-"""vLLM's environment is made by these commands, once, and without it there is a reason and a way on."""
+"""Tests that vLLM's environment is created once, by the expected commands, and that a missing one gives a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pruned drafter writes alone, and how much of the pictures it sees."""
+"""Tests the text that a pruned drafter generates alone, and the share of images that it sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of speeds: what is drawn where, nothing of what was withheld, the same text from the same results."""
+"""Tests speed plots: positions of marks, no marks for withheld results, and deterministic output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whether this machine's Ray processes are all our own: tests of clusters want it to themselves.
+"""Finds Ray processes of other programs; cluster tests refuse to start beside them.
 
-They read processes' names to see what a node holds, and end nodes; and several Rays beside them would make both slow.
+Cluster tests identify a node's processes by name and end nodes, and a second Ray would slow them down.
 Linux only: processes are found in /proc.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CORE = ("/raylet/raylet", "/gcs/gcs_server")
-"""What every Ray runs on each node, and what on its head."""
+"""Ray processes that run on each node, and those of the head node."""
 
 
 def rays_running(processes: Path = Path("/proc")) -> dict[int, str]:

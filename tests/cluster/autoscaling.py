@@ -1,4 +1,4 @@
-"""An autoscaling cluster: Ray's autoscaler with its fake node provider, whose nodes are raylets of this machine.
+"""Starts an autoscaling cluster: Ray's autoscaler with its fake node provider, whose nodes are local raylets.
 
 Independent of jobs.
 """

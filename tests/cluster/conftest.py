@@ -1,4 +1,4 @@
-"""What a private cluster needs around it; refuses to begin beside another Ray."""
+"""Prepares the environment of a private cluster; fails if another Ray is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four raylets on this machine, and a job for them: the parts that tests of nodes which go have in common."""
+"""Starts four local raylets and a job on them, for tests in which a node is lost."""
 
 from __future__ import annotations
 

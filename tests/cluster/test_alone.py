@@ -1,4 +1,4 @@
-"""The tests of clusters see another Ray, and nothing else, as a reason not to begin."""
+"""Tests that cluster tests refuse to start beside another Ray, and only then."""
 
 from __future__ import annotations
 

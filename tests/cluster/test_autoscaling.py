@@ -1,4 +1,4 @@
-"""A job on a fleet that makes its own nodes begins on one, reaches its maximum, and its nodes go when it has ended.
+"""Tests a job on an autoscaling cluster: it starts on one node, scales to the maximum, and all nodes are removed.
 
 RECORD=1 make test-cluster    # also writes benchmarks/results/autoscaling.json, the time line
 """

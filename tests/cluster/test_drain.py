@@ -1,6 +1,6 @@
-"""A node that leaves with notice costs nothing: its actor finishes what it has, and that is saved before the node goes.
+"""Tests that a drained node loses no work: its actor finishes its rows, which are saved before the node is removed.
 
-The notice is the command of docs/guides/resume.md; the node is killed when its time is up, as a cloud does.
+The node is drained by the command of docs/guides/resume.md and killed at the deadline, as in a cloud.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job on four raylets, of which one is killed with an actor and a decoding task on it, ends as if nothing was."""
+"""Tests that killing one of four raylets, with an actor and a decoding task on it, does not change a job's result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lossless promise for every model family: one `Target` serves them all, each against its own `generate`.
+"""Tests losslessness for every model family: outputs of `Target` equal those of transformers' `generate`.
 
 Prompts have zero to two images of different sizes, and every third a video, so that every batch mixes them.
 """

@@ -1,4 +1,4 @@
-"""The lossless promise: with every drafter, the output equals the target's."""
+"""Tests losslessness: with every drafter, the output equals the target's."""
 
 from __future__ import annotations
 

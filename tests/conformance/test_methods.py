@@ -1,4 +1,4 @@
-"""Method × family × batch × mode: a pairwise covering set here, the full product by `make test-product`."""
+"""Tests a pairwise covering set of method × family × batch × mode; `make test-product` runs the full product."""
 
 from __future__ import annotations
 

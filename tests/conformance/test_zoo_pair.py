@@ -1,4 +1,4 @@
-"""The lossless promise on the shipped pair: trained models and real prompts with zero to three images."""
+"""Tests losslessness on the shipped pair: trained models and real prompts with zero to three images."""
 
 from __future__ import annotations
 

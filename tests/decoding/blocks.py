@@ -80,7 +80,7 @@ def judgement(
     keys: Tensor | None = None,
     position: int = 5,
 ) -> Judgement:
-    """What the engine would hand to a rule; `hidden` (b, N, D) are the target's states at the nodes."""
+    """Build the input of an acceptance rule; `hidden` (b, N, D) are the target's states at the nodes."""
     b = logits.shape[0]
     keys = torch.stack([torch.arange(b) + 11, torch.arange(b) + 77], dim=1) if keys is None else keys
     rows = RowSampling(

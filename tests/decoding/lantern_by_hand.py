@@ -36,7 +36,7 @@ def distorted(q: Probs, draft: int, lenders: Sequence[int]) -> list[float]:
 
 
 def divergence_of(kind: str, q: Probs, draft: int, lenders: Sequence[int]) -> float:
-    """What the bound δ (or λ) is compared with."""
+    """Return the divergence that is compared with the bound δ (or λ)."""
     moved = distorted(q, draft, lenders)
     if kind == "multiplicative":
         if q[draft] == 0:

@@ -1,4 +1,4 @@
-"""A drafter that fails on some samples: it gives no numbers, or raises; otherwise it does what another does."""
+"""Wraps a drafter so that it fails on some samples: it returns NaN or infinity as logits, or raises."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from models.kv.lanes import SlotBatch
 
 
 class SickDrafter:
-    """Fails on samples that `is_sick(request)` names, from a level of the tree on.
+    """Wraps `inner` and fails on samples for which `is_sick(request)` is true, from tree level `from_level` on.
 
-    With a `value` it gives that in place of numbers; without one it raises in the call that `raises_in` names.
+    With `value`, it returns this value in place of logits; otherwise it raises `error` in the method `raises_in`.
     """
 
     def __init__(

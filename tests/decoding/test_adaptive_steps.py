@@ -1,4 +1,4 @@
-"""SAGE's policies and look-up step by step, on logits written by hand; and that neither asks the device anything."""
+"""Tests SAGE's policies and prompt lookup step by step on given logits, without device synchronisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row whose drafter's prompt cannot be made or read loses its drafts alone: its tokens are plain decoding's."""
+"""Tests that a row whose drafter prompt fails loses only its drafts: its tokens equal those of plain decoding."""
 
 from __future__ import annotations
 

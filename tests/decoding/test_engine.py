@@ -1,4 +1,4 @@
-"""The engine's edges: refusals, limits, streaming, and what one bad request does to the others."""
+"""Tests the engine's edge cases: refusals, limits, streaming, and the effect of a bad request on other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise is Philox by the book, uniform where it must be, and depends on the sample alone."""
+"""Tests that noise equals reference Philox, is uniform, and depends only on the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of `ray.io/v1` RayJob that the manifests here use, as a JSON schema of our own.
+"""Defines a JSON schema of the fields of `ray.io/v1` RayJob that the manifests use.
 
 It is closed, so that a misspelt field is an error and not something that the operator drops. Written by hand after the
 API of KubeRay `RELEASE`; where that release's own definition is at hand, `test_manifests` holds the manifests and this

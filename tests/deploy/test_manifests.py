@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CRD_VARIABLE = "KUBERAY_RAYJOB_CRD"
 DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-"""How long a node drains itself when it gets SIGTERM."""
+"""Environment variable with the seconds that a node drains itself after SIGTERM."""
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,8 @@
-"""What only a GPU can show: its kernel beside one mask, graphs beside eager steps, and steps that wait for nothing.
+"""Tests on a GPU: the kernel against attention under one mask, graphs against eager steps, no synchronisation.
 
     python -m pytest tests/gpu -m gpu      # torch, transformers and pytest with its plug-ins; neither Ray nor pydantic
 
-No GPU has run these yet. Those that a CPU can run as well it does, with steps run again in the place of graphs.
+These tests have not run on a GPU yet. A CPU runs those that it can, and runs steps again in place of graphs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole jobs with the shipped pair on real files: every row accounted for, and the output as anyone would read it."""
+"""Tests whole jobs with the shipped pair on real files: every row is accounted for, common readers open the output."""
 
 from __future__ import annotations
 

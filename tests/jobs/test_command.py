@@ -1,4 +1,4 @@
-"""How a command ends when its job is overtaken or stopped: one clear message, and an exit status of its own."""
+"""Tests the end of a command whose job is superseded or stopped: one clear message, and a separate exit status."""
 
 from __future__ import annotations
 

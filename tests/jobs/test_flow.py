@@ -1,4 +1,4 @@
-"""What actors report of their waiting arrives at the driver, and the bound on what is read ahead is Ray's own."""
+"""Tests that wait times of actors reach the driver, and that Ray enforces the limit of rows read ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real job whose driver and actor are stopped, and whose actor and bookkeeping are then killed, makes every row once.
+"""Tests that a job writes every row once if its driver and actor are stopped and its actor and bookkeeping killed.
 
 One run for all tests of this module, because each needs a Ray of its own.
 """
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 
 @dataclass(frozen=True)
 class Run:
-    """What is left of a job that ended."""
+    """Outcome of a job that ended: its folder, exit status, terminal output and further observations."""
 
     folder: Path
     status: int

@@ -1,4 +1,4 @@
-"""Rows that end processes, under Ray: the job ends, they are error rows, and every other row is as it should be."""
+"""Tests rows that end processes under Ray: they become error rows, the job ends, and all other rows are correct."""
 
 from __future__ import annotations
 

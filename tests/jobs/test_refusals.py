@@ -1,4 +1,4 @@
-"""What a job refuses: one clear message that names the dotted path or file, exit status 2, and no Ray."""
+"""Tests refused jobs: one clear message that names the dotted path or file, exit status 2, and no Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a synthesis job refuses: one clear message that names the dotted path, exit status 2, and no Ray."""
+"""Tests refused synthesis jobs: one clear message that names the dotted path, exit status 2, and no Ray."""
 
 from __future__ import annotations
 

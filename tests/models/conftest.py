@@ -1,4 +1,4 @@
-"""What tests of models share: a compiler that remembers nothing of other tests."""
+"""Resets the compiler between model tests, so that tests share no compiled graphs."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    # Models lie in circles; others' tests count what is packed.
+    # Models contain reference cycles; other tests count packed weights.
     gc.collect()

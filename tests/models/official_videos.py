@@ -1,4 +1,4 @@
-"""What transformers' own video processors send, recorded for places where they cannot run.
+"""Records the outputs of transformers' video processors, for environments in which they cannot run.
 
 They need torchvision, which does not import beside every build of torch. What it takes is its Python files for the
 torch that is installed; resizing and normalising are those files over torch's own kernels, and only the compiled

@@ -1,4 +1,4 @@
-"""The first part of two-part attention with every score written out: what kernels are compared with."""
+"""Implements the first part of two-part attention with explicit scores, as the reference of kernels."""
 
 from __future__ import annotations
 

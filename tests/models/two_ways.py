@@ -1,4 +1,4 @@
-"""One layer's attention both ways, in two parts and under one mask, from the same random states."""
+"""Computes one layer's attention in two parts and under one mask, from the same random states."""
 
 from __future__ import annotations
 
@@ -55,5 +55,5 @@ def both_ways(
 
 
 def tree(parents: list[int], num_rows: int) -> Tensor:
-    """What each node of one tree sees, (r, N, N), the same in all rows."""
+    """Return the attention mask between the nodes of one tree, (r, N, N), equal in all rows."""
     return ancestors(torch.tensor(parents).repeat(num_rows, 1))

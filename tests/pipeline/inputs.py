@@ -57,7 +57,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def saved_dataset() -> Files:
-    """What `datasets` writes with `save_to_disk`."""
+    """Return the files that `save_to_disk` of `datasets` writes."""
     import datasets
 
     datasets.disable_progress_bars()

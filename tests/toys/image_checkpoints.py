@@ -1,6 +1,6 @@
-"""Folders of tiny image models in the formats that published ones have: what whole synthesis jobs are tried on.
+"""Writes checkpoints of tiny image models in the published formats, for tests of whole synthesis jobs.
 
-The toys of `tests.toys.images`, with a VQ model of 16 × 16 px and a T5 that knows a few words.
+They are the toys of `tests.toys.images`, with a VQ model of 16 × 16 px and a T5 with a vocabulary of a few words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tiny random LlamaGens, conditioned on text features or on classes: what the engine's image path is proved on.
+"""Creates tiny random LlamaGen models, conditioned on text features or on classes, for tests of the image path.
 
-Weights are drawn in the published layout first, so that the slow reference reads them as they are, and reach the engine
-through the project's own loader.
+Weights are drawn in the published layout, which the slow reference reads directly, and reach the engine through the
+project's loader.
 """
 
 from __future__ import annotations

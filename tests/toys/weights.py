@@ -1,4 +1,4 @@
-"""What all toys share: the vocabulary, the tokenizer, and how weights are drawn."""
+"""Defines the vocabulary, the tokenizer and the random weights of all toy models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rebuild: a few steps of the recipe run end to end, repeat themselves, and learn from the right tokens."""
+"""Tests the zoo's rebuild: a few steps of the recipe run end to end, are deterministic, and train the right tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's videos: real files that show their motions, and a check that misses nothing."""
+"""Tests the demo's videos: real files show their motions, and the demo's check finds every error."""
 
 from __future__ import annotations
 

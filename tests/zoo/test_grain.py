@@ -1,4 +1,4 @@
-"""The grainy world: prompts that read back, splits that hold, grain that the seed decides."""
+"""Tests the scenes with grain: prompts parse back, splits are disjoint, and the seed determines the grain."""
 
 from __future__ import annotations
 

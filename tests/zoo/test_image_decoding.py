@@ -1,4 +1,4 @@
-"""The lossless promise on the image models that ship: whole guided images, drawn with every drafter, equal plain."""
+"""Tests losslessness on the shipped image models: guided images with every drafter equal those of plain decoding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw(preset: str, *changes: str, slots: int = 3) -> dict[str, Completion]:
 
 @cache
 def plain(preset: str) -> dict[str, Tensor]:
-    """What plain decoding draws, one image at a time."""
+    """Return the codes of plain decoding, one image at a time."""
     return {name: torch.tensor(done.token_ids) for name, done in draw(preset, slots=1).items()}
 
 

@@ -1,4 +1,4 @@
-"""Moving scenes: deterministic, kept apart by split, nothing in the mover's way, captions that read back."""
+"""Tests moving scenes: they are deterministic, splits are disjoint, paths are free, and captions parse back."""
 
 from __future__ import annotations
 

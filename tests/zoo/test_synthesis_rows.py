@@ -1,4 +1,4 @@
-"""The rows that drafters of images are trained on."""
+"""Tests the training rows of image drafters."""
 
 from __future__ import annotations
 

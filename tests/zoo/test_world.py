@@ -1,4 +1,4 @@
-"""The world: captions read back to their scenes, splits that cannot meet, rendering that repeats itself."""
+"""Tests the synthetic scenes: captions parse back to their scenes, splits are disjoint, rendering is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stopped process is killed from outside, and the guard of a finished process ends."""
+"""Tests that the heartbeat reader kills a stopped process, and ends when its process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLy by hand: the entropy gate, the deferred window, block ends, branches."""
+"""Tests FLy on worked examples: the entropy gate, the deferred window, block ends, branches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def logits_of(wanted: list[int], unsure_at: set[int]) -> torch.Tensor:
 def accepted(
     made: Fly, mismatches: set[int], unsure_at: set[int] | None = None, length: int = 8, drafts: list[int] | None = None
 ) -> int:
-    """How many of a chain's drafts pass, when those in `mismatches` (counted from 1) are not the target's choice."""
+    """Return the number of a chain's drafts that pass if the drafts in `mismatches` (counted from 1) are mismatches."""
     made.open(blocks.spec())
     tokens = drafts or list(range(10, 10 + length))
     wanted = [30 if i in mismatches else tokens[i - 1] for i in range(1, length + 1)]

@@ -1,4 +1,4 @@
-"""LANTERN's residuals by hand, and the distribution that they lead to, beside one worked out in plain Python."""
+"""Tests LANTERN's residuals on worked examples, and the output distribution against plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LVSpec by hand: known similarities, which positions are loosened, shifts, special tokens, branches."""
+"""Tests LVSpec on worked examples: similarities, relaxed positions, shifts, special tokens, branches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rule(loose: float = 0.7, top_visual: int = 10, position_shift: bool = False,
 
 
 def judged(made: LVSpec, wanted: list[int], relevance: list[float] = RELEVANCE, drafts: list[int] = DRAFTS) -> int:
-    """How many drafts are accepted of a chain."""
+    """Return the number of accepted drafts of a chain."""
     length = len(drafts)
     logits = blocks.wanting([*wanted[:length], 35])
     verdict = made.judge(blocks.judgement(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))

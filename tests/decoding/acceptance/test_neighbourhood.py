@@ -1,4 +1,4 @@
-"""A(k, δ): by hand, against the definition, and its bounds as properties."""
+"""Tests LANTERN's neighbourhood A(k, δ): worked examples, the definition, and bounds as properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Typical acceptance by hand, and random relaxation: its share, its keys, its limits."""
+"""Tests typical acceptance on worked examples, and the share, keys and limits of random relaxation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a prompt that each context keeps."""
+"""Tests the token positions of a prompt that each context keeps."""
 
 from __future__ import annotations
 

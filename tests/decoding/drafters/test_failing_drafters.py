@@ -1,4 +1,4 @@
-"""A drafter that gives no numbers costs its row the drafts and nothing else, with every drafter, tree and rule."""
+"""Tests that a row whose drafter returns NaN loses only its drafts, with every drafter, tree and acceptance rule."""
 
 from __future__ import annotations
 

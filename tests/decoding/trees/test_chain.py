@@ -1,4 +1,4 @@
-"""The chain as a policy: where drafts end, by torch's operations and by loops on a CPU, and what it hands on."""
+"""Tests the chain policy: ends of drafts, with torch operations and with C++ loops, and the values that it returns."""
 
 from __future__ import annotations
 

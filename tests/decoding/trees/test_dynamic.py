@@ -1,4 +1,4 @@
-"""EAGLE-2's dynamic tree: worked by hand, closed under ancestors, a function of the row alone."""
+"""Tests EAGLE-2's dynamic tree: worked examples, closed under ancestors, independent of other rows."""
 
 from __future__ import annotations
 

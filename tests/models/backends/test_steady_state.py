@@ -1,4 +1,4 @@
-"""Once it has seen every kind of forward, a compiled pair compiles nothing more, however depths and batches change."""
+"""Tests that a compiled pair does not recompile after warm-up when depths and batch sizes change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pair makes of prompts and images before any model: once for both, where both would make the same of them."""
+"""Tests that prompts and images are preprocessed once for target and drafter if both need the same inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept per slot, read and written for some slots: the same whether they lead or not."""
+"""Tests reads and writes of per-slot state for subsets of slots, leading or not."""
 
 from __future__ import annotations
 

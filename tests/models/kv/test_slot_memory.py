@@ -1,4 +1,4 @@
-"""What a column of memory takes is what an engine really allocates, for every family."""
+"""Tests that the computed bytes per KV position equal the engine's allocation, for every family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LANTERN's drafters are read as they are: EAGLE's network, with a grid's turns that begin one column early."""
+"""Tests that LANTERN's drafters load unchanged: EAGLE's network, with grid rotary positions one column early."""
 
 from __future__ import annotations
 

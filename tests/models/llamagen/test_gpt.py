@@ -1,4 +1,4 @@
-"""The GPT gives the published model's states, trained under a mask or run by lanes with memory."""
+"""Tests that the GPT returns the published model's states, under a training mask and with KV-cached lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The VQ model against a second, functional writing of it, and the files it is read from."""
+"""Tests the VQ model against a second, functional implementation, and the loading of its files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One model over several devices: the plan, and a forward in which no operation meets tensors of two devices.
+"""Tests one model over several devices: the plan, and that no operation of a forward mixes tensors of two devices.
 
-No machine of the suite has two devices. What a forward does to devices is seen on tensors without numbers, which know
-where they are and refuse to be mixed; the numbers are seen where all places are the CPU.
+The suite needs no machine with two devices. Fake tensors without data have a device and cannot be mixed; values are
+compared with all layers on the CPU.
 """
 
 from __future__ import annotations

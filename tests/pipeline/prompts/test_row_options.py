@@ -1,4 +1,4 @@
-"""What rows are asked: several prompts, sampling of their own, conversations; from files to decoded rows."""
+"""Tests prompt options per row, from files to decoded rows: several prompts, sampling options, conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pilot is spread over the source, and what it took is scaled up to all of it, with an interval."""
+"""Tests estimates: the pilot's rows are spread over the source, and its time is scaled up, with an interval."""
 
 from __future__ import annotations
 

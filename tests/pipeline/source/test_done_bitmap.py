@@ -1,4 +1,4 @@
-"""A set of samples, one bit each, holds what a set of pairs holds."""
+"""Tests that the done bitmap, with one bit per sample, behaves like a set of pairs."""
 
 from __future__ import annotations
 

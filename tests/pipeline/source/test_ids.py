@@ -1,4 +1,4 @@
-"""Repeated ids are found wherever they are, and the first row in the manifest's order keeps the id."""
+"""Tests that repeated ids are found in any file, and that the first row in the manifest's order keeps the id."""
 
 from __future__ import annotations
 

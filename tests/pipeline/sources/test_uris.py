@@ -1,4 +1,4 @@
-"""What a URI inside a row may reach: allowed schemes, public hosts, bounded bytes, time and redirects."""
+"""Tests the limits of URIs in rows: allowed schemes, public hosts, bounded bytes, time and redirects."""
 
 from __future__ import annotations
 

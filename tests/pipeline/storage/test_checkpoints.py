@@ -221,7 +221,7 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
 
 
 class Hub:
-    """What `HfApi` answers."""
+    """Fake of `HfApi`."""
 
     def __init__(self, error: Exception | None = None, torn: bool = False) -> None:
         self.error, self.torn = error, torn

@@ -1,4 +1,4 @@
-"""How columns become rows to learn from, and which rows are held out."""
+"""Tests the mapping of columns to training rows, and the choice of held-out rows."""
 
 from __future__ import annotations
 

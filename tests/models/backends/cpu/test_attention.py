@@ -1,4 +1,4 @@
-"""Attention written as loops: torch's own in double precision, whatever the rows, heads, nodes, lengths and layout."""
+"""Tests the C++ attention kernel against torch in float64, over rows, heads, nodes, lengths and layouts."""
 
 from __future__ import annotations
 

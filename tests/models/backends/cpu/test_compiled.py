@@ -1,4 +1,4 @@
-"""Compiled layers: the numbers of uncompiled ones, one graph for many shapes, packed weights held once."""
+"""Tests compiled layers: they equal eager layers, use one graph for many shapes, and store packed weights once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products in bf16 written as loops: exact but for rounding, the same in any company, and within their memory."""
+"""Tests the C++ bf16 GEMM: exact up to rounding, independent of other rows, no writes outside its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded forwards equal plain ones, whatever sizes come in which order; recordings replay addresses, as CUDA's do."""
+"""Tests that captured forwards equal eager ones for any order of sizes; fake graphs replay addresses, as CUDA's do."""
 
 from __future__ import annotations
 

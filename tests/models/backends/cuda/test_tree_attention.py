@@ -1,5 +1,5 @@
-"""Attention in two parts equals attention under one mask, whatever rows, trees and heads there are, and asks the device
-for no number."""
+"""Tests that attention in two parts equals attention under one mask, for any rows, trees and heads, without
+synchronising with the device."""
 
 from __future__ import annotations
 
