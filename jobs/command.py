@@ -41,7 +41,7 @@ SWITCHES = {
     "the same: the source was copied",
     "--skip-digests": "go on with an output and compare only sizes and footers of its files, not their SHA-256",
 }
-"""Options that change how a job resumes, with their help."""
+"""Options of the command line that control how a job resumes."""
 
 Config = TypeVar("Config", bound=BaseModel)
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
