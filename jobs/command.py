@@ -161,7 +161,7 @@ class Command(Generic[Config, AnyPlan]):
         return DONE
 
     def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:
-        return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self._command(arguments)}"
+        return f"finished rows are kept in {plan.output.shown()}; resume with: {self._command(arguments)}"
 
     def _command(self, arguments: argparse.Namespace, output: str = "") -> str:
         """Return the command that resumes this output, or with `output`, repeats the job into another one."""

@@ -197,7 +197,7 @@ def _refuse_left_behind(value: Any, where: str = "") -> None:
         is_model = name == "path" and {"revision", "dtype"} <= set(value)
         if is_model and not os.path.isabs(inner) and Path(inner).exists() and not code_archive.is_shipped(inner):
             raise ConfigError(
-                f"{dotted}: {inner} lies on this machine and is not uploaded, as only "
+                f"{dotted}: {inner} is on this machine and is not uploaded, as only "
                 f"{', '.join(code_archive.SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
             )
         _refuse_left_behind(inner, dotted)
@@ -272,7 +272,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
         try:
             known = cluster.follow(submission_id, _show)
         except KeyboardInterrupt:
-            print(f"\nthe job goes on; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
+            print(f"\nthe job continues; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
             return FAILED
         print(f"{submission_id}: {known.status}", file=sys.stderr)
         return exit_status(known)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
-    go_on = f"from its last checkpoint it goes on with: {shlex.join(again)}"
+    go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
         with signals.caught() as stop:
             job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))

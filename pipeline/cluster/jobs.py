@@ -99,8 +99,8 @@ class Cluster:
         except RuntimeError as error:
             if "already exists" in str(error):
                 raise ConfigError(
-                    f"{self.address} has a submission {submission_id} already: somebody else submitted the same job "
-                    "just now; look at it with --status"
+                    f"{self.address} already has a submission {submission_id}: another submission of the same "
+                    "job was made just now; look at it with --status"
                 ) from None
             raise
 
@@ -176,7 +176,7 @@ def _connect(address: str) -> Any:
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise ConfigError(f"--address: nobody answers at {address}: {error.strerror or error}") from None
+        raise ConfigError(f"--address: no server answers at {address}: {error.strerror or error}") from None
     try:
         return _client(address, {})
     except AuthenticationError as error:

@@ -54,7 +54,7 @@ class PromptOptions:
             templates.check(self.prompt)
             named = templates.placeholders(self.prompt)
         if self.columns.prompts is not None and named.pop(PROMPT_FIELD, None) is None:
-            raise ConfigError(f"columns.prompts: no template holds {{{PROMPT_FIELD}}}, which stands for each of them")
+            raise ConfigError(f"columns.prompts: no template contains {{{PROMPT_FIELD}}}, the placeholder of a prompt")
         for field_name, column in self.columns.model_dump(exclude_none=True).items():
             named.setdefault(column, f"columns.{field_name}")
         return named

@@ -171,7 +171,7 @@ def resume_lines(plan: JobPlan) -> list[str]:
     left = spans.num_missing(plan.datasource.planned, plan.earlier.done)
     rest = "an unknown number" if left is None else f"{left:,}"
     return [
-        f"going on: {len(plan.earlier.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
+        f"resuming: {len(plan.earlier.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
         *(f"  set aside: {one.relative}: {one.problem}" for one in strange[:10]),
         plan.earlier.verified.line(),
     ]

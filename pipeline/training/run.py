@@ -256,7 +256,7 @@ class Run:
         self._first_epoch, self._best = state["first_epoch"], state["best"]
         self._history, self._seconds = state["history"], state["seconds"]
         if self.is_first:
-            self._log(f"going on after step {self.trainer.step}")
+            self._log(f"resuming after step {self.trainer.step}")
 
     def finish(self) -> dict[str, Any]:
         """Measure the final or best head, write it with `training.json`, and return the measurements; rank 0 only."""

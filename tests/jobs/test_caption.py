@@ -182,7 +182,7 @@ def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
     arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out")]
     assert caption.main([*arguments, "--limit", "60"]) == 0
     assert caption.main(arguments) == 0
-    assert "going on: 60 samples are done, 68 missing, 0 files set aside" in capsys.readouterr().out
+    assert "resuming: 60 samples are done, 68 missing, 0 files set aside" in capsys.readouterr().out
     at_once = {row["sample_id"]: row for row in rows_of(outputs["parquet"], "data")}
     found = {row["sample_id"]: row for row in rows_of(tmp_path / "out", "data")}
     assert len(rows_of(tmp_path / "out", "data")) == len(at_once)

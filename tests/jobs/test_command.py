@@ -81,8 +81,8 @@ def test_a_stopped_job_has_its_own_status_and_prints_the_resume_command(
     finally:
         signal.signal(signal.SIGINT, former)
     output = capsys.readouterr().err
-    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in output
-    assert f"this goes on: python -m jobs.caption --config {job_file}" in output
+    assert f"the job was stopped by {signal.Signals(number).name}; finished rows are kept in" in output
+    assert f"resume with: python -m jobs.caption --config {job_file}" in output
     assert ("Ray went away" in output) == (then is not None)
 
 

@@ -40,7 +40,7 @@ def test_a_stopped_job_saves_finished_rows_and_resumes(tmp_path: Path, number: i
     os.kill(driver.pid, number)
     assert driver.wait(PATIENCE_S) == status, (folder / "log").read_text()[-3000:]
     log = (folder / "log").read_text()
-    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in log
+    assert f"the job was stopped by {signal.Signals(number).name}; finished rows are kept in" in log
     assert "Traceback" not in log
     assert "received at time" not in log, "the handler of Ray's native side ends the process three seconds later"
     assert not (folder / "out/_job/summary.json").exists(), "the job ended before the stop signal"

@@ -154,7 +154,7 @@ def test_of_two_submitters_at_once_one_is_refused_with_a_reason(
     assert submit.main([*CAPTION, *ADDRESS, "--detach"]) == submit.DONE
     monkeypatch.setattr(Client, "list_jobs", lambda self: [])  # as it was a moment ago
     assert submit.main([*CAPTION, *ADDRESS]) == submit.REFUSED
-    assert "somebody else submitted the same job just now" in capsys.readouterr().err
+    assert "another submission of the same job was made just now" in capsys.readouterr().err
 
 
 def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
@@ -228,7 +228,7 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
         (*CAPTION[:2], "sink.path=/out"): "source.path: out/demo/source/parquet is relative",
         ("--config", "configs/jobs/zoo_images_plain.yaml"): "give --job synthesize",
         ("--config", "gone.yaml"): "gone.yaml: cannot be read",
-        (*CAPTION, "model.target.path=docs"): "model.target.path: docs lies on this machine and is not uploaded",
+        (*CAPTION, "model.target.path=docs"): "model.target.path: docs is on this machine and is not uploaded",
         (*CAPTION, "--driver-resource", "head"): "--driver-resource head: must look like NAME=NUMBER",
         ("--job", "train_drafter", *TRAINING, "--retry-errors"): "--retry-errors: a training takes no such option",
         (*CAPTION, "sink.path=s3://key:secret@bucket/x"): "a URL must not hold credentials",
@@ -276,7 +276,7 @@ def test_addresses_of_dashboards() -> None:
 
 def test_an_unreachable_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit.main([*CAPTION, "--address", "127.0.0.1:1"]) == submit.REFUSED
-    assert "refused: --address: nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
+    assert "refused: --address: no server answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_a_submission_is_printed_as_readable_lines() -> None:

@@ -276,7 +276,7 @@ def test_a_killed_process_resumes(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "head" / "_job" / "checkpoint.pt").exists()
     assert main(job) == DONE
     log = (tmp_path / "head" / "_job" / "log.txt").read_text()
-    assert "going on after step 1" in log
+    assert "resuming after step 1" in log
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_columns_that_do_not_go_together_are_refused(changes, message) -> None:
 
 
 def test_several_prompts_need_their_place_in_the_template() -> None:
-    with pytest.raises(ConfigError, match=r"^columns\.prompts: no template holds \{prompt\}"):
+    with pytest.raises(ConfigError, match=r"^columns\.prompts: no template contains \{prompt\}"):
         PromptOptions(Prompt(text="x"), RowColumns(prompts="p")).fields()
 
 

@@ -106,7 +106,7 @@ def test_a_complete_output_takes_no_attempt(tmp_path: Path) -> None:
     OutputDir(str(tmp_path / "out")).write_json("_job/summary.json", {})
     plan = plan_of(config)
     assert is_complete(plan)
-    assert resume_lines(plan)[:-1] == ["going on: 30 samples are done, 0 missing, 0 files set aside"]
+    assert resume_lines(plan)[:-1] == ["resuming: 30 samples are done, 0 missing, 0 files set aside"]
 
 
 def test_a_limited_run_is_gone_on_with_in_full_and_the_other_way_round(tmp_path: Path) -> None:
