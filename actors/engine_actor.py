@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -57,7 +58,7 @@ def load_pair(config: Job, num_threads: int | None) -> Any:
     return actors.loading.pair.load(config, torch_threads=num_threads)
 
 
-class EngineActor(Generic[Job, Pair]):
+class EngineActor(ABC, Generic[Job, Pair]):
     """Holds one loaded pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
@@ -151,10 +152,11 @@ class EngineActor(Generic[Job, Pair]):
                 completions |= dict.fromkeys(range(first, first + self.rows_per_input), failure)
         return requests, completions
 
+    @abstractmethod
     def _arrays(self, table: pa.Table) -> Callable[[int], Any]:
         """Return a function from a row's index to its arrays."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
         """Return the requests of one row by replica; `suspect` is its journal key if it was in flight when a process
         died.
@@ -162,11 +164,10 @@ class EngineActor(Generic[Job, Pair]):
         Raises:
             RowError: the row cannot run.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
         """Return further result columns of the result row `place`, from its input row and its completion."""
-        raise NotImplementedError
 
     def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
         """Return one table of the result schema."""

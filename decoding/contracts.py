@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,18 +139,18 @@ class Judgement:
     rows: RowSampling
 
 
-class Context:
+class Context(ABC):
     """Interface that builds the prompt of one drafter lane."""
 
     needs_attention: bool = False
     """Whether the target's prefill must record attention."""
 
+    @abstractmethod
     def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
         """Return the lane's prompt, encoded by the drafter `model`."""
-        raise NotImplementedError
 
 
-class Drafter:
+class Drafter(ABC):
     """Interface of drafters. The default methods suit a drafter without prompts and without per-sample state."""
 
     name: str
@@ -176,9 +177,9 @@ class Drafter:
     def skip(self, slots: SlotBatch) -> None:
         """Mark admitted samples whose prefill failed: they remain in the batch, but their drafts are not used."""
 
+    @abstractmethod
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Return the logits (b, F, V) of the frontier's children; at the root, first run the tokens not run yet."""
-        raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
@@ -189,7 +190,7 @@ class Drafter:
         return {}
 
 
-class TreePolicy:
+class TreePolicy(ABC):
     """Interface that builds draft trees level by level. The default methods suit a policy without per-sample state."""
 
     max_levels: int
@@ -206,20 +207,20 @@ class TreePolicy:
     def reset(self, slots: SlotBatch) -> None:
         """Reset the state of the slots."""
 
+    @abstractmethod
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         """Start trees of at most `num_levels` levels; `keep_probs` requests `DraftTree.draft_probs`.
 
         `root` (b,) are the pending tokens: the last generated token of each row, not yet in the KV cache.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def grow(self, level: Level) -> Frontier | None:
         """Select children from a level; return the next frontier, or None if the tree is complete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> DraftTree:
         """Return the trees to verify."""
-        raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
@@ -230,7 +231,7 @@ class TreePolicy:
         return {}
 
 
-class Acceptance:
+class Acceptance(ABC):
     """Interface of acceptance rules. The default methods suit a lossless rule without per-sample state."""
 
     lossless: bool = True
@@ -246,9 +247,9 @@ class Acceptance:
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         """Assign new samples to `slots`."""
 
+    @abstractmethod
     def judge(self, judgement: Judgement) -> Verdict:
         """Return the accepted path and the target's next token."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

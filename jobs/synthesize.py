@@ -78,14 +78,14 @@ def preview_page(plan: SynthesisPlan) -> str:
     del rows[preview.MAX_ROWS + 1 :]
     images = {row["sample_id"]: [_pixels(row)] for row in rows if row.get("image")}
     note = f"{plan.num_results or len(rows)} images · {plan.config.method.label} · target {plan.pair.target_id}"
-    return preview.render_page(plan.job_id, note, [{**row, "generated_text": _told(row)} for row in rows], images)
+    return preview.render_page(plan.job_id, note, [{**row, "generated_text": _caption(row)} for row in rows], images)
 
 
 def _pixels(row: dict[str, Any]) -> Any:
     return decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
 
 
-def _told(row: dict[str, Any]) -> str:
+def _caption(row: dict[str, Any]) -> str:
     """Return the prompt or class label of an image as text; empty if it has neither."""
     return row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
 

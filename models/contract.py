@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ Condition = NDArray[np.float32] | int | None
 """Text features (L, D) or a class label, which an image model takes instead of the prompt."""
 
 
-class TargetModel:
+class TargetModel(ABC):
     """A decoder with its output layer and front end, as a target or a drafter; subclasses set the attributes.
 
     `num_lanes` is the number of KV cache rows of one sample: two for classifier-free guidance, the conditional row
@@ -47,6 +48,7 @@ class TargetModel:
     prompt_thread: PromptThread | None = None
     _run: DecoderRunner | None = None
 
+    @abstractmethod
     def encode_lanes(
         self,
         prompt: str,
@@ -55,11 +57,10 @@ class TargetModel:
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
         """Encode one sample's prompt; returns one prefix for each lane, on the model's device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens; image models return an empty string."""
-        raise NotImplementedError
 
     @property
     def num_feature_hits(self) -> int:

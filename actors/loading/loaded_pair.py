@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class PairInfo:
 
 
 @dataclass(frozen=True)
-class LoadedPair:
+class LoadedPair(ABC):
     """A loaded target and its drafter, which is a model, a head on the target, or None.
 
     `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
@@ -54,9 +55,9 @@ class LoadedPair:
         return self.info.drafter_id
 
     @property
+    @abstractmethod
     def max_context_tokens(self) -> int:
         """Most KV positions of one sample."""
-        raise NotImplementedError
 
     def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
         """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.

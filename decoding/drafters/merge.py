@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from decoding.tree import Verdict
 from models.kv.lanes import SlotBatch
 
 
-class Merge:
+class Merge(ABC):
     """Interface that merges R lanes into one distribution; if `learns`, `learn` receives the target's outputs."""
 
     learns: bool = False
@@ -23,9 +24,9 @@ class Merge:
     def reset(self, slots: SlotBatch) -> None:
         """Reset the state of the slots."""
 
+    @abstractmethod
     def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
         """Merge lane logits (b, R, F, V) at nodes of one `depth` into logits (b, F, V); a step begins at depth 0."""
-        raise NotImplementedError
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         """Update from a step; `place` (b, D + 1) is the merge index of each node of the path, −1 if not merged."""

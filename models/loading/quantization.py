@@ -7,6 +7,7 @@ row depends on others. Lossless decoding is lossless relative to the quantized m
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -22,7 +23,7 @@ FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
 
 
-class RoundedLinear(nn.Module):
+class RoundedLinear(nn.Module, ABC):
     """Linear layer with quantized `weight` (O, D), `scales` (O,) and an unquantized `bias` (O,)."""
 
     kind: ClassVar[str]
@@ -51,13 +52,13 @@ class RoundedLinear(nn.Module):
         return backend_for(device).refuse_quantization(cls.kind, dtype)
 
     @staticmethod
+    @abstractmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
         """Quantize weights (O, D); returns them and their scales (O,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _multiplied(self, rows: Tensor) -> Tensor:
         """Multiply inputs (n, D); returns outputs (n, O) without bias."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute outputs (…, O) of inputs (…, D)."""

@@ -72,7 +72,7 @@ class Writer:
         call: Call = call_here,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._press, self._sink, self._call, self._clock = publisher, sink, call, clock
+        self._publisher, self._sink, self._call, self._clock = publisher, sink, call, clock
         self._spooled: dict[str, list[Spooled]] = {DATA: [], ERRORS: []}
         for one in waiting:
             self._spooled[one.folder].append(one)
@@ -84,7 +84,7 @@ class Writer:
         self._hurried = False
         self._failure: BaseException | None = None
         self._checked_s = clock()
-        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -102,7 +102,7 @@ class Writer:
         if kind is None:
             if self._failure is not None:
                 raise self._failure
-            self._press.check_alone()
+            self._publisher.check_alone()
             self._publish(everything=True)
 
     def add(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
@@ -167,9 +167,9 @@ class Writer:
 
     def _save(self, held: _Buffer) -> None:
         if self._clock() - self._checked_s >= FENCE_CHECK_S:
-            self._press.check_alone()
+            self._publisher.check_alone()
             self._checked_s = self._clock()
-        for one in self._call(spool, self._press, self._number, *held.blocks):
+        for one in self._call(spool, self._publisher, self._number, *held.blocks):
             self._spooled[one.folder].append(one)
         self._number += 1
 
@@ -184,6 +184,8 @@ class Writer:
                         num_rows += one.num_rows
                         taken.append(one)
                 waiting[:] = [one for one in waiting if one not in taken]
-                self._next[folder] = 1 + self._call(Publisher.publish, self._press, folder, self._next[folder], taken)
+                self._next[folder] = 1 + self._call(
+                    Publisher.publish, self._publisher, folder, self._next[folder], taken
+                )
                 for one in taken:
-                    self._press.remove(one.relative)
+                    self._publisher.remove(one.relative)

@@ -102,11 +102,11 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         began_s = time.monotonic()
         with (
             job_error(log),
-            Writer(begun.publisher, sink, waiting, begun.next_numbers, call_in_ray) as saver,
-            drain.watched(drain.Drains(log.spare, saver.hurry, events)),
+            Writer(begun.publisher, sink, waiting, begun.next_numbers, call_in_ray) as writer,
+            drain.watched(drain.Drains(log.spare, writer.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
-                saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
+                writer.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
         return time.monotonic() - began_s, waits.total()
 
 

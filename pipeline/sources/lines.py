@@ -5,6 +5,7 @@ A record is one line, or for CSV one or more lines. Reading any part again retur
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -151,20 +152,20 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
     return index
 
 
-class LineFormat:
+class LineFormat(ABC):
     """Base of source kinds of line files; a subclass checks its columns and parses records to rows."""
 
     name: str
     suffixes: tuple[str, ...]
     max_bytes = TEXT_MAX_BYTES
 
+    @abstractmethod
     def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError for a column that the files do not have."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
         """Return a function that parses a record of this file to a row; it may raise RowError."""
-        raise NotImplementedError
 
     def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
         """Yield the records of these lines; by default, one per line."""

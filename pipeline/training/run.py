@@ -143,7 +143,7 @@ class Run:
         training_samples: list[tuple[int, TrainingSample]] = []
         left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
         for ordinal, row in rows:
-            training_sample = self._lesson(row, ordinal)
+            training_sample = self._training_sample(row, ordinal)
             if isinstance(training_sample, str):
                 left_out[CODES.index(training_sample)] += 1
             else:
@@ -162,7 +162,7 @@ class Run:
             )
         return loss
 
-    def _lesson(self, row: Row | str, ordinal: int | None) -> TrainingSample | str:
+    def _training_sample(self, row: Row | str, ordinal: int | None) -> TrainingSample | str:
         """Return the training sample of a row, or an error code."""
         try:
             return row if isinstance(row, str) else self.learner.training_samples.training_sample(row, ordinal)
@@ -182,7 +182,7 @@ class Run:
         self._longest = 0
         wanted = self.job.training.held_out_rows
         for row in self._held_out_rows() if self.is_first else ():
-            training_sample = self._lesson(row, None)
+            training_sample = self._training_sample(row, None)
             if isinstance(row, str) or isinstance(training_sample, str):
                 reasons[str(training_sample)] = reasons.get(str(training_sample), 0) + 1
                 continue

@@ -68,7 +68,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOp
     try:
         plan, begun = start(plan_of(config, resume))
         waiting = plan.earlier.inventory.spooled if plan.earlier else []
-        with Writer(begun.publisher, config.sink, waiting, begun.next_numbers) as saver:
+        with Writer(begun.publisher, config.sink, waiting, begun.next_numbers) as writer:
             for span in range(plan.datasource.num_spans):
                 table = plan.datasource.read(span)
                 reaper.pass_by("read")
@@ -80,7 +80,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOp
                         file.write(b"." * batch.num_rows)
                     made: pa.Table = answered(batch, begun.publisher.attempt, lambda own: own.endswith("77"))
                     reaper.pass_by("mid-generation")
-                    saver.add([made], made.num_rows, made.nbytes)
+                    writer.add([made], made.num_rows, made.nbytes)
         end(plan, begun)
     finally:
         OutputDir._put_local = true  # type: ignore[method-assign]

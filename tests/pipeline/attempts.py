@@ -105,9 +105,9 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
 def save(plan: Plan, begun: Begun, batches: list[pa.Table]) -> None:
     """Save and publish these and what waits."""
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
-    with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers) as saver:
+    with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers) as writer:
         for batch in batches:
-            saver.add([batch], batch.num_rows, batch.nbytes)
+            writer.add([batch], batch.num_rows, batch.nbytes)
 
 
 def end(plan: Plan, begun: Begun) -> Inventory:

@@ -125,22 +125,22 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_propaga
         assert stopped.wait(LONG_S)  # the first file is being written all the while
         return function(*arguments)
 
-    saver = Writer(publisher, sink, call=call)
-    true = saver._is_full
+    writer = Writer(publisher, sink, call=call)
+    true = writer._is_full
 
     def is_full() -> bool:
         if true() and threading.current_thread() is threading.main_thread():
             os.kill(os.getpid(), signal.SIGTERM)  # while the job waits until its third block is taken
         return true()
 
-    monkeypatch.setattr(saver, "_is_full", is_full)
+    monkeypatch.setattr(writer, "_is_full", is_full)
     tables = [result_table([f"{block}-{row}" for row in range(4)]) for block in range(3)]
 
     def fill() -> None:
-        with saver:
+        with writer:
             try:
                 for table in tables:
-                    saver.add([table], table.num_rows, table.nbytes)
+                    writer.add([table], table.num_rows, table.nbytes)
                     assert writing.wait(LONG_S)
             finally:
                 stopped.set()

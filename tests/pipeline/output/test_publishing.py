@@ -159,17 +159,17 @@ def test_an_attempt_ends_when_it_sees_a_later_one(tmp_path) -> None:
         publisher.check_alone()
 
 
-# --- the saver -----------------------------------------------------------------------------------------------------
+# --- the writer -----------------------------------------------------------------------------------------------------
 
 
-def saver_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Writer:
+def writer_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Writer:
     sink = Sink(path=str(path), rows_per_file=rows_per_file, max_unsaved_seconds=max_unsaved_seconds)
     return Writer(press_at(path, rows_per_file=rows_per_file), sink, **options)
 
 
-def add(saver: Writer, ids: list[str], bad: tuple[str, ...] = ()) -> None:
+def add(writer: Writer, ids: list[str], bad: tuple[str, ...] = ()) -> None:
     table = result_table(ids, bad)
-    saver.add([table], table.num_rows, table.nbytes)
+    writer.add([table], table.num_rows, table.nbytes)
 
 
 @settings(
@@ -183,13 +183,13 @@ def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(bloc
     if filesystem.exists("/sink"):
         filesystem.rm("/sink", recursive=True)
     expected: dict[str, list[str]] = {"data": [], "errors": []}
-    with saver_at("memory://sink", rows_per_file, seconds) as saver:
+    with writer_at("memory://sink", rows_per_file, seconds) as writer:
         for number, block in enumerate(blocks):
             ids = [f"{number}-{row}" for row in range(len(block))]
             failed = tuple(id_ for id_, is_bad in zip(ids, block, strict=True) if is_bad)
             expected["errors"] += failed
             expected["data"] += [id_ for id_ in ids if id_ not in failed]
-            add(saver, ids, failed)
+            add(writer, ids, failed)
     for folder, wanted in expected.items():
         found = []
         for name in OutputDir("memory://sink").list_files(folder):
@@ -209,9 +209,9 @@ def test_files_are_published_while_the_job_runs_as_soon_as_they_are_full(tmp_pat
         published.append(function.__name__)
         return done
 
-    with saver_at(tmp_path, 4, 0.0, call=watched) as saver:
+    with writer_at(tmp_path, 4, 0.0, call=watched) as writer:
         for number in range(20):
-            add(saver, [f"{number}-{row}" for row in range(4)])
+            add(writer, [f"{number}-{row}" for row in range(4)])
     first = published.index("publish")
     assert "spool" in published[first:]
     assert sorted(ids_in(tmp_path / "data")) == sorted(f"{number}-{row}" for number in range(20) for row in range(4))
@@ -220,51 +220,51 @@ def test_files_are_published_while_the_job_runs_as_soon_as_they_are_full(tmp_pat
 
 def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
     now = [0.0]
-    saver = saver_at(tmp_path, 100, 300.0, clock=lambda: now[0])
+    writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spool = tmp_path / "_job/spool/a0001/000000-00-data.parquet"
-    with saver:
-        add(saver, ["a"])
+    with writer:
+        add(writer, ["a"])
         now[0] = 299.0
-        add(saver, ["b"])
+        add(writer, ["b"])
         assert not spool.exists()
         now[0] = 300.0
-        add(saver, ["c"])  # wakes the timer thread
-        saver._thread.join(0.0)
+        add(writer, ["c"])  # wakes the timer thread
+        writer._thread.join(0.0)
         while not spool.exists():
-            assert saver._thread.is_alive()
+            assert writer._thread.is_alive()
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
 def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards(tmp_path) -> None:
     now = [0.0]
-    saver = saver_at(tmp_path, 100, 300.0, clock=lambda: now[0])
+    writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spools = [tmp_path / f"_job/spool/a0001/00000{number}-00-data.parquet" for number in range(2)]
-    with saver:
-        add(saver, ["a"])
+    with writer:
+        add(writer, ["a"])
         now[0] = 1.0
-        saver.hurry(True)  # wakes the timer thread
+        writer.hurry(True)  # wakes the timer thread
         while not spools[0].exists():
-            assert saver._thread.is_alive()
-        saver.hurry(False)
-        add(saver, ["b"])
+            assert writer._thread.is_alive()
+        writer.hurry(False)
+        add(writer, ["b"])
         now[0] = 290.0
-        add(saver, ["c"])
+        add(writer, ["c"])
         assert not spools[1].exists()
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
 def test_hurrying_makes_no_row_wait_longer_than_its_job_asks(tmp_path) -> None:
-    with saver_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as saver:
-        saver.hurry(True)
-        add(saver, ["a"])
+    with writer_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as writer:
+        writer.hurry(True)
+        add(writer, ["a"])
         while not (tmp_path / "_job/spool/a0001/000000-00-data.parquet").exists():
-            assert saver._thread.is_alive()
+            assert writer._thread.is_alive()
 
 
 def test_a_job_that_fails_keeps_what_it_finished_and_publishes_nothing_that_is_not_full(tmp_path) -> None:
     def fail() -> None:
-        with saver_at(tmp_path) as saver:
-            add(saver, ["a", "b"], ("b",))
+        with writer_at(tmp_path) as writer:
+            add(writer, ["a", "b"], ("b",))
             raise RuntimeError("the engine died")
 
     with pytest.raises(RuntimeError, match="the engine died"):
@@ -288,9 +288,9 @@ def test_a_full_disk_ends_the_job_and_what_was_spooled_stays(tmp_path, monkeypat
     monkeypatch.setattr(OutputDir, "write_bytes", full)
 
     def fill() -> None:
-        with saver_at(tmp_path, 100, 0.0) as saver:
+        with writer_at(tmp_path, 100, 0.0) as writer:
             for number in range(1000):
-                add(saver, [str(number)])
+                add(writer, [str(number)])
 
     with pytest.raises(OSError, match="No space left"):
         fill()
@@ -299,13 +299,13 @@ def test_a_full_disk_ends_the_job_and_what_was_spooled_stays(tmp_path, monkeypat
 
 
 def test_an_attempt_that_was_taken_over_publishes_nothing_at_its_end(tmp_path) -> None:
-    saver = saver_at(tmp_path)
-    saver._press.output.take_attempt({}, 1)
+    writer = writer_at(tmp_path)
+    writer._publisher.output.take_attempt({}, 1)
 
     def run() -> None:
-        with saver:
-            add(saver, ["a"])
-            saver._press.output.take_attempt({}, 2)
+        with writer:
+            add(writer, ["a"])
+            writer._publisher.output.take_attempt({}, 2)
 
     with pytest.raises(Fenced):
         run()

@@ -149,7 +149,7 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
                 act()
             except Fenced:
                 pass
-            else:  # a saver that was fast took more rows at once, and looked less often than the undisturbed one
+            else:  # a writer that was fast took more rows at once, and looked less often than the undisturbed one
                 assert name == "save", f"it went on although it was overtaken at look {place}"
                 assert delay.num_seen < place
                 continue
