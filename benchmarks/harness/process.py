@@ -1,6 +1,6 @@
 """Runs an engine ("peer") in its own process, which decodes on request and is stopped while another peer runs.
 
-`Peer` is the parent's end of the pipe, `serve` the engine's. Standard library only, because interpreters of other
+`Peer` is the parent's end of the pipe, `serve` the engine's; messages are JSON. Standard library only, because interpreters of other
 environments import this module.
 """
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 900.0
 RUN_LIMIT_S = 1800.0
 PR_SET_PDEATHSIG = 1
+MAX_MESSAGE_BYTES = 64 * 1024**2
 LOG_LINES = 15
 """Lines of a peer's log shown in its error."""
 
@@ -119,7 +120,7 @@ class Peer:
     def ask(self, verb: str, batch: int, num_requests: int, limit_s: float = RUN_LIMIT_S) -> Outcome:
         """Run a pass, `verb` being `warm` or `run`; raise `PeerError` if it fails or takes longer than `limit_s`."""
         with contextlib.suppress(BrokenPipeError):  # a process that has ended is reported below
-            self._pipe.send((verb, batch, num_requests))
+            self._pipe.send_bytes(json.dumps([verb, batch, num_requests]).encode())
         return Outcome(**self._receive(limit_s)["outcome"])
 
     def pause(self) -> None:
@@ -158,7 +159,7 @@ class Peer:
         try:
             if not self._pipe.poll(limit_s):
                 raise self._failure(f"no answer within {limit_s:.0f} s")
-            answer: dict[str, Any] = self._pipe.recv()
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(MAX_MESSAGE_BYTES))
         except (EOFError, ConnectionResetError):
             raise self._failure("it has ended") from None
         if "error" in answer:
@@ -207,15 +208,19 @@ def serve(load: Callable[[Work, str], Runner]) -> int:
         # A stopped peer would outlive a killed parent.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with Connection(int(sys.argv[3])) as pipe:
+
+        def answer(**values: Any) -> None:
+            pipe.send_bytes(json.dumps(values).encode())
+
         try:
             runner = load(Work.read(sys.argv[1]), sys.argv[2])
-            pipe.send({"versions": runner.versions()})
+            answer(versions=runner.versions())
             while True:
-                verb, batch, num_requests = pipe.recv()
-                pipe.send({"outcome": asdict(getattr(runner, verb)(batch, num_requests))})
+                verb, batch, num_requests = json.loads(pipe.recv_bytes(MAX_MESSAGE_BYTES))
+                answer(outcome=asdict(getattr(runner, verb)(batch, num_requests)))
         except EOFError:
             return 0
         except Exception as error:  # reported to the parent
             traceback.print_exc()
-            pipe.send({"error": f"{type(error).__name__}: {error}".splitlines()[0]})
+            answer(error=f"{type(error).__name__}: {error}".splitlines()[0])
             return 1
