@@ -1,7 +1,7 @@
 """Runs an engine ("peer") in its own process, which decodes on request and is stopped while another peer runs.
 
-`Peer` is the parent's end of the pipe, `serve` the engine's; messages are JSON. Standard library only, because interpreters of other
-environments import this module.
+`Peer` is the parent's end of the pipe, `serve` the engine's; messages are JSON. Standard library only, because
+interpreters of other environments import this module.
 """
 
 from __future__ import annotations
