@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.method import Method
-from configs.schema import ActorPool
+from configs.pool import ActorPool
 from decoding.types import Completion, RequestError
 
 Tally = Callable[[int, int, int, int], None]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.results import results_file, write_results
-from configs.schema import Source
+from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import manifest, manifest_parts
 from pipeline.source.datasource import SpanDatasource

@@ -6,93 +6,15 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic import BeforeValidator, Field, model_validator
 
 from configs.acceptance import LanternAcceptance
 from configs.method import Method
-from configs.section import Device, Labels, Place, Section, without_credentials
-from configs.video import Video
+from configs.pool import Pool
+from configs.section import Device, Place, Section
+from configs.source import Source
 
-# --- source and prompt ---------------------------------------------------------------------------------------------
-
-
-class SourceColumns(Section):
-    """Columns of the source that contain images or videos."""
-
-    image: str | None = None
-    """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs."""
-    video: str | None = None
-    """The same formats for videos; a row may have images and videos."""
-
-
-UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf"]
-"""Schemes of URIs in rows; the drivers of these schemes access only files."""
-
-
-class Fetch(Section):
-    """How media are fetched by URI."""
-
-    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
-    """Seconds of one attempt over http or https, redirects included."""
-    max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
-    """Attempts at a URI, with growing waits; only transient errors are retried."""
-    max_parallel: Annotated[int, Field(ge=1, le=256)] = 16
-    """URIs that one decoding task fetches at once."""
-    private_hosts: tuple[str, ...] = ()
-    """Hosts (`name` or `name:port`) that may have private addresses; all others must be public."""
-
-
-MAX_IMAGES_PER_ROW = 64
-MAX_DECODED_BYTES = 1536 * 1024**2
-
-
-class Source(Section):
-    """The input data: format, location, columns, and limits of its rows."""
-
-    kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
-    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
-    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed); see
-    [sources](../guides/sources.md)."""
-    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
-    """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
-    columns: SourceColumns = SourceColumns()
-    id_column: str | None = None
-    """The column (in tars: the field) with unique ids; if left out, ids are `path#index`."""
-    check_ids: bool = True
-    """Read all ids before the job starts, so that rows with repeated ids become error rows; ids in tars are checked at
-    the end."""
-    delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
-    """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
-    span_max_rows: Annotated[int, Field(ge=1)] = 1000
-    """Most rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
-    span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    """Most bytes of one read task. Parquet files are split at row groups and inside larger row groups, text files
-    between records, and plain tars between samples; a compressed tar is one task."""
-    uri_schemes: tuple[UriScheme, ...] = ("file",)
-    """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
-    without one is relative to the source root."""
-    local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
-    """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
-    fetch: Fetch = Fetch()
-    max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    """Most bytes of an image file; a larger file is a row error."""
-    max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
-    """Most pixels of an image or a video frame; a larger one is a row error."""
-    max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
-    """A row with more images is a row error."""
-    max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
-    the target's processor uses; `null` disables resizing."""
-    max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
-    """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
-    may use a sixth of it."""
-    video: Video = Video()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple."""
-        return (self.path,) if isinstance(self.path, str) else self.path
+# --- prompt --------------------------------------------------------------------------------------------------------
 
 
 class Message(Section):
@@ -222,99 +144,6 @@ class Sampling(Section):
 
 
 # --- running -------------------------------------------------------------------------------------------------------
-
-
-class ActorPool(Section):
-    """Number and resources of the actors; each actor holds its own models."""
-
-    _most_gpus: ClassVar[int] = 1
-    min_size: Annotated[int, Field(ge=1)] = 1
-    """Least number of actors."""
-    max_size: Annotated[int, Field(ge=1)] = 1
-    """Most actors."""
-    initial_size: Annotated[int, Field(ge=1)] | None = None
-    """Number of actors at the start, if more than `min_size`."""
-    batch_rows: Annotated[int, Field(ge=1)] = 32
-    """Rows of one Ray batch."""
-    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """GPUs of one actor: a share of one GPU, or several GPUs over which the target's layers are
-    [spread](../guides/cluster.md#large-targets); 0 runs on the CPU."""
-    torch_threads: Annotated[int, Field(ge=1)] | None = None
-    """Torch threads of a CPU actor; by default an equal share of the cores among `max_size` actors."""
-    accelerator_type: str | None = None
-    """A Ray accelerator type, such as `H100`."""
-    label_selector: Labels | None = None
-    """Labels of nodes for actors, such as `{pool: gpu, zone: "in(a, b)"}`; `!` negates a condition."""
-
-    @model_validator(mode="after")
-    def _sizes(self) -> Self:
-        least, most = self.min_size, self.max_size
-        if most < least:
-            raise ValueError(f"max_size ({most}) is smaller than min_size ({least})")
-        if self.initial_size is not None and not least <= self.initial_size <= most:
-            raise ValueError(
-                f"initial_size ({self.initial_size}) is not between min_size ({least}) and max_size ({most})"
-            )
-        if self.num_gpus > self._most_gpus:
-            raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
-        if self.num_gpus > 1 and not self.num_gpus.is_integer():
-            raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
-        return self
-
-
-MOST_SLOTS = 4096
-
-
-class EnginePool(ActorPool):
-    """Actors with one loaded pair and one engine each; several batches share an engine."""
-
-    slots: int | Literal["auto"] = 16
-    """Samples that one engine decodes at once; `auto`: the number that [fits into memory](../guides/sizing.md#memory).
-    """
-    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
-    """Batches that feed one engine at once."""
-    max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
-    """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
-    max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """Longest engine step. A longer step ends the actor's process, and its rows run again; `null` is no limit."""
-    max_row_s: Annotated[float, Field(gt=0.0)] | None = None
-    """Longest time of a row in its slot; a row that takes longer is a row error."""
-    compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU, compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at
-    least 256 MiB of weights. Needs a C++ compiler; without one, forwards run eagerly."""
-    capture: bool = False
-    """On one GPU, capture steps as CUDA graphs and replay them; off by default, because it has never run on a GPU."""
-
-    @field_validator("slots", mode="plain")
-    @classmethod
-    def _slots(cls, value: Any) -> Any:
-        """Accept an integer or `auto`, with the error messages of other numbers, which a union type would not give."""
-        if value == "auto":
-            return value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise PydanticCustomError("int_or_auto", "Input should be a valid integer, or auto")
-        if value < 1:
-            raise PydanticKnownError("greater_than_equal", {"ge": 1})
-        if value > MOST_SLOTS:
-            raise PydanticKnownError("less_than_equal", {"le": MOST_SLOTS})
-        return value
-
-
-class Pool(EnginePool):
-    """The actors of a caption job; the target's layers are spread over all GPUs of an actor."""
-
-    _most_gpus: ClassVar[int] = 64
-    max_context_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Most tokens of prompt, images and output together; a row that needs more is a row error."""
-    feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
-    """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
-    image or video reuse them. 0 is off."""
-    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
-    """CPUs that one decoding task reserves."""
-    decode_label_selector: Labels | None = None
-    """Labels of nodes for tasks that read and decode rows, in the format of `label_selector`."""
-    max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
-    """Most bytes of rows that are read and decoded ahead of the actors."""
 
 
 class Sink(Section):

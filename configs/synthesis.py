@@ -9,8 +9,10 @@ from pydantic import Field, model_validator
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
 from configs.method import Method
-from configs.schema import SHORT_PROMPT, ActorPool, DatasetJob, EnginePool, Job, Sink, Source, Weights
+from configs.pool import ActorPool, EnginePool
+from configs.schema import SHORT_PROMPT, DatasetJob, Job, Sink, Weights
 from configs.section import Section
+from configs.source import Source
 
 
 class ImagePrompt(Section):

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Source, Weights
+from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Weights
 from configs.section import Place, Section
+from configs.source import Source
 from configs.synthesis import ConditionColumns, TextEncoder
 
 

@@ -12,7 +12,8 @@ from actors.loading.method import DrafterModel, build_method, plain_method
 from actors.loading.slot_count import count_slots
 from configs.load import ConfigError
 from configs.method import Method as MethodChoice
-from configs.schema import CaptionJob, EnginePool
+from configs.pool import EnginePool
+from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding import Engine
 from decoding.contracts import Method

@@ -14,7 +14,7 @@ import torch
 from actors.loading.method import DrafterModel, build_tree
 from configs.drafters import ModelDrafter, NoDrafter
 from configs.method import Method
-from configs.schema import EnginePool
+from configs.pool import EnginePool
 from decoding.drafters.missed import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.schema import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
+from configs.source import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
 from pipeline.media import pixels as image_pixels
 from pipeline.media.errors import MediaError
 from pipeline.media.pixel_column import PixelColumn

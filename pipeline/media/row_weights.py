@@ -18,7 +18,7 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 
 from actors.media import FILLER_INDEX, without_fillers
-from configs.schema import Source
+from configs.source import Source
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
 from pipeline.media.video.clips import MediaOptions

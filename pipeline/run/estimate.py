@@ -20,7 +20,7 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
-from configs.schema import EnginePool
+from configs.pool import EnginePool
 from pipeline.source.datasource import SpanDatasource
 
 Floats = NDArray[np.float64]

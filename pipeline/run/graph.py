@@ -41,7 +41,8 @@ from actors.generate import Generate, LoadPair
 from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
-from configs.schema import ActorPool, CaptionJob, EnginePool
+from configs.pool import ActorPool, EnginePool
+from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS

@@ -18,7 +18,8 @@ from actors.results import Stamp
 from configs.drafters import NoDrafter
 from configs.load import ConfigError
 from configs.method import Auto, Method
-from configs.schema import ActorPool, CaptionJob, EnginePool
+from configs.pool import ActorPool, EnginePool
+from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
 from pipeline.media.image_decoding import DecodeOptions, decode_table

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from configs.schema import Source
+from configs.source import Source
 from pipeline.prompts.templates import whole_text
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved

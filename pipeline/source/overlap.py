@@ -14,7 +14,7 @@ from fsspec.core import has_magic
 from fsspec.utils import glob_translate
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from pipeline.storage import access
 from pipeline.storage.listing import is_file, is_folder, split_glob
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Needs, ReadSpec
 from pipeline.sources.lines import COMPRESSED, LineFormat, Record, open_bytes, split_lines

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.schema import Source, SourceColumns
+from configs.source import Source, SourceColumns
 from pipeline.rows.schemas import RowError
 from pipeline.storage.listing import Listed
 

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from configs.schema import Source
+from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import (
     TEXT_MAX_BYTES,

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources import web
 from pipeline.storage import access

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 from ray._private.label_utils import validate_label_key, validate_label_selector_value
 
-from configs.schema import ActorPool, CaptionJob, EnginePool, Pool
+from configs.pool import ActorPool, EnginePool, Pool
+from configs.schema import CaptionJob
 
 CONDITIONS = ["gpu", "!gpu", "in(a, b)", "!in(a,b)", "in(a)", "in()", "in(a", "-a", "a-", "!!a", "a b", "x" * 64]
 NAMES = ["pool", "example.com/pool", "ray.io/accelerator-type", "", "-a", "a b", "a/", "x" * 64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 
 MODULES = {"auto": "av", "pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
 """The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.schema import Source
-from configs.video import DEFAULT_NUM_FRAMES
+from configs.source import DEFAULT_NUM_FRAMES, Source
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas

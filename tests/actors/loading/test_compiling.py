@@ -6,7 +6,7 @@ import pytest
 
 from actors.loading.loaded_pair import compile_models, num_bytes
 from configs.load import ConfigError
-from configs.schema import Pool
+from configs.pool import Pool
 from models.backends.cpu.compiled import CompiledDecoder
 from models.target import Target
 from tests import toys

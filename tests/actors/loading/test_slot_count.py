@@ -18,7 +18,8 @@ from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usa
 from actors.results import Stamp
 from configs.load import ConfigError, load_job, load_preset
 from configs.method import Method
-from configs.schema import CaptionJob, EnginePool
+from configs.pool import EnginePool
+from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
 from models.kv.slot_memory import position_bytes

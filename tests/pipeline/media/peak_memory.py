@@ -16,7 +16,8 @@ import sys
 import pyarrow as pa
 
 from actors.media import without_fillers
-from configs.schema import Prompt, Source
+from configs.schema import Prompt
+from configs.source import Source
 from pipeline.media import image_decoding
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import clips

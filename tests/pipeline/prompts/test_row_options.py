@@ -9,7 +9,8 @@ import pytest
 
 from actors.media import Media
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob, Prompt, RowColumns, Source, SourceColumns
+from configs.schema import CaptionJob, Prompt, RowColumns
+from configs.source import Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from tests.actors.fakes import fake_job

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Pool
+from configs.pool import Pool
 from pipeline.run import estimate as module
 from pipeline.run.estimate import Pilot, draw, estimate
 

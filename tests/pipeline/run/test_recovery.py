@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Prompt, Source
+from configs.schema import CaptionJob, Prompt
+from configs.source import Source
 from pipeline.output import checksums
 from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions

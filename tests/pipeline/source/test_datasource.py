@@ -6,7 +6,8 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from configs.schema import Prompt, Source, SourceColumns
+from configs.schema import Prompt
+from configs.source import Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source
+from configs.schema import Prompt
+from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import ids, manifest
 from tests.pipeline.sources.shards import outcomes, read_all, tar_bytes, write_parquet

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source, SourceColumns
+from configs.schema import Prompt
+from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest, spans
 from pipeline.sources.kind import no_row_groups

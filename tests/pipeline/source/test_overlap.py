@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from pipeline.run.plan import open_output
 from pipeline.source.overlap import refuse_overlap
 from pipeline.training.output import claim_output

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from configs.schema import Prompt, Source
+from configs.schema import Prompt
+from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError

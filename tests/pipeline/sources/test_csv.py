@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt, RowColumns, Sampling, Source, SourceColumns
+from configs.schema import Prompt, RowColumns, Sampling
+from configs.source import Source, SourceColumns
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.sources import csv

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source, SourceColumns
+from configs.schema import Prompt
+from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all

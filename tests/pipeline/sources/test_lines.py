@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source, SourceColumns
+from configs.schema import Prompt
+from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest
 from pipeline.sources import jsonl, lines, text

@@ -13,7 +13,8 @@ import pytest
 
 from configs.contexts import CaptionContext
 from configs.load import ConfigError, validate
-from configs.schema import Fetch, Source, Weights
+from configs.schema import Weights
+from configs.source import Fetch, Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources import uris, web
 from pipeline.storage import retries

@@ -14,7 +14,8 @@ import pytest
 import s3fs
 
 from configs.load import ConfigError
-from configs.schema import Fetch, Prompt, Source, SourceColumns
+from configs.schema import Prompt
+from configs.source import Fetch, Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest

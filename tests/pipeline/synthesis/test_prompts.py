@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.source import Source
 from configs.synthesis import ImageColumns, ImagePrompt, ImageSampling
 from pipeline.prompts.sampling import read_sampling
 from pipeline.rows import schemas

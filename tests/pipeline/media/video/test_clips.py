@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source
+from configs.schema import Prompt
+from configs.source import Source
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions

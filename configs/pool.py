@@ -1,0 +1,103 @@
+"""Defines the section `pool`: the number, resources and limits of actors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from configs.section import Labels, Section
+
+
+class ActorPool(Section):
+    """Number and resources of the actors; each actor holds its own models."""
+
+    _most_gpus: ClassVar[int] = 1
+    min_size: Annotated[int, Field(ge=1)] = 1
+    """Least number of actors."""
+    max_size: Annotated[int, Field(ge=1)] = 1
+    """Most actors."""
+    initial_size: Annotated[int, Field(ge=1)] | None = None
+    """Number of actors at the start, if more than `min_size`."""
+    batch_rows: Annotated[int, Field(ge=1)] = 32
+    """Rows of one Ray batch."""
+    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    """GPUs of one actor: a share of one GPU, or several GPUs over which the target's layers are
+    [spread](../guides/cluster.md#large-targets); 0 runs on the CPU."""
+    torch_threads: Annotated[int, Field(ge=1)] | None = None
+    """Torch threads of a CPU actor; by default an equal share of the cores among `max_size` actors."""
+    accelerator_type: str | None = None
+    """A Ray accelerator type, such as `H100`."""
+    label_selector: Labels | None = None
+    """Labels of nodes for actors, such as `{pool: gpu, zone: "in(a, b)"}`; `!` negates a condition."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Self:
+        least, most = self.min_size, self.max_size
+        if most < least:
+            raise ValueError(f"max_size ({most}) is smaller than min_size ({least})")
+        if self.initial_size is not None and not least <= self.initial_size <= most:
+            raise ValueError(
+                f"initial_size ({self.initial_size}) is not between min_size ({least}) and max_size ({most})"
+            )
+        if self.num_gpus > self._most_gpus:
+            raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
+        return self
+
+
+MOST_SLOTS = 4096
+
+
+class EnginePool(ActorPool):
+    """Actors with one loaded pair and one engine each; several batches share an engine."""
+
+    slots: int | Literal["auto"] = 16
+    """Samples that one engine decodes at once; `auto`: the number that [fits into memory](../guides/sizing.md#memory).
+    """
+    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    """Batches that feed one engine at once."""
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
+    max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
+    """Longest engine step. A longer step ends the actor's process, and its rows run again; `null` is no limit."""
+    max_row_s: Annotated[float, Field(gt=0.0)] | None = None
+    """Longest time of a row in its slot; a row that takes longer is a row error."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """On a CPU, compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at
+    least 256 MiB of weights. Needs a C++ compiler; without one, forwards run eagerly."""
+    capture: bool = False
+    """On one GPU, capture steps as CUDA graphs and replay them; off by default, because it has never run on a GPU."""
+
+    @field_validator("slots", mode="plain")
+    @classmethod
+    def _slots(cls, value: Any) -> Any:
+        """Accept an integer or `auto`, with the error messages of other numbers, which a union type would not give."""
+        if value == "auto":
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise PydanticCustomError("int_or_auto", "Input should be a valid integer, or auto")
+        if value < 1:
+            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+        if value > MOST_SLOTS:
+            raise PydanticKnownError("less_than_equal", {"le": MOST_SLOTS})
+        return value
+
+
+class Pool(EnginePool):
+    """The actors of a caption job; the target's layers are spread over all GPUs of an actor."""
+
+    _most_gpus: ClassVar[int] = 64
+    max_context_tokens: Annotated[int, Field(ge=16)] = 2048
+    """Most tokens of prompt, images and output together; a row that needs more is a row error."""
+    feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
+    """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
+    image or video reuse them. 0 is off."""
+    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    """CPUs that one decoding task reserves."""
+    decode_label_selector: Labels | None = None
+    """Labels of nodes for tasks that read and decode rows, in the format of `label_selector`."""
+    max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
+    """Most bytes of rows that are read and decoded ahead of the actors."""

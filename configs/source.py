@@ -1,0 +1,129 @@
+"""Defines the section `source`: where samples come from, and the limits of rows, images and videos."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from configs.section import Section, without_credentials
+
+DEFAULT_NUM_FRAMES = 8
+
+
+class Video(Section):
+    """Sampling of frames from videos, the video decoder, and its limits."""
+
+    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
+    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord`, `pyav`, or `torchcodec`
+    (not a dependency)."""
+    num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
+    `timestamps_s` is set."""
+    fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
+    """Frames per second, in place of `num_frames`."""
+    max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most frames of a clip sampled by `fps`; a longer one gets fewer frames per second."""
+    timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
+    """Times of the frames in seconds, in place of `num_frames`."""
+    clip_s: Annotated[float, Field(ge=0.1)] | None = None
+    """Length of clips in seconds; each clip is one row. A remainder shorter than half a clip joins the last clip."""
+    max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
+    """Most bytes of a video file; a larger file is a row error."""
+    max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
+    """Most bytes of a video's sampled frames; a video that needs more is a row error."""
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """Longest time to decode a video; a video that takes longer is a row error."""
+    worker_max_videos: Annotated[int, Field(ge=1)] = 200
+    """Number of videos after which the decoding process is replaced, because native decoders leak memory."""
+    worker_max_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
+    """Memory limit of the decoding process, excluding its libraries; the process is replaced at half of the limit."""
+
+    @model_validator(mode="after")
+    def _one_sampling(self) -> Video:
+        given = [name for name in ("num_frames", "fps", "timestamps_s") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; frames are sampled in one way")
+        if any(later <= earlier for earlier, later in zip(self.timestamps_s, self.timestamps_s[1:])):
+            raise ValueError("timestamps_s must be in ascending order, none twice")
+        if self.timestamps_s and self.clip_s is not None:
+            raise ValueError("timestamps_s are moments of the whole video, so they do not go with clip_s")
+        return self
+
+
+class SourceColumns(Section):
+    """Columns of the source that contain images or videos."""
+
+    image: str | None = None
+    """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs."""
+    video: str | None = None
+    """The same formats for videos; a row may have images and videos."""
+
+
+UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf"]
+"""Schemes of URIs in rows; the drivers of these schemes access only files."""
+
+
+class Fetch(Section):
+    """How media are fetched by URI."""
+
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
+    """Seconds of one attempt over http or https, redirects included."""
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
+    """Attempts at a URI, with growing waits; only transient errors are retried."""
+    max_parallel: Annotated[int, Field(ge=1, le=256)] = 16
+    """URIs that one decoding task fetches at once."""
+    private_hosts: tuple[str, ...] = ()
+    """Hosts (`name` or `name:port`) that may have private addresses; all others must be public."""
+
+
+MAX_IMAGES_PER_ROW = 64
+MAX_DECODED_BYTES = 1536 * 1024**2
+
+
+class Source(Section):
+    """The input data: format, location, columns, and limits of its rows."""
+
+    kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
+    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed); see
+    [sources](../guides/sources.md)."""
+    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
+    """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
+    columns: SourceColumns = SourceColumns()
+    id_column: str | None = None
+    """The column (in tars: the field) with unique ids; if left out, ids are `path#index`."""
+    check_ids: bool = True
+    """Read all ids before the job starts, so that rows with repeated ids become error rows; ids in tars are checked at
+    the end."""
+    delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
+    """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
+    span_max_rows: Annotated[int, Field(ge=1)] = 1000
+    """Most rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
+    span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    """Most bytes of one read task. Parquet files are split at row groups and inside larger row groups, text files
+    between records, and plain tars between samples; a compressed tar is one task."""
+    uri_schemes: tuple[UriScheme, ...] = ("file",)
+    """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
+    without one is relative to the source root."""
+    local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
+    """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
+    fetch: Fetch = Fetch()
+    max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    """Most bytes of an image file; a larger file is a row error."""
+    max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
+    """Most pixels of an image or a video frame; a larger one is a row error."""
+    max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
+    """A row with more images is a row error."""
+    max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
+    """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
+    the target's processor uses; `null` disables resizing."""
+    max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
+    """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
+    may use a sixth of it."""
+    video: Video = Video()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return (self.path,) if isinstance(self.path, str) else self.path
