@@ -56,6 +56,7 @@ SLOW = (
     "tests/jobs/test_train_drafter.py",
     "tests/models/backends/cpu/test_attention.py::test_where_they_cannot_be_built",
     "tests/models/backends/cpu/test_compiled.py",
+    "tests/models/backends/cpu/test_decoder_frame.py",
     "tests/models/backends/cuda/test_graphs.py",
     "tests/models/backends/test_steady_state.py",
     "tests/models/heads/test_training.py",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.backends.attention import AttentionStep
+from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
 from models.backends.forward import DecoderRunner, run_decoder
@@ -53,6 +54,7 @@ class CompiledDecoder(DecoderRunner):
         self.compiled: set[Kind] = set()
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._graph = LayerGraph(layers)
+        self._frames: dict[tuple[Kind, int], DecoderFrame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         # A shallow copy: the same parts and weights, with layers that run the shared graph.
         self._compiled_decoder = copy.copy(decoder)
@@ -80,16 +82,33 @@ class CompiledDecoder(DecoderRunner):
             # the same positions, so the first forward rounds as all later ones do.
             run_decoder(self.decoder, embeds, positions, step, {})
         if kind in self.compiled:
-            return self._run(embeds, positions, step)
+            return self._run(kind, embeds, positions, step)
         return self._compile(kind, embeds, positions, step)
 
-    def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """Run a compiled forward. Torch may compile new lengths; if that fails, the forward runs eagerly."""
         try:
-            return run_decoder(self._compiled_decoder, embeds, positions, step, {})
+            # Decoders handle positions of one axis and of several axes differently.
+            form = kind, positions.dim()
+            if (frame := self._frames.get(form)) is not None:
+                return frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
+            if form in self._frames:
+                return run_decoder(self._compiled_decoder, embeds, positions, step, {})
+            with FrameRecorder(self.decoder, len(self.decoder.layers)) as recorder:  # type: ignore[arg-type]
+                self._graph.recorder = recorder
+                hidden = run_decoder(self._compiled_decoder, embeds, positions, step, {})
+            frame = recorder.frame(embeds, positions, hidden)
+            if frame is not None:
+                # The frame is used only if it repeats the forward bitwise; it writes the same keys and values.
+                repeated = frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
+                frame = frame if torch.equal(repeated, hidden) else None
+            self._frames[form] = frame
+            return hidden
         except NOT_COMPILED as error:
             # The first line names the component of torch, the second the error.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
+        finally:
+            self._graph.recorder = None
         # Layers before the failure have written their keys and values; the eager forward writes the same again.
         return self._fall_back(reason, (embeds, positions, step))
 
@@ -108,7 +127,7 @@ class CompiledDecoder(DecoderRunner):
             torch._dynamo.mark_static(tensor, 1)
             torch._dynamo.mark_static(tensor, 3)
         torch._dynamo.mark_static(embeds, 2)
-        hidden = self._run(embeds, positions, step)
+        hidden = self._run(kind, embeds, positions, step)
         if not self.has_failed:
             self.compiled.add(kind)
             logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
@@ -139,7 +158,10 @@ class _CompiledLayer(nn.Module):
 
     def forward(self, hidden: Tensor, **arguments: Any) -> Any:
         step: AttentionStep = arguments.pop("lanes")
-        return self._graph(self._index, hidden, step, arguments)
+        out = self._graph(self._index, hidden, step, arguments)
+        if self._graph.recorder is not None:
+            self._graph.recorder.record(hidden, arguments, out)
+        return out
 
 
 class PackedHead(nn.Module):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.backends.cpu.build import Library, beside
+from models.backends.cpu.huge_pages import advise_huge_pages
 
 BLOCK = 32
 """Outputs per weight block; must equal the constant in `gemm.cpp`."""
@@ -45,6 +46,7 @@ def pack_blocks(weight: Tensor) -> Tensor:
     # Pairs are moved as int32, which requires an even storage offset.
     pairs = (weight.clone() if weight.storage_offset() % 2 else weight).view(torch.int32)
     blocks = pairs.view(-1, BLOCK, num_inputs // 2).transpose(1, 2).contiguous()
+    advise_huge_pages(blocks.data_ptr(), blocks.nbytes)
     return blocks.view(torch.bfloat16).view(-1, num_inputs // 2, BLOCK, 2)
 
 

@@ -1,8 +1,8 @@
-"""Compile one graph for all layers of a decoder: one layer is traced with its weights as inputs of the graph.
+"""Compiles one graph for all layers of a decoder: one layer is traced with its weights as inputs of the graph.
 
 Guards before a call of torch.compile and side effects on Python objects after it take twice the time of a small layer.
 Both depend on the arguments' lengths only, so lengths that were run once are mapped to their graph, which is then
-called directly; `benchmarks/results/backend_pieces.json` has the speedup.
+called directly. `run_all` also skips torch's wrapper of the generated code. Decision 27 has the speedups.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbols
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep
 from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import ROWS_KERNEL, can_attend
+from models.backends.cpu.decoder_frame import FrameRecorder
 from models.backends.cpu.packing import forget, merge_linears
 
 MAX_GRAPHS = 16
@@ -32,17 +34,29 @@ _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])
 """Matches dynamo's source name of a graph input: an argument, its element, or a size or stride of either."""
 
 
-class _Graph(NamedTuple):
-    """A compiled function, and `pick`, which selects its inputs from the arguments; None if they cannot be selected."""
+@dataclass
+class _Graph:
+    """A compiled function with inputs `names`.
+
+    `pick` selects its inputs from the arguments; None if they cannot be selected. `generated` is the generated code
+    without torch's wrapper; None if its inputs may differ. `layer_inputs` has each layer's inputs that are weights.
+    """
 
     run: Callable[..., Sequence[Tensor]]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
+    names: Sequence[str]
+    generated: Callable[[list[Any]], Sequence[Tensor]] | None
+    layer_inputs: list[list[Any]] | None = None
 
 
 class LayerGraph:
-    """Runs the layers of a decoder, which must have equal structure, with one shared compiled graph."""
+    """Runs the layers of a decoder, which must have equal structure, with one shared compiled graph.
+
+    If `recorder` is set, each layer reports its call to it.
+    """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.recorder: FrameRecorder | None = None
         self._weights = [dict(layer.named_parameters()) for layer in layers]
         # The traced layer has meta weights, and index 0 in a cache of one layer.
         self._template = copy.deepcopy(layers[0]).to("meta")
@@ -75,6 +89,30 @@ class LayerGraph:
             self._graphs[lengths] = self._latest
         return out
 
+    def run_all(self, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Tensor:
+        """Run all layers in turn over `hidden` (r, N, D) with the same other arguments `given`."""
+        graph = self._graphs.get(_lengths(hidden, step))
+        if graph is None or graph.pick is None or graph.generated is None:
+            for index in range(len(self._weights)):
+                hidden = self(index, hidden, step, given)
+            return hidden
+        if graph.layer_inputs is None:
+            graph.layer_inputs = [self._weight_inputs(graph, weights) for weights in self._weights]
+        # Layers return contiguous states; the generated code requires the same of the first input.
+        hidden = hidden.contiguous()
+        inputs = graph.pick(self._arguments(0, hidden, step, given))
+        # Besides the weights, these three inputs differ between layers.
+        hidden_at, key_at, value_at = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
+        shared = [(at, value) for at, value in enumerate(inputs) if graph.layer_inputs[0][at] is None]
+        for index, weights in enumerate(graph.layer_inputs):
+            arguments = weights.copy()
+            for at, value in shared:
+                arguments[at] = value
+            arguments[hidden_at] = hidden
+            arguments[key_at], arguments[value_at] = step.cache.keys[index], step.cache.values[index]
+            hidden = graph.generated(arguments)[0]
+        return hidden
+
     def _arguments(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> dict[str, Any]:
         return {
             "weights": self._weights[index],
@@ -86,6 +124,12 @@ class LayerGraph:
             "value": step.cache.values[index],
             "given": given,
         }
+
+    @staticmethod
+    def _weight_inputs(graph: _Graph, weights: Mapping[str, Tensor]) -> list[Any]:
+        """Return a layer's inputs that are weights, by position; None for the other inputs."""
+        by_name = {f"L['weights'][{name!r}]": weight for name, weight in weights.items()}
+        return [by_name.get(name) for name in graph.names]
 
     def _layer(
         self,
@@ -107,18 +151,30 @@ class LayerGraph:
 
     def _compile(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Sequence[Tensor]]:
         # The import takes a second, and most processes never compile.
-        from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
         merge_linears(module.graph)
         module.recompile()
+        generated: list[Callable[[list[Any]], Sequence[Tensor]]] = []
+
+        def compile_inner(inner: torch.fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+            compiled: Any = compile_fx_inner(inner, examples, **options)
+            outputs = next(node for node in reversed(inner.graph.nodes) if node.op == "output").args[0]
+            # Torch may have added inputs, or outputs that its wrapper copies.
+            if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
+                generated.append(found)
+            return compiled
+
         # The few kernels of one layer need no pool of compiler processes.
         options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
         if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
             # A single node's element-wise kernels finish before a second thread wakes up.
             options["cpp.threads"] = 1
-        run: Any = compile_fx(module, inputs, config_patches=options)
-        graph = _Graph(run, _picker(names))
+        # A hit in torch's outer cache would bypass `compile_inner`. The inner cache saves most of the time.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            run: Any = compile_fx(module, inputs, inner_compile=compile_inner, config_patches=options)
+        graph = _Graph(run, _picker(names), names, generated[0] if len(generated) == 1 else None)
 
         def recorded(*inputs: Any) -> Sequence[Tensor]:
             self._latest = graph

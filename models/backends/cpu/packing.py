@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.backends.cpu.gemm import BLOCK, can_multiply, multiply_rows, pack_blocks
+from models.backends.cpu.huge_pages import advise_huge_pages
 
 PACKABLE = (torch.bfloat16, torch.float32)
 """Weight dtypes with packed oneDNN kernels; layers of other dtypes are not packed."""
@@ -98,6 +99,7 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
             bias = None if bias is None else F.pad(bias.float(), (0, -num_outputs % BLOCK))
         else:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+            advise_huge_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
     one = _Packed(weight, bias, tuple(weights), num_outputs, is_own_gemm)
     _packed[weights[0].data_ptr()] = one
     return one

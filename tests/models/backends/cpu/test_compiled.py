@@ -86,6 +86,7 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     assert len(kept) == len(target._run.compiled)
     # Lengths that came once are called past torch's checks from then on.
     assert all(graph.pick is not None for graph in target._run._graph._graphs.values())
+    assert all(graph.generated is not None for graph in target._run._graph._graphs.values())
     assert len(target._run._graph._graphs) >= len(SHAPES)
     # Query, key and value are one product, so are gate and up; the other two are separate.
     assert set(graphs) == {4}
