@@ -3,106 +3,121 @@
     python -m benchmarks.backend_pieces            # updates results/backend_pieces.json; half an hour on two cores
     python -m benchmarks.backend_pieces --quick    # few short requests, printed only
 
-All engines decode the same requests side by side in one process, in slices of half a second, so that changes of the
-machine's speed affect all of them. Ratios are of the same round. Results of pieces that were deleted are kept.
+Every engine is a process of its own, because pieces affect each other's memory within one process. The engines take
+turns, and ratios are of the same round. Figures of deleted pieces are kept.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from operator import truediv
-from typing import Any
-from unittest import mock
+from typing import Any, NamedTuple
 
-from benchmarks.engine.__main__ import Bench, Cell
-from benchmarks.engine.slices import run_side_by_side
-from benchmarks.harness.markdown import Results, figure, table
-from benchmarks.harness.process import Outcome
-from benchmarks.harness.results import describe_pair, finish, pair_command_line, read_results, results_file
+from benchmarks.harness.markdown import Results, equality, figure, table
+from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, read_results, results_file
 from benchmarks.harness.verdict import spread, turns
-from benchmarks.peers.work import inflated_pair, make_work
+from benchmarks.peers.environment import base_variables
+from benchmarks.peers.piece_peer import COMPLETE, PIECES
+from benchmarks.peers.rounds import Contender, Launched, Timed, measure_batch, run_launch
+from benchmarks.peers.work import inflated_pair, make_work, reference_of
 from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("backend_pieces")
-CPU, COMPLETE = "models.backends.cpu", "complete"
-PIECES: dict[str, AbstractContextManager[Any]] = {
-    COMPLETE: nullcontext(),
-    "GEMM kernel": mock.patch(f"{CPU}.packing.can_multiply", return_value=False),
-    "attention kernel": mock.patch(f"{CPU}.layer_graph.can_attend", return_value=False),
-    "direct graph calls": mock.patch(f"{CPU}.layer_graph._picker", return_value=None),
-}
-"""Piece → a context in which the backend runs without it."""
-FORMER_NAMES = {"guards bypassed": "direct graph calls"}
+MODULE = "benchmarks.peers.piece_peer"
+MODES = ("plain", "chain")
 KEPT_FROM = 1.05  # speed relative to the engine without the piece, in any configuration
-CELLS = (Cell(1, 64, 4, 7), Cell(8, 64, 16, 5), Cell(32, 64, 48, 5))
-QUICK = (Cell(1, 16, 2, 2), Cell(4, 16, 4, 2))
 
 
-def measure_cell(benches: dict[str, Bench], mode: str, cell: Cell) -> Results:
-    """Return tokens per second of every engine in every round, and the share of outputs equal to the complete
-    engine's."""
-    engines = {piece: bench.engine(mode, cell) for piece, bench in benches.items()}
-    requests = benches[COMPLETE].requests(cell)
-    for _ in range(2):
-        run_side_by_side(engines, list(PIECES), requests[: 2 * cell.batch], PIECES)
-    outcomes: dict[str, list[Outcome]] = {piece: [] for piece in engines}
-    for order in turns(list(engines), cell.repeats):
-        for piece, one in run_side_by_side(engines, order, requests, PIECES).items():
-            outcomes[piece].append(one.outcome)
-    speeds = {piece: [sum(map(len, one.outputs)) / one.seconds for one in each] for piece, each in outcomes.items()}
-    outputs = {piece: [tokens for one in each for tokens in one.outputs] for piece, each in outcomes.items()}
-    rows = {
+class Cell(NamedTuple):
+    """Batch size, requests of a pass, and passes per launch."""
+
+    batch: int
+    num_requests: int
+    num_passes: int
+
+
+CELLS, LAUNCHES, NUM_TOKENS = (Cell(1, 4, 6), Cell(8, 16, 3), Cell(32, 48, 2)), 2, 64
+QUICK, QUICK_LAUNCHES, QUICK_NUM_TOKENS = (Cell(1, 2, 2), Cell(4, 4, 2)), 1, 16
+
+
+def rows_of(timed: dict[str, Timed], reference: list[Any], dtype: str) -> dict[str, Results]:
+    """Return for every piece the tokens per second of all passes, the complete engine's over them, and the verdict on
+    the outputs."""
+    rows = {piece: one.row(reference, dtype) for piece, one in timed.items()}
+    speeds = {piece: list(map(truediv, row["num_tokens"], row["seconds"])) for piece, row in rows.items()}
+    return {
         piece: {
             "tokens_per_s": speeds[piece],
             "complete_over_without": list(map(truediv, speeds[COMPLETE], speeds[piece])),
-            "num_outputs": len(outputs[piece]),
-            "num_equal": sum(map(list.__eq__, outputs[piece], outputs[COMPLETE])),
+            "verdict": rows[piece]["verdict"],
         }
-        for piece in engines
+        for piece in timed
     }
-    return {"batch": cell.batch, "mode": mode, "pieces": rows}
-
-
-def cells_of(results: Results) -> dict[tuple[int, str], Results]:
-    """Return (batch, mode) → rows, by the present name of their piece."""
-    return {
-        (cell["batch"], cell["mode"]): {FORMER_NAMES.get(name, name): row for name, row in cell["pieces"].items()}
-        for cell in results["cells"]
-    }
-
-
-def merge(old: Results, new: Results) -> Results:
-    """Return `new` with the rows of `old` that it lacks, each with the settings of its run."""
-    settings = {name: value for name, value in old.items() if name != "cells"}
-    cells = {place: {name: settings | row for name, row in rows.items()} for place, rows in cells_of(old).items()}
-    for place, rows in cells_of(new).items():
-        cells[place] = cells.get(place, {}) | rows
-    return new | {"cells": [{"batch": batch, "mode": mode, "pieces": rows} for (batch, mode), rows in cells.items()]}
 
 
 def pieces_table(results: Results) -> str:
-    """Render the ratio of tokens per second of the complete engine to those of the engine without each piece."""
-    cells, rows = cells_of(results), []
-    for piece in dict.fromkeys(name for pieces in cells.values() for name in pieces if name != COMPLETE):
-        gains = [spread(one[piece]["complete_over_without"]) if piece in one else None for one in cells.values()]
-        is_kept = any(one["median"] >= KEPT_FROM for one in gains if one)
-        rows.append((piece, *(figure(one, 2) if one else "–" for one in gains), "kept" if is_kept else "deleted"))
-    return table(["piece", *(f"{mode}, batch {batch}" for batch, mode in cells), "result"], rows)
+    """Render the ratio of tokens per second of the complete engine to those of the engine without each piece.
+
+    Deleted pieces were measured side by side in one process, with outputs compared with the complete engine's.
+    """
+    rows = [(piece, *gains) for piece, *gains in _gains(results["cells"]) if piece != COMPLETE]
+    rows += [
+        (f"{piece} (in one process)", *gains) for piece, *gains in _gains(results.get("deleted", {}).get("cells", []))
+    ]
+    places = [f"{cell['mode']}, batch {cell['batch']}" for cell in results["cells"]]
+    return table(["piece", *places, "equal outputs", "result"], rows)
+
+
+def _gains(cells: list[Results]) -> Iterator[tuple[str, ...]]:
+    """Yield each piece's name, gain per cell, equality of outputs, and whether a gain reaches `KEPT_FROM`."""
+    for piece in cells[0]["pieces"] if cells else ():
+        rows = [cell["pieces"][piece] for cell in cells]
+        gains = [spread(row["complete_over_without"]) for row in rows]
+        is_kept = any(one["median"] >= KEPT_FROM for one in gains)
+        total = {name: sum(row["verdict"][name] for row in rows) for name in rows[0]["verdict"]}
+        yield piece, *(figure(one, 2) for one in gains), equality(total), "kept" if is_kept else "deleted"
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = pair_command_line("backend_pieces", __doc__, "few short requests").parse_args(arguments)
-    options.gamma, cells = 5, QUICK if options.quick else CELLS
-    found = describe_pair(options) | {"max_new_tokens": cells[0].max_new_tokens}
-    prompts = held_out_prompts(cells[-1].num_requests, 0)
-    work = make_work(options, *inflated_pair(options), prompts, found["max_new_tokens"], cells[-1].batch)
-    benches = {}
-    for piece, context in PIECES.items():
-        with context:
-            benches[piece] = Bench(work)
-    found["cells"] = [measure_cell(benches, mode, cell) for cell in cells for mode in ("plain", "chain")]
-    return finish(options, RESULTS, found if options.quick else merge(read_results(RESULTS), found), pieces_table)
+    options.gamma = 5
+    cells, launches, num_tokens = (
+        (QUICK, QUICK_LAUNCHES, QUICK_NUM_TOKENS) if options.quick else (CELLS, LAUNCHES, NUM_TOKENS)
+    )
+    found = describe_pair(options) | {"max_new_tokens": num_tokens, "launches": launches, "cells": []}
+    prompts = held_out_prompts(max(cell.num_requests for cell in cells), 0)
+    work = make_work(options, *inflated_pair(options), prompts, num_tokens, max(cell.batch for cell in cells))
+    work_file = options.scratch / "pieces.json"
+    work.write(work_file)
+    variables = base_variables(options.threads, options.scratch, os.environ)
+    reference = reference_of(work, variables, options.scratch)
+    for mode in MODES:
+        launched = [
+            Launched(
+                Contender(piece, piece, "", MODULE, f"{mode}/{piece}"),
+                sys.executable,
+                work_file,
+                variables,
+                options.scratch / "logs" / f"without {piece}.log",
+            )
+            for piece in PIECES
+        ]
+        timed: dict[Cell, dict[str, Timed]] = {cell: {} for cell in cells}
+        for launch in range(launches):
+            progress(f"{mode}: launch {launch + 1} of {launches}")
+            for number, (batch, peers, _) in enumerate(run_launch(launched, [cell.batch for cell in cells])):
+                cell = cells[number]
+                orders = list(turns(list(peers), launches * cell.num_passes))[launch::launches]
+                measure_batch(peers, batch, reference[: cell.num_requests], work.dtype, orders, timed[cell])
+        found["cells"] += [
+            {"batch": cell.batch, "mode": mode, "pieces": rows_of(one, reference[: cell.num_requests], work.dtype)}
+            for cell, one in timed.items()
+        ]
+    if not options.quick:
+        found["deleted"] = read_results(RESULTS)["deleted"]
+    return finish(options, RESULTS, found, pieces_table)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -106,14 +104,12 @@ def run_side_by_side(
     engines: Mapping[str, tuple[Engine, DeviceClock]],
     order: Sequence[str],
     requests: Sequence[Request],
-    contexts: Mapping[str, AbstractContextManager[Any]] | None = None,
 ) -> dict[str, Pass]:
-    """Run one pass of each method in `order`, its steps within its context; ties go to the earlier method."""
+    """Run one pass of each method in `order`; ties go to the earlier method."""
     running = {mode: Running(*engines[mode], requests) for mode in order}
     while unfinished := [mode for mode, one in running.items() if not one.is_over]:
         mode = min(unfinished, key=lambda mode: running[mode].num_tokens)
-        with (contexts or {}).get(mode, nullcontext()):
-            running[mode].run_slice()
+        running[mode].run_slice()
     return {mode: one.result() for mode, one in running.items()}
 
 
