@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.harness.results import results_file, write_results
 from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import manifest, manifest_parts
+from pipeline.source import manifest
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.sources import kind_of
@@ -72,7 +72,7 @@ def measure(num_files: int) -> dict[str, Any]:
     num_bytes = sum(len(pickle.dumps(task.read_fn.args)) for task in tasks[:100]) * len(tasks) // 100
     lap("one in a hundred of them serialised")
     planning_bytes = max_resident_bytes()
-    done = DoneBitmap(manifest_parts.counts_of(frozen))
+    done = DoneBitmap(frozen.counts)
     every_other = np.arange(0, num_files, 2)
     done.add(every_other, np.zeros(len(every_other), np.int64))
     assert SpanDatasource(source, frozen, done=done).num_samples == num_files // 2

@@ -31,6 +31,7 @@ from pipeline.run import estimate, resume
 from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import ResumeOptions
+from pipeline.storage.shard import WHOLE, Shard
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
 
@@ -49,16 +50,17 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """The command of one kind of job: `make_plan(config, limit, probe_output, resume)` plans it, `run(plan)` runs it.
+    """The command of one kind of job.
 
-    `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
+    `make_plan(config, limit, probe_output, resume, shard)` plans it, `run(plan)` runs it, `describe` returns the text
+    of a dry run; `verb` begins the message at the start of a job.
     """
 
     module: str
     verb: str
     doc: str
     model: type[Config]
-    make_plan: Callable[[Config, int | None, bool, ResumeOptions], AnyPlan]
+    make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
     build: Callable[..., Dataset]
@@ -93,13 +95,15 @@ class Command(Generic[Config, AnyPlan]):
         add("--estimate", type=positive, metavar="N", help=about)
         add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
         add("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
+        about = "run only shard I (from 0) of the N shards of the job, each of which has a driver"
+        add("--shard", default=f"{WHOLE}", metavar="I/N", help=about)
         for flag, about in SWITCHES.items():
             add(flag, action="store_true", help=about)
         return parser.parse_intermixed_args(argv)
 
     def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
         """Print the plan and the first rendered prompt; write nothing and start nothing."""
-        plan = self.make_plan(config, arguments.limit, False, resume_options(arguments))
+        plan = self.make_plan(config, arguments.limit, False, resume_options(arguments), Shard.parse(arguments.shard))
         for part in (*resume.resume_lines(plan), *self.describe(plan)):
             print(part)
         return DONE
@@ -108,7 +112,7 @@ class Command(Generic[Config, AnyPlan]):
         """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
         if arguments.dry_run or arguments.limit is not None:
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
-        plan = self.make_plan(config, None, False, resume_options(arguments))
+        plan = self.make_plan(config, None, False, resume_options(arguments), Shard.parse(arguments.shard))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
             return DONE
@@ -127,7 +131,7 @@ class Command(Generic[Config, AnyPlan]):
 
     def _run(self, config: Config, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
-        plan = self.make_plan(config, arguments.limit, True, resume_options(arguments))
+        plan = self.make_plan(config, arguments.limit, True, resume_options(arguments), Shard.parse(arguments.shard))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
             print(resume.resume_lines(plan)[-1])
@@ -167,8 +171,9 @@ class Command(Generic[Config, AnyPlan]):
         """Return the command that resumes this output, or with `output`, repeats the job into another one."""
         kept = [text for text in arguments.overrides if not (output and text.startswith("sink.path="))]
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
+        shard = ["--shard", arguments.shard] if Shard.parse(arguments.shard) != WHOLE else []
         switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
-        words = ["python", "-m", self.module, "--config", str(arguments.config), *kept, *limit, *switches]
+        words = ["python", "-m", self.module, "--config", str(arguments.config), *kept, *limit, *shard, *switches]
         return shlex.join([*words, *([f"sink.path={output}"] if output else [])])
 
 

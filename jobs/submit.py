@@ -15,6 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +29,12 @@ from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from jobs.command import DONE, FAILED, REFUSED, is_set, positive
 from pipeline.cluster import code_archive
-from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.cluster.jobs import ADDRESS_VARIABLES, POLL_INTERVAL_S, Cluster, Known
 from pipeline.cluster.signals import CLUSTER_WAIT_S
 from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 from pipeline.run.plan import refuse_relative
 from pipeline.storage import access
+from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
 
 PASSED_ON = ("--retry-errors", "--allow-mixed")
 ON_A_CLUSTER = "the job runs on a cluster"
@@ -83,6 +85,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     add("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
     add("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
+    add("--shards", type=positive, default=1, metavar="N", help="submit N jobs, each with one shard of the output")
     add("--limit", type=positive, metavar="N", help="passed on to the job")
     add("--estimate", type=positive, metavar="N", help="passed on to the job")
     add("--price-per-hour", type=float, metavar="P", help="passed on to the job")
@@ -120,29 +123,37 @@ def run(arguments: argparse.Namespace) -> int:
     named = getattr(arguments, asked) if asked else ""
     if "=" in named:  # not a submission id, but a value after the option
         arguments.overrides, named = [named, *arguments.overrides], ""
-    submission = None if named else prepare(arguments)
-    if submission is None:
+    if arguments.shards > MAX_SHARDS:
+        raise ConfigError(f"--shards {arguments.shards}: at most {MAX_SHARDS}")
+    if named:
         return _look(Cluster(address), asked, named)
+    submissions = [prepare(arguments, Shard(number, arguments.shards)) for number in range(arguments.shards)]
     variables, resources = environment(arguments.env, os.environ), driver_resources(arguments)
     cluster = Cluster(address)
-    earlier = cluster.submissions(submission.stem)
+    earlier = [cluster.submissions(one.stem) for one in submissions]
     if asked:
-        if not earlier:
-            first = f"the first would be {submission.stem}-1"
-            raise ConfigError(f"{cluster.address} has no submission of this job; {first}")
-        return _look(cluster, asked, earlier[-1].submission_id)
-    submission_id = f"{submission.stem}-{next_number(earlier, arguments.again)}"
+        for one, known in zip(submissions, earlier, strict=True):
+            if not known:
+                raise ConfigError(f"{cluster.address} has no submission of this job; the first would be {one.stem}-1")
+        return _look_at_all(cluster, asked, [known[-1].submission_id for known in earlier])
+    # A shard that has ended well is not submitted again with those that have not.
+    is_left = [known[-1].status != "SUCCEEDED" if known else True for known in earlier]
+    left = [
+        pair for pair, is_open in zip(zip(submissions, earlier, strict=True), is_left) if is_open or not any(is_left)
+    ]
+    ids = [f"{one.stem}-{next_number(known, arguments.again)}" for one, known in left]
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
-        entrypoint = submission.entrypoint(code_archive.pack(archive, submission.job_file))
+        place = code_archive.pack(archive, submissions[0].job_file)
         runtime_env = {"working_dir": str(archive), "env_vars": variables}
-        cluster.submit(submission_id, entrypoint, runtime_env, **resources)
-    print(f"submitted {submission_id} to {cluster.address}\n  {entrypoint}", flush=True)
-    return DONE if arguments.detach else _look(cluster, "follow", submission_id)
+        for submission_id, (one, _) in zip(ids, left, strict=True):
+            cluster.submit(submission_id, one.entrypoint(place), runtime_env, **resources)
+            print(f"submitted {submission_id} to {cluster.address}\n  {one.entrypoint(place)}", flush=True)
+    return DONE if arguments.detach else _look_at_all(cluster, "follow", ids)
 
 
-def prepare(arguments: argparse.Namespace) -> Submission:
-    """Check the job as far as possible on this machine, and return its submission.
+def prepare(arguments: argparse.Namespace, shard: Shard = WHOLE) -> Submission:
+    """Check the job as far as possible on this machine, and return its submission, or that of one shard.
 
     Raises:
         ConfigError: the job file or an override is invalid, or a path does not exist on the cluster.
@@ -165,11 +176,12 @@ def prepare(arguments: argparse.Namespace) -> Submission:
         if value is not None:
             options += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
     options += [flag for flag in PASSED_ON if is_set(arguments, flag)]
+    options += ["--shard", f"{shard}"] if shard != WHOLE else []
     if is_training and options:
         raise ConfigError(f"{options[0]}: a training takes no such option")
     name = arguments.job if is_training else job.job.name or arguments.job
     parts = [job.resolved() if is_training else job.fingerprint({}), output, arguments.limit, arguments.estimate]
-    identity = json.dumps([arguments.job, *parts], sort_keys=True)
+    identity = json.dumps([arguments.job, *parts, *(shard if shard != WHOLE else ())], sort_keys=True)
     stem = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     return Submission(arguments.job, stem, arguments.config, (*overrides, *options))
 
@@ -282,6 +294,28 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
         print(f"{submission_id} has not ended yet", file=sys.stderr)
         return FAILED
     return DONE
+
+
+def _look_at_all(cluster: Cluster, asked: str, submission_ids: Sequence[str]) -> int:
+    """Follow, query or stop the submissions of all shards, and return the first exit status that is not `DONE`.
+
+    If there are several, following prints the state of each when it changes, and no logs.
+    """
+    if asked != "follow" or len(submission_ids) == 1:
+        return next(filter(None, [_look(cluster, asked, one) for one in submission_ids]), DONE)
+    states: dict[str, Known] = {}
+    try:
+        while not all(one in states and states[one].has_ended for one in submission_ids):
+            for one in submission_ids:
+                known = states[one] if one in states and states[one].has_ended else cluster.ask(one)
+                if one not in states or states[one].status != known.status:
+                    print(f"{one}: {known.status}", flush=True)
+                states[one] = known
+            time.sleep(POLL_INTERVAL_S)
+    except KeyboardInterrupt:
+        print("\nthe jobs continue; --follow shows them again, --stop ends them", file=sys.stderr)
+        return FAILED
+    return next(filter(None, map(exit_status, states.values())), DONE)
 
 
 def exit_status(known: Known) -> int:

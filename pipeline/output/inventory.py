@@ -12,7 +12,6 @@ from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
 from pipeline.source.done_bitmap import Bools, Ints, PathIndex
 from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import counts_of
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 _ROWS_AT_ONCE = 4_000_000
@@ -59,7 +58,7 @@ def take_inventory(
     `fingerprints` are the config fingerprints of all attempts, `damaged` the problems of damaged published files by
     path. Only the identifying columns of published files are read; spool files have no checksums and are read whole.
     """
-    found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
+    found = Inventory(Accounts(manifest.counts, rows_per_sample))
     paths = PathIndex(manifest.files["path"])
     damaged = damaged or {}
 

@@ -1,8 +1,9 @@
 """Publishes finished rows: writes them durably to the spool, then file by file to `data/` and `errors/`.
 
-Published files are a sequence: file k is created only if it does not exist, after k − 1 exists. A new attempt first
-creates an empty file at the next number. An older attempt fails to create that number and ends (`Fenced`), so a driver
-that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows are all
+Published files are a sequence: file k is created only if it does not exist, and only after all files up to k − w exist,
+because up to w = `WINDOW` tasks of an attempt publish at the same time (`FileNumbers`). A new attempt first fills gaps
+and then the next w numbers with empty files. An older attempt fails to create these numbers and ends (`Fenced`), so a
+driver that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows are all
 superseded, is replaced by an empty one.
 
 Before every move, delete and overwrite, an attempt checks that no later one has started (`check_alone`). A store cannot
@@ -36,6 +37,8 @@ from pipeline.output.inventory import Spooled
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 FOLDERS = (DATA, ERRORS)
+WINDOW = {DATA: 4, ERRORS: 1}
+"""Most numbers of a folder that tasks of one attempt publish at the same time. Outputs depend on it: never less."""
 
 
 class Fenced(RuntimeError):
@@ -57,9 +60,25 @@ class Publisher:
 
     def spool(self, number: int, tables: Sequence[pa.Table]) -> list[Spooled]:
         """Write finished rows durably as the spool files with this number."""
-        table = pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
+        return self._spool(number, split(self._joined(tables)))
+
+    def write(self, number: int, spool_number: int, tables: Sequence[pa.Table]) -> tuple[int | None, list[Spooled]]:
+        """Publish the first `rows_per_file` results among finished rows from `number` on, and spool the other rows.
+
+        Return the number of the file, None if there are no results, and the spool files.
+        """
+        rows = split(self._joined(tables))
+        results = rows[DATA].slice(0, self.rows_per_file)
+        rows[DATA] = rows[DATA].slice(self.rows_per_file)
+        spooled = self._spool(spool_number, rows)
+        return self.publish_rows(DATA, number, results) if results.num_rows else None, spooled
+
+    def _joined(self, tables: Sequence[pa.Table]) -> pa.Table:
+        return pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
+
+    def _spool(self, number: int, rows_of: dict[str, pa.Table]) -> list[Spooled]:
         done = []
-        for folder, all_rows in split(table).items():
+        for folder, all_rows in rows_of.items():
             for part, rows in enumerate(parts(all_rows, self.rows_per_file)):
                 relative = spool_name(self.attempt, number, part, folder)
                 self.output.write_bytes(relative, self.format.serialise(rows, self.attempt, self.fingerprint))
@@ -84,8 +103,18 @@ class Publisher:
         return self.format.check(table)
 
     def fence(self, folder: str) -> int:
-        """Publish an empty file, so that older attempts cannot publish in this folder; return the next free number."""
-        return self.publish_rows(folder, next_number(self.output, folder), self.format.schema.empty_table()) + 1
+        """Publish empty files, so that older attempts cannot publish in this folder; return the next free number.
+
+        An older attempt starts no number beyond the smallest one without a file plus `WINDOW`, and passes only numbers
+        that have files. So it meets a file of this attempt if this one creates `WINDOW` files and leaves no gap.
+        """
+        used = {published_number(name) for name in list_published(self.output, folder)}
+        number = 0
+        for _ in range(WINDOW[folder]):
+            while number in used:
+                number += 1
+            number = self.publish_rows(folder, number, self.format.schema.empty_table()) + 1
+        return number
 
     def check_alone(self) -> None:
         """Raise `Fenced` if a later attempt has started."""
@@ -133,16 +162,21 @@ class Publisher:
         return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
 
     def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
-        """Publish rows as the file with the first free number from `number` on; return that number."""
+        """Publish rows as the file with the first free number from `number` on; return that number.
+
+        If a file of this attempt with the same ids has one of these numbers, the call is a retry and changes nothing.
+        """
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)
             try:
                 self.output.create_bytes(relative, data)
             except FileExistsError:
-                there = read_found(self.output, relative, ())
+                there = read_found(self.output, relative, ("sample_id",))
                 if there.attempt > self.attempt:
                     raise self._fenced_by(there.attempt) from None
+                if there.attempt == self.attempt and table.num_rows and _has_ids_of(there.table, table):
+                    return number  # finalizing writes its checksum if the first try did not
                 number += 1
                 continue
             if not note_checksum(self.output, relative, data, table.num_rows):
@@ -160,6 +194,10 @@ class Publisher:
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         self.output.write_bytes(relative, data)
         write_checksum(self.output, relative, data, table.num_rows)
+
+
+def _has_ids_of(there: pa.Table | None, table: pa.Table) -> bool:
+    return there is not None and bool(there["sample_id"].combine_chunks().equals(table["sample_id"].combine_chunks()))
 
 
 def next_number(output: OutputDir, folder: str) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ import pyarrow as pa
 import yaml
 
 from configs.load import ConfigError
+from pipeline.output.accounts import Accounts
 from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import list_published, read_all_found, read_found
-from pipeline.output.inventory import Inventory, take_inventory
+from pipeline.output.inventory import take_inventory
+from pipeline.output.publishing import FOLDERS
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
 from pipeline.run.resume import fingerprints_of
 from pipeline.source import spans
@@ -22,8 +24,10 @@ from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.ids import repeated_ids
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts, with_counts
+from pipeline.source.shards import spans_of
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.shard import Shard
 
 MAX_NAMED = 20
 
@@ -63,16 +67,59 @@ class Audit:
 
 
 def audit(output: OutputDir) -> Audit:
-    """Audit an output by reading all of its files; raise ConfigError if no job has started in it."""
+    """Audit an output, with all of its shards, by reading all of its files; raise ConfigError if no job has started in
+    it."""
     manifest = read_parts(output)
-    attempts = fingerprints_of(output)
-    if manifest is None or not attempts:
+    if manifest is not None and manifest.num_shards > 1:
+        return _audit_shards(output, manifest)
+    if manifest is None or not output.list_attempts():
         raise ConfigError(f"{output.shown()} holds no manifest and attempts of a job")
+    return _audit(output, manifest, [*_ids_twice(output)])
+
+
+def _audit_shards(output: OutputDir, manifest: Manifest) -> Audit:
+    """Audit every shard, and compare the ids of all of them."""
+    views = [replace(output, shard=Shard(number, manifest.num_shards)) for number in range(manifest.num_shards)]
+    found = [_audit(view, manifest, []) if view.list_attempts() else _not_started(view, manifest) for view in views]
+    counts = [one.num_missing for one in found]
+
+    def lines(of: Callable[[Audit], list[str]]) -> list[str]:
+        return [f"shard {view.shard}: {line}" for view, one in zip(views, found, strict=True) for line in of(one)]
+
+    known = {
+        f"{folder}/{view.prefix}{name}" for view in views for folder in FOLDERS for name in view.list_files(folder)
+    }
+    unknown = [name for name in list_published(output, *FOLDERS) if name not in known]
+    return Audit(
+        manifest.num_files,
+        manifest.num_samples,
+        {folder: sum(one.num_rows[folder] for one in found) for folder in FOLDERS},
+        None if None in counts else sum(count or 0 for count in counts),
+        [name for one in found for name in one.missing],
+        [
+            *lines(lambda one: one.problems),
+            *(f"{name}: it belongs to no shard" for name in unknown),
+            *_ids_twice(output),
+        ],
+        lines(lambda one: one.waiting),
+        "\n".join(lines(lambda one: [one.verified] if one.verified else [])),
+    )
+
+
+def _not_started(output: OutputDir, manifest: Manifest) -> Audit:
+    nothing = Accounts(manifest.counts)
+    num_missing, missing = _missing(manifest, nothing.done(), None, output.shard)
+    waiting = [f"not started; run the job with --shard {output.shard}"]
+    return Audit(0, 0, dict.fromkeys(FOLDERS, 0), num_missing, missing, [], waiting, "")
+
+
+def _audit(output: OutputDir, manifest: Manifest, problems: list[str]) -> Audit:
+    attempts = fingerprints_of(output)
     manifest = with_counts(manifest, output)
     record = output.read_attempt(max(attempts))
     found = take_inventory(output, manifest, _rows_per_sample(output, record), attempts)
     verified, doubled = verify(output), found.doubled.items()
-    num_missing, missing = _missing(manifest, found, record.get("limit"))
+    num_missing, missing = _missing(manifest, found.accounts.done(), record.get("limit"), output.shard)
     waiting = [
         *(f"{one.relative}: {one.num_rows} rows to be published" for one in found.spooled),
         *(f"{name}: its rows are published" for name in found.spent),
@@ -81,7 +128,7 @@ def audit(output: OutputDir) -> Audit:
     problems = [
         *(f"{one.relative}: {one.problem}" for one in found.strange),
         *(f"{name}: {len(ids)} rows are in another file too: {', '.join(ids[:5])}" for name, ids in doubled),
-        *_ids_twice(output),
+        *problems,
         *_wrong_files(output, verified),
     ]
     num_rows, line = found.num_rows, verified.line()
@@ -98,12 +145,12 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
     return None if several else 1
 
 
-def _missing(manifest: Manifest, found: Inventory, limit: int | None) -> tuple[int | None, list[str]]:
-    """Return the number of missing samples (None if unknown) and the names of the first ones."""
-    done = found.accounts.done()
+def _missing(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> tuple[int | None, list[str]]:
+    """Return the number of a shard's missing samples (None if unknown) and the names of the first ones."""
     planned = spans.plan(manifest.files, 1_000_000, 1 << 60)
     if limit is not None:
         planned = spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
+    planned = spans_of(planned, manifest.cuts, shard.number)
     return spans.num_missing(planned, done), list(itertools.islice(_names(manifest, done, planned), MAX_NAMED))
 
 

@@ -36,6 +36,7 @@ from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access, checkpoints
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
@@ -81,7 +82,16 @@ class JobPlan(ABC):
         """The source as Ray reads it, without the samples that earlier attempts finished."""
         done = self.earlier.done if self.earlier else None
         source, counts = self.config.source, NoteCount(self.output)
-        return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts)
+        return SpanDatasource(
+            source,
+            self.manifest,
+            self.fields,
+            self.limit,
+            self.reads_images,
+            done,
+            counts,
+            self.output.shard.number,
+        )
 
     def read_first(self, limit: int) -> pa.Table:
         return read_first(self.config.source, self.manifest, self.fields, limit, with_images=self.reads_images)
@@ -157,14 +167,18 @@ class Plan(JobPlan):
 
 
 def make_plan(
-    config: CaptionJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
+    config: CaptionJob,
+    limit: int | None = None,
+    probe_output: bool = True,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    shard: Shard = WHOLE,
 ) -> Plan:
-    """Check what can be checked without weights and without Ray, and return the plan.
+    """Check what can be checked without weights and without Ray, and return the plan of the job or of one shard.
 
     Raises:
         ConfigError: a check failed; the message names the dotted path of the field.
     """
-    output = open_output(config)
+    output = open_output(config, shard)
     import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
@@ -184,7 +198,7 @@ def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
     return plan
 
 
-def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
+def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> OutputDir:
     """Return the job's output directory, which is empty or contains an output of a job.
 
     Raises:
@@ -197,7 +211,7 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
         paths = [*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)]
         refuse_relative(paths, reason)
     path = config.sink.path
-    output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()))
+    output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()), shard)
     refuse_overlap(config.source, output.url)
     if not output.list_attempts():
         output.refuse_if_used()
@@ -210,8 +224,8 @@ def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
-    """Raise ConfigError if there are no samples, or the output cannot be written."""
-    if not plan.datasource.planned:
+    """Raise ConfigError if there are no samples, or the output cannot be written; a shard may have no samples."""
+    if not plan.datasource.planned and plan.output.shard == WHOLE:
         raise ConfigError("source.path: the files hold no samples")
     if probe_output:
         plan.output.check_writable()
@@ -266,6 +280,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
         rows += f" (--limit {plan.limit})"
     return {
         "job": f"{plan.job_id}, seed {config.job.seed}",
+        **({} if plan.output.shard == WHOLE else {"shard": f"{plan.output.shard}"}),
         "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
         f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
         **({"skipped": describe_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),

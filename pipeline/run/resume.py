@@ -6,6 +6,8 @@ An attempt starts by creating its record, a file that only one process can creat
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +22,9 @@ from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest_parts import with_counts, write_parts
-from pipeline.storage.output_dir import JOB, OutputDir
+from pipeline.source.shards import rows_of
+from pipeline.storage.output_dir import CONTENT, JOB, OutputDir, as_json
+from pipeline.storage.shard import WHOLE
 
 if TYPE_CHECKING:
     from pipeline.run.plan import JobPlan
@@ -62,10 +66,18 @@ def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
     """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
+        _refuse_content_of_other_shards(plan)
         return plan
     if not plan.resume.allow_mixed:
         refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
     return _with_inventory(plan, gone)
+
+
+def _refuse_content_of_other_shards(plan: JobPlan) -> None:
+    if plan.output.shard == WHOLE or plan.resume.allow_mixed:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        refuse_other_content(json.loads(plan.output.read_bytes(CONTENT)), plan.content, plan.output)
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
@@ -74,13 +86,13 @@ def fingerprints_of(output: OutputDir) -> dict[int, str]:
 
 
 def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    retry = plan.resume.retry_errors
+    retry, shard = plan.resume.retry_errors, plan.output.shard.number
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
     verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
     fingerprints = fingerprints_of(plan.output)
     inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
     done = inventory.accounts.done(retry)
-    lost = [file for file in gone.tolist() if not done.is_complete(file)]
+    lost = [file for file in gone.tolist() if not done.is_complete(file, *rows_of(manifest.cuts, shard, file))]
     if lost:
         names = ", ".join(plan.manifest.files["path"][file].as_py() for file in lost[:3])
         more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
@@ -143,6 +155,11 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     """
     output = plan.output
     attempt = max(output.list_attempts(), default=0) + 1
+    if output.shard != WHOLE:
+        try:
+            output.create_bytes(CONTENT, as_json(plan.content))
+        except FileExistsError:
+            _refuse_content_of_other_shards(plan)
     output.take_attempt(dict(record), attempt)
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)

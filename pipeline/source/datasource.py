@@ -26,7 +26,7 @@ from pipeline.rows.schemas import RowError
 from pipeline.source import spans
 from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
 from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import counts_of
+from pipeline.source.shards import spans_of
 from pipeline.sources import kind_of
 from pipeline.sources.kind import Chunk, Entry, FilePiece, ReadSpec, Sample, byte_of, max_bytes_of
 from pipeline.storage import access
@@ -44,7 +44,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     Without `with_images` no images are read. Samples that are `done` are skipped, and files whose samples are all done
     are not opened. When a file of unknown count has been read, `note_count` receives the file's ordinal, its number of
-    samples, and whether the file is broken.
+    samples, and whether the file is broken. If the manifest is cut into shards, only samples of `shard` are read.
 
     Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
     the output of read tasks.
@@ -59,13 +59,14 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         with_images: bool = True,
         done: DoneBitmap | None = None,
         note_count: NoteCount | None = None,
+        shard: int = 0,
     ) -> None:
         super().__init__()
         self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
         self._manifest = manifest
         self._done = done
         self._note_count = note_count
-        self.planned = plan_spans(self._spec, manifest, limit)
+        self.planned = spans_of(plan_spans(self._spec, manifest, limit), manifest.cuts, shard)
         self._spans = self.planned if done is None else spans.remaining(self.planned, done)
 
     @property
@@ -112,7 +113,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     @cached_property
     def _counts(self) -> Ints:
-        return counts_of(self._manifest)
+        return self._manifest.counts
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None

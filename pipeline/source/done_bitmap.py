@@ -90,9 +90,9 @@ class DoneBitmap:
         end = int(self.counts[file]) if stop is None else stop
         return self._get(self._starts[file] + np.arange(start, end))
 
-    def is_complete(self, file: int) -> bool:
-        """Return whether all samples of a file are in the set; False if its count is unknown."""
-        return self.counts[file] != UNKNOWN and bool(self.rows(file, 0, None).all())
+    def is_complete(self, file: int, start: int = 0, stop: int | None = None) -> bool:
+        """Return whether all samples of a file from `start` to `stop` are in the set; False if its count is unknown."""
+        return self.counts[file] != UNKNOWN and bool(self.rows(file, start, stop).all())
 
     def num_in(self, files: Ints, starts: Ints, stops: Ints) -> Ints:
         """Return how many samples of each piece are in the set; 0 for pieces of files of unknown count."""

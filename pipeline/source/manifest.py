@@ -21,7 +21,9 @@ from configs.source import Source
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
+from pipeline.source.done_bitmap import UNKNOWN, Ints
 from pipeline.source.ids import find_repeats
+from pipeline.source.shards import Cut, cut
 from pipeline.sources import kind_of
 from pipeline.sources.kind import FACTS, Entry, FilePiece, Kind, Needs, ReadSpec, no_row_groups
 from pipeline.storage import access
@@ -39,6 +41,7 @@ MAX_REPEATED_ROWS = 1000
 PARTS = "_job/manifest"
 ROOT_KEY = b"draftfleet.source_root"
 KEEP_KEY = b"draftfleet.keep_schema"
+CUT_KEY = b"draftfleet.shards"
 _LISTING_CHUNK = 65_536
 
 
@@ -46,7 +49,8 @@ _LISTING_CHUNK = 65_536
 class Manifest:
     """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, and `keep`, the types of kept columns.
 
-    The first `written` files are already stored in the `num_parts` manifest parts of the output.
+    The first `written` files are already stored in the `num_parts` manifest parts of the output; `written_cuts` are the
+    cuts of these parts if `num_shards` is more than 1.
     """
 
     root: str
@@ -54,6 +58,8 @@ class Manifest:
     keep: pa.Schema
     written: int = 0
     num_parts: int = 0
+    num_shards: int = 1
+    written_cuts: tuple[Cut, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Number of files in the source's folders that are not listed, by suffix."""
 
@@ -70,6 +76,20 @@ class Manifest:
         """Total number of samples; None if some file's count is unknown."""
         counts = self.files["num_samples"]
         return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+    @property
+    def counts(self) -> Ints:
+        """The number of samples of every file; `UNKNOWN` if it is known only after reading."""
+        counts = self.files["num_samples"].fill_null(UNKNOWN)
+        return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The cut of every part into shards, including the part that is not written yet; empty without shards."""
+        if self.num_shards == 1 or self.written == self.num_files:
+            return self.written_cuts
+        sizes = self.files["size_bytes"].to_numpy()[self.written :]
+        return (*self.written_cuts, cut(self.counts[self.written :], sizes, self.written, self.num_shards))
 
     def entry(self, file: int, start: int) -> Entry:
         """Return where the last row group at or before row `start` begins; row 0 for kinds that need no such index."""
@@ -92,6 +112,7 @@ class Manifest:
             SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode(),
             ROOT_KEY: access.shown(self.root).encode(),
             KEEP_KEY: self.keep.serialize().to_pybytes().hex().encode(),
+            **({CUT_KEY: self.cuts[-1].to_json()} if self.num_shards > 1 else {}),
         }
         sink = pa.BufferOutputStream()
         pq.write_table(self.files.slice(self.written).replace_schema_metadata(metadata), sink, compression="zstd")

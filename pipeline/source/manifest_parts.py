@@ -14,7 +14,18 @@ import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints, PathIndex
-from pipeline.source.manifest import KEEP_KEY, PARTS, ROOT_KEY, SCHEMA, Manifest, freeze_for, list_source, survey_files
+from pipeline.source.manifest import (
+    CUT_KEY,
+    KEEP_KEY,
+    PARTS,
+    ROOT_KEY,
+    SCHEMA,
+    Manifest,
+    freeze_for,
+    list_source,
+    survey_files,
+)
+from pipeline.source.shards import Cut
 from pipeline.sources import kind_of
 from pipeline.sources.kind import Needs
 from pipeline.storage import access
@@ -45,11 +56,13 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
     far as the kind knows them before reading, its rows and row groups are equal, as after copying the source.
 
     Raises:
-        ConfigError: the source cannot be listed, a listed file has changed, or new files have other columns.
+        ConfigError: the source cannot be listed, a listed file has changed, new files have other columns, or the output
+            has another number of shards.
     """
     manifest = read_parts(output)
     if manifest is None:
-        return Reopened(freeze_for(needs), np.zeros(0, np.int64))
+        return Reopened(replace(freeze_for(needs), num_shards=output.shard.total), np.zeros(0, np.int64))
+    _refuse_other_shards(manifest, output)
     skipped = Skipped()
     filesystem, root, listing = list_source(needs.source, skipped)
     manifest = replace(manifest, root=access.unstripped(filesystem, root), skipped=dict(skipped.counts))
@@ -106,6 +119,7 @@ def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
         return manifest
     stored = read_parts(output)
     assert stored is not None
+    _refuse_other_shards(stored, output)
     ordinals = PathIndex(stored.files["path"]).find(manifest.files["path"].combine_chunks())
     listed = np.flatnonzero(ordinals >= 0)
     # The first `written` files are in both manifests; they were compared when this attempt was planned.
@@ -113,6 +127,15 @@ def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
     _refuse_changed(stored.files.take(pa.array(ordinals[shared])), manifest.files.take(pa.array(shared)), output)
     new = manifest.files.take(pa.array(np.flatnonzero(ordinals < 0)))
     return replace(_with_files(stored, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
+
+
+def _refuse_other_shards(stored: Manifest, output: OutputDir) -> None:
+    if stored.num_shards != output.shard.total:
+        begun = f"with {stored.num_shards} shards" if stored.num_shards > 1 else "without shards"
+        advice = f"--shard I/{stored.num_shards}" if stored.num_shards > 1 else "no --shard"
+        raise ConfigError(
+            f"--shard: {output.shown()} was begun {begun}; go on with {advice}, or choose another sink.path"
+        )
 
 
 def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, earlier: pa.Table, now: pa.Table) -> pa.Table:
@@ -170,7 +193,9 @@ def read_parts(output: OutputDir) -> Manifest | None:
     footer = tables[0].schema.metadata
     keep = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(footer[KEEP_KEY].decode())))
     files = pa.concat_tables([table.replace_schema_metadata(None).cast(SCHEMA) for table in tables]).combine_chunks()
-    return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names))
+    cuts = tuple(Cut.from_json(table.schema.metadata[CUT_KEY]) for table in tables if CUT_KEY in footer)
+    num_shards = cuts[0].count if cuts else 1
+    return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names), num_shards, cuts)
 
 
 # --- counts known only after reading -------------------------------------------------------------------------------
@@ -208,7 +233,7 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
     """Fill in the counts that earlier attempts have stored; `forget_broken` ignores the counts of damaged files."""
     if not manifest.files["num_samples"].null_count:
         return manifest
-    numbers = counts_of(manifest)
+    numbers = manifest.counts
     for file, notes in _notes(output).items():
         notes = [note for note in notes if note[0] or not forget_broken]
         if notes and file < len(numbers):
@@ -216,9 +241,3 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
     position = SCHEMA.get_field_index("num_samples")
     column = pa.array(numbers, pa.int64(), mask=numbers == UNKNOWN)
     return replace(manifest, files=manifest.files.set_column(position, SCHEMA.field(position), column))
-
-
-def counts_of(manifest: Manifest) -> Ints:
-    """Return the number of samples of every file; `UNKNOWN` if it is known only after reading."""
-    counts = manifest.files["num_samples"].fill_null(UNKNOWN)
-    return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
+from pipeline.source.done_bitmap import UNKNOWN, Bools, DoneBitmap, Ints
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
 """Assumed bytes per sample when small files of unknown count are grouped."""
@@ -47,6 +47,11 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def kept(self, keep: Bools) -> Spans:
+        """Return the spans with the pieces in the mask `keep`, without spans that have none."""
+        ends = np.concatenate([[0], np.cumsum(keep)])[self.ends]
+        return Spans(self.files[keep], self.starts[keep], self.stops[keep], ends[np.diff(ends, prepend=0) > 0])
 
     def columns(self, span: int) -> tuple[Ints, Ints, Ints]:
         """Return one span's files, starts and stops as arrays; a stop is `TO_THE_END` if the piece has none."""
@@ -183,8 +188,7 @@ def remaining(spans: Spans, done: DoneBitmap) -> Spans:
         starts[index] = start + open_rows[0]
         if open_rows[-1] + 1 < len(rows):
             stops[index] = start + open_rows[-1] + 1
-    ends = np.concatenate([[0], np.cumsum(keep)])[spans.ends]
-    return Spans(files[keep], starts[keep], stops[keep], ends[np.diff(ends, prepend=0) > 0])
+    return Spans(files, starts, stops, spans.ends).kept(keep)
 
 
 def num_missing(spans: Spans, done: DoneBitmap) -> int | None:

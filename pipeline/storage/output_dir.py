@@ -16,10 +16,15 @@ from fsspec import AbstractFileSystem
 from configs.load import ConfigError
 from pipeline.storage import access
 from pipeline.storage.retries import retried
+from pipeline.storage.shard import WHOLE, Shard
 
 DATA, ERRORS, JOB = "data", "errors", "_job"
 ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
+CONTENT = "_job/content.json"
+"""The settings that determine the content of an output with shards."""
+_SHARED = ("manifest", "counts", "tmp", "content.json")
+"""Entries of `_job/` that all shards of a job use."""
 _LITTER = (".probe-", "tmp/")
 """Prefixes below `_job/` of files left by a process that was killed before it took its attempt; they are ignored."""
 _CONDITIONAL_ADVICE = (
@@ -29,9 +34,14 @@ _CONDITIONAL_ADVICE = (
 
 @dataclass(frozen=True)
 class OutputDir:
-    """An output directory by its URL; only the URL is pickled, and every worker opens the directory itself."""
+    """An output directory by its URL; only the URL is pickled, and every worker opens the directory itself.
+
+    With a `shard` it is the view of this shard: relative paths are those of an output without shards, and are mapped to
+    `data/shard-NNNN-*`, `errors/shard-NNNN-*` and `_job/shards/NNNN/`, except for what all shards use.
+    """
 
     url: str
+    shard: Shard = WHOLE
 
     def __post_init__(self) -> None:
         if "://" not in self.url:  # a worker may have another working directory
@@ -42,8 +52,8 @@ class OutputDir:
         filesystem, path = access.open_url(self.url, "sink.path")
         return filesystem, path.rstrip("/") or path
 
-    def __reduce__(self) -> tuple[type[OutputDir], tuple[str]]:
-        return type(self), (self.url,)
+    def __reduce__(self) -> tuple[type[OutputDir], tuple[str, Shard]]:
+        return type(self), (self.url, self.shard)
 
     @property
     def filesystem(self) -> Any:
@@ -55,11 +65,25 @@ class OutputDir:
 
     def path(self, relative: str) -> str:
         """Return the path, in the file system, of a file in the output directory."""
-        return access.join(self._opened[1], relative)
+        return access.join(self._opened[1], self._placed(relative))
+
+    def _placed(self, relative: str) -> str:
+        """Map a relative path of this shard to the path in the directory."""
+        folder, _, rest = relative.partition("/")
+        if self.shard == WHOLE or (folder == JOB and rest.partition("/")[0] in _SHARED):
+            return relative
+        if folder == JOB:
+            return access.join(f"{JOB}/shards/{self.shard.number:04d}", rest)
+        return f"{folder}/{self.prefix}{rest}" if rest else folder
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the names of this shard's files in `data/` and `errors/`; empty without shards."""
+        return "" if self.shard == WHOLE else f"shard-{self.shard.number:04d}-"
 
     def shown(self, relative: str = "") -> str:
         """Format the URL for messages and summaries, without credentials."""
-        return access.shown(access.join(self.url, relative) if relative else self.url)
+        return access.shown(access.join(self.url, self._placed(relative)) if relative else self.url)
 
     # --- before a job starts ---
 
@@ -161,15 +185,19 @@ class OutputDir:
     # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
-        """Return the sorted paths of all files below a folder, relative to it; empty if there is no such folder."""
+        """Return the sorted paths of all files below a folder, relative to it; empty if there is no such folder.
+
+        Of `data/` and `errors/`, a shard lists its own files.
+        """
         root = self.path(folder)
+        prefix = self.prefix if folder in (DATA, ERRORS) else ""
 
         def find() -> list[str]:
             self.filesystem.invalidate_cache()
             return list(self.filesystem.find(root))
 
-        found = find() if self.is_local else retried(find)
-        return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
+        names = (str(path)[len(root.rstrip("/")) + 1 :] for path in (find() if self.is_local else retried(find)))
+        return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
     def make_folders(self) -> None:
         """Create the folders `data/`, `errors/` and `_job/`, which object stores do not need."""

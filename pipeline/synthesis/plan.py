@@ -25,6 +25,7 @@ from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
+from pipeline.storage.shard import WHOLE, Shard
 from pipeline.synthesis import rows
 from pipeline.synthesis.conditions import check_features_type
 from pipeline.synthesis.files import DEFAULT_QUALITY
@@ -93,10 +94,14 @@ def needs_of(config: SynthesizeJob) -> Needs:
 
 
 def make_plan(
-    config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
+    config: SynthesizeJob,
+    limit: int | None = None,
+    probe_output: bool = True,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    shard: Shard = WHOLE,
 ) -> SynthesisPlan:
     """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
-    output = open_output(config)
+    output = open_output(config, shard)
     import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))

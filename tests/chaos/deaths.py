@@ -65,7 +65,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 VICTIMS: dict[str, Callable[[int, str], bool]] = {
     "actor": lambda pid, command: "Generate" in command or "MapWorker" in command,
-    "writer": lambda pid, command: command.startswith(("ray::spool", "ray::Publisher.publish")),
+    "writer": lambda pid, command: command.startswith(("ray::spool", "ray::write", "ray::Publisher.publish")),
     "raylet": lambda pid, command: "/raylet/raylet" in command,
 }
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
-from pipeline.output.writer import Writer
+from pipeline.output.writer import MAX_TASKS, Writer
 from pipeline.rows.schemas import result_schema
 from pipeline.run.execution import opening_record
 from pipeline.run.finalize import finalize
@@ -22,6 +22,7 @@ from pipeline.run.resume import DEFAULT_RESUME, Begun, ResumeOptions, begin, fin
 from pipeline.source.manifest import needs_of
 from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import WHOLE, Shard
 
 
 class _FrontEnd:
@@ -53,11 +54,15 @@ def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJ
 
 
 def plan_of(
-    config: CaptionJob, resume: ResumeOptions = DEFAULT_RESUME, limit: int | None = None, revision: str = "t0"
+    config: CaptionJob,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    limit: int | None = None,
+    revision: str = "t0",
+    shard: Shard = WHOLE,
 ) -> Plan:
     """The plan, checked against what the output holds."""
     info: Any = PairInfo(revision)
-    output = OutputDir(config.sink.path)
+    output = OutputDir(config.sink.path, shard)
     needs = needs_of(config.source, Plan(config, info, None, output).prompt_options, config.sink.keep_columns)  # type: ignore[arg-type]
     reopened = reopen(needs, output, resume.accept_touched)
     return read_earlier(Plan(config, info, reopened.manifest, output, limit, resume), reopened.gone)
@@ -102,10 +107,10 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
     return batches
 
 
-def save(plan: Plan, begun: Begun, batches: list[pa.Table]) -> None:
+def save(plan: Plan, begun: Begun, batches: list[pa.Table], max_tasks: int = MAX_TASKS) -> None:
     """Save and publish these and what waits."""
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
-    with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers) as writer:
+    with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers, max_tasks=max_tasks) as writer:
         for batch in batches:
             writer.add([batch], batch.num_rows, batch.nbytes)
 
@@ -151,5 +156,6 @@ def at_rest(output: Path) -> tuple[set[str], set[str]]:
     assert not good.keys() & bad.keys()
     assert all(not row["error_type"] for row in good.values())
     assert all(row["error_type"] for row in bad.values())
-    assert [path for path in (output / "_job/spool").rglob("*") if path.is_file()] == []
+    spools = [output / "_job/spool", *output.glob("_job/shards/*/spool")]
+    assert [path for spool in spools for path in spool.rglob("*") if path.is_file()] == []
     return set(good), set(bad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import duckdb
@@ -16,8 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from configs.schema import Sink
+from pipeline.output.file_numbers import FileNumbers
 from pipeline.output.files import Format, read_found
-from pipeline.output.publishing import Fenced, Publisher
+from pipeline.output.publishing import WINDOW, Fenced, Publisher
 from pipeline.output.writer import Writer, call_here
 from pipeline.rows import schemas
 from pipeline.storage.output_dir import OutputDir
@@ -128,11 +130,90 @@ def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> No
     old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
     write(old, [result_table(["a"])], 0)
     [late] = old.spool(1, [result_table(["b"])])
-    assert new.fence("data") == 2
+    assert new.fence("data") == 1 + WINDOW["data"]
     with pytest.raises(Fenced, match=r"attempt 2 of .* has taken over from attempt 1"):
         old.publish("data", 1, [late])
     write(new, [result_table(["b"])], 2)
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b"]
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.integers(0, 6))
+def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_delayed(data, num_before) -> None:
+    """Tasks of the older attempt run at random moments before, during and after the fence."""
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists("/fence"):
+        filesystem.rm("/fence", recursive=True)
+    old, new = press_at("memory://fence", 1), press_at("memory://fence", 2)
+    numbers, window = FileNumbers(0, WINDOW["data"]), WINDOW["data"]
+    running: list[tuple[int, str]] = []
+    published: list[str] = []
+    is_fenced = False
+
+    def step() -> None:
+        nonlocal is_fenced
+        free = numbers.smallest_free
+        may_start = len(running) < window and free < min([free, *(number for number, _ in running)]) + window
+        if may_start and not is_fenced and data.draw(st.booleans()):
+            running.append((numbers.take(), f"row {len(published)} {len(running)} {free}"))
+        elif running:
+            number, row = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            has_rows = data.draw(st.integers(0, 4)) > 0
+            try:
+                found = old.publish_rows("data", number, result_table([row])) if has_rows else None
+            except Fenced:
+                is_fenced = True
+                return
+            published.extend([row] if has_rows else [])
+            numbers.end(number, found)
+
+    create = OutputDir.create_bytes
+
+    def interrupted(output, relative, content):
+        if relative.startswith("data/") and not interrupted.is_inside:
+            interrupted.is_inside = True
+            for _ in range(data.draw(st.integers(0, 3))):
+                step()
+            interrupted.is_inside = False
+        return create(output, relative, content)
+
+    interrupted.is_inside = True
+    for _ in range(num_before):
+        step()
+    interrupted.is_inside = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputDir, "create_bytes", interrupted)
+        free = new.fence("data")
+    seen = list(published)
+    while running:
+        step()
+    assert published == seen, "a task of the older attempt published after the fence"
+    if not is_fenced and numbers.smallest_free < free:
+        with pytest.raises(Fenced):
+            old.publish_rows("data", numbers.take(), result_table(["late"]))
+    assert sorted(ids_in_memory("fence")) == sorted(published)
+
+
+def ids_in_memory(name: str) -> list[str]:
+    output = OutputDir(f"memory://{name}")
+    found = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
+    return [id_ for one in found for id_ in one.table["sample_id"].to_pylist()]
+
+
+def test_numbers_are_assigned_within_the_window_and_returned_ones_first() -> None:
+    numbers = FileNumbers(5, 2)
+    assert [numbers.take(), numbers.take()] == [5, 6]
+    numbers.end(6, 9)  # 6, 7 and 8 were taken by files of other origin
+    waiting = threading.Thread(target=lambda: taken.append(numbers.take()), daemon=True)
+    taken: list[int] = []
+    waiting.start()
+    waiting.join(0.05)
+    assert taken == [], "10 is not within the window while 5 has no file"
+    numbers.end(5, None)
+    waiting.join(60)
+    assert taken == [5]
+    numbers.end(5, 5)
+    assert numbers.smallest_free == 10
 
 
 def test_a_late_fence_keeps_published_files(tmp_path, monkeypatch) -> None:
@@ -146,7 +227,7 @@ def test_a_late_fence_keeps_published_files(tmp_path, monkeypatch) -> None:
         return create(output, relative, data)
 
     monkeypatch.setattr(OutputDir, "create_bytes", overtaken)
-    assert new.fence("data") == 2
+    assert new.fence("data") == 1 + WINDOW["data"]
     assert ids_in(tmp_path / "data") == ["a"]
 
 
@@ -201,21 +282,58 @@ def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(bloc
     assert OutputDir("memory://sink").list_files("_job/spool") == []
 
 
-def test_files_are_published_while_the_job_runs_as_soon_as_they_are_full(tmp_path) -> None:
-    published: list[str] = []
+def test_full_buffers_are_published_at_once_and_others_when_spool_files_fill_a_file(tmp_path) -> None:
+    called: list[str] = []
 
     def watched(function, publisher, *arguments):
         done = call_here(function, publisher, *arguments)
-        published.append(function.__name__)
+        called.append(function.__name__)
         return done
 
-    with writer_at(tmp_path, 4, 0.0, call=watched) as writer:
+    with writer_at(tmp_path, 4, 0.0, call=watched, max_tasks=1) as writer:
         for number in range(20):
             add(writer, [f"{number}-{row}" for row in range(4)])
-    first = published.index("publish")
-    assert "spool" in published[first:]
-    assert sorted(ids_in(tmp_path / "data")) == sorted(f"{number}-{row}" for number in range(20) for row in range(4))
-    assert len(list((tmp_path / "data").iterdir())) == 20
+        add(writer, ["last"])
+    assert called[:20] == ["write"] * 20, "full buffers are written once"
+    assert called[20:] == ["spool", "publish"]
+    assert sorted(ids_in(tmp_path / "data")) == sorted(
+        ["last", *(f"{number}-{row}" for number in range(20) for row in range(4))]
+    )
+    assert len(list((tmp_path / "data").iterdir())) == 21
+
+
+def test_full_buffers_are_written_side_by_side_up_to_the_bound(tmp_path) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    barrier = threading.Barrier(3)
+
+    def together(function, publisher, *arguments):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        barrier.wait(timeout=60)  # passes only if three tasks run at the same time
+        done = call_here(function, publisher, *arguments)
+        with lock:
+            running -= 1
+        return done
+
+    with writer_at(tmp_path, 2, call=together, max_tasks=3) as writer:
+        for number in range(12):
+            add(writer, [f"{number}-0", f"{number}-1"])
+    assert most == 3
+    assert len(ids_in(tmp_path / "data")) == 24
+
+
+def test_a_write_that_is_repeated_with_other_bytes_publishes_its_rows_once(tmp_path) -> None:
+    publisher = press_at(tmp_path)
+    rows = result_table(["a", "b", "x"], ("x",))
+    other = rows.set_column(rows.schema.get_field_index("generated_text"), "generated_text", pa.array(["other"] * 3))
+    number, [errors] = publisher.write(0, 0, [rows])
+    assert (number, errors.folder, errors.num_rows) == (0, "errors", 1)
+    # The first task died after its file, and its input was computed again.
+    assert publisher.write(0, 0, [other]) == (0, [errors])
+    assert ids_in(tmp_path / "data") == ["a", "b"]
+    assert publisher.write(0, 1, [result_table(["c"])]) == (1, [])
 
 
 def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:

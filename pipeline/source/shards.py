@@ -1,0 +1,94 @@
+"""Cuts a manifest into shards: contiguous ranges of samples that several drivers of one job process independently.
+
+The cut of a manifest part is computed once, when the part is written, and stored with it, so that it never changes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from pipeline.source.done_bitmap import UNKNOWN, Ints
+from pipeline.source.spans import TO_THE_END, Spans
+
+
+class Position(NamedTuple):
+    """A sample's position in the source: the ordinal of its file in the manifest, and its row."""
+
+    file: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cut of one manifest part: shard i has the samples from `bounds[i]` to `bounds[i + 1]` (exclusive)."""
+
+    bounds: tuple[Position, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds) - 1
+
+    def range_of(self, shard: int) -> tuple[Position, Position]:
+        return self.bounds[shard], self.bounds[shard + 1]
+
+    def to_json(self) -> bytes:
+        return json.dumps(self.bounds).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        return cls(tuple(Position(*bound) for bound in json.loads(data)))
+
+
+def cut(counts: Ints, sizes: Ints, first: int, num_shards: int) -> Cut:
+    """Cut the files of a manifest part into shards of equal numbers of samples, or of about equal bytes if the number
+    of samples of a file is `UNKNOWN`; then no file is cut.
+
+    `counts` and `sizes` are the samples and bytes of the part's files, `first` is the ordinal of the first file.
+    """
+    if (counts == UNKNOWN).any():
+        ends = np.cumsum(np.maximum(sizes, 1))
+        goals = [int(ends[-1]) * number // num_shards for number in range(1, num_shards)]
+        inner = [Position(first + int(file), 0) for file in np.searchsorted(ends, goals, side="right")]
+    else:
+        ends = np.cumsum(counts)
+        goals = [int(ends[-1]) * number // num_shards for number in range(1, num_shards)]
+        files = np.searchsorted(ends, goals, side="right")
+        inner = [
+            Position(first + int(file), goal - int(ends[file] - counts[file]))
+            if file < len(ends)
+            else _end(first, ends)
+            for file, goal in zip(files, goals, strict=True)
+        ]
+    return Cut((Position(first, 0), *inner, _end(first, ends)))
+
+
+def _end(first: int, files: Ints) -> Position:
+    return Position(first + len(files), 0)
+
+
+def spans_of(spans: Spans, cuts: tuple[Cut, ...], shard: int) -> Spans:
+    """Return the part of the spans that belongs to a shard; pieces are cut at its bounds."""
+    if not cuts:
+        return spans
+    files, starts, stops = spans.files, spans.starts.copy(), spans.stops.copy()
+    keep = np.zeros(len(files), bool)
+    for low, high in (one.range_of(shard) for one in cuts):
+        is_after = (files > low.file) | ((files == low.file) & ((stops == TO_THE_END) | (stops > low.row)))
+        is_inside = is_after & ((files < high.file) | ((files == high.file) & (starts < high.row)))
+        starts[is_inside & (files == low.file)] = np.maximum(starts[is_inside & (files == low.file)], low.row)
+        at_end = is_inside & (files == high.file)
+        stops[at_end] = np.where(stops[at_end] == TO_THE_END, high.row, np.minimum(stops[at_end], high.row))
+        keep |= is_inside
+    return Spans(files, starts, stops, spans.ends).kept(keep)
+
+
+def rows_of(cuts: tuple[Cut, ...], shard: int, file: int) -> tuple[int, int | None]:
+    """Return the first row of a file in a shard, and the row after the last one (None: all rows to the end)."""
+    for low, high in (one.range_of(shard) for one in cuts):
+        if low.file <= file <= high.file and (file < high.file or high.row):
+            return (low.row if file == low.file else 0), (high.row if file == high.file else None)
+    return (0, 0) if cuts else (0, None)
