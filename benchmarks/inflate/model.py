@@ -15,12 +15,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -103,30 +103,14 @@ class Inflation:
     head_dim: int
     seed: int
 
-    def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield names and sizes of all inflated tensors; a tied head becomes a tensor of its own."""
-        for name in self.tensors:
-            if self._layer(name) is None:
-                yield name, self.size(name)
-        if not any(name.endswith("lm_head.weight") for name in self.tensors):
-            yield self._tied_name(), self.size(self._tied_name())
-        for layer in range(self.new.layers):
-            for name in self.tensors:
-                if self._layer(name) == 0:
-                    yield _LAYER.sub(f"layers.{layer}.", name), self.size(name)
-
-    def size(self, name: str) -> tuple[int, ...]:
-        source = self._source(_LAYER.sub("layers.0.", name))
-        if self._is_kept(name):
-            return tuple(source.shape)
-        axes, _ = self._rule(name)
-        grown = {"h": self.new.hidden, "f": self.new.ffn}
-        grown |= {"q": self.new.heads * self.head_dim, "k": self.new.kv_heads * self.head_dim}
-        return tuple(grown.get(axis, length) for axis, length in zip(axes, source.shape, strict=True))
+    def fill_all(self, model: nn.Module) -> None:
+        """Write all tensors of a model of the new shape."""
+        for name, out in model.state_dict().items():
+            self.fill(name, out)
 
     def fill(self, name: str, out: Tensor) -> None:
         """Write an inflated tensor into `out`, in its dtype and on its device."""
-        if self._is_kept(name):
+        if any(part in name for part in KEPT):
             out.copy_(self.tensors[name])
             return
         axes, outside = self._rule(name)
@@ -139,9 +123,9 @@ class Inflation:
             out.uniform_(scale * (1 - NORM_SPREAD), scale * (1 + NORM_SPREAD), generator=generator)
         else:
             out.uniform_(-RANDOM_STD * 3**0.5, RANDOM_STD * 3**0.5, generator=generator)
-        layer = self._layer(name)
-        if layer is None or layer < self.old.layers:
-            source = self._source(name)
+        layer = _LAYER.search(name)
+        if layer is None or int(layer[1]) < self.old.layers:
+            source = self.tensors[name]
             places = [self._places(axis, size).to(out.device) for axis, size in zip(axes, source.shape, strict=True)]
             block = source.to(out.device)
             # In double precision, so that the factor is rounded once.
@@ -157,23 +141,6 @@ class Inflation:
         head = torch.arange(self.old.heads)
         placed = head // group * grown + head % group
         return (placed[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()
-
-    def _source(self, name: str) -> Tensor:
-        if name in self.tensors:
-            return self.tensors[name]
-        return next(value for key, value in self.tensors.items() if key.endswith("embed_tokens.weight"))
-
-    def _tied_name(self) -> str:
-        embedding = next(name for name in self.tensors if name.endswith("embed_tokens.weight"))
-        return "language_model.lm_head.weight" if embedding.startswith("language_model.model.") else "lm_head.weight"
-
-    @staticmethod
-    def _is_kept(name: str) -> bool:
-        return any(part in name for part in KEPT)
-
-    def _layer(self, name: str) -> int | None:
-        found = None if self._is_kept(name) else _LAYER.search(name)
-        return int(found[1]) if found else None
 
     @staticmethod
     def _rule(name: str) -> tuple[str, str]:
@@ -205,8 +172,7 @@ def inflate(
     attention = model.config._attn_implementation
     with torch.device(device or model.device), no_init_weights():
         grown = auto_class(plain).from_config(config, dtype=dtype or model.dtype, attn_implementation=attention)
-    for name, out in grown.state_dict().items():
-        inflation.fill(name, out)
+    inflation.fill_all(grown)
     grown.generation_config = copy.deepcopy(model.generation_config)
     result: PreTrainedModel = grown.requires_grad_(False).eval()
     return result

@@ -57,7 +57,7 @@ def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: i
 
 
 def named_shape(name: str) -> Shape:
-    """Return a shape by its name, `draft-<ratio>` for a drafter of the 0.3B shape, or `hidden=…,layers=…,…` in full.
+    """Return a shape by its name or `draft-<ratio>` for a drafter of the 0.3B shape.
 
     Raises:
         InflationError: there is no such shape.
@@ -66,13 +66,7 @@ def named_shape(name: str) -> Shape:
         return SHAPES[name]
     if found := re.fullmatch(r"draft-(0?\.\d+)", name):
         return drafter_shape(SHAPES["0.3B"], float(found[1]))
-    sizes = dict(re.findall(r"(\w+)=(\d+)(?:,|$)", name))
-    if sizes.keys() == {field.name for field in fields(Shape)}:
-        return Shape(**{key: int(value) for key, value in sizes.items()})
-    raise InflationError(
-        f"no shape {name!r}: known are {', '.join(SHAPES)}, draft-<ratio>, and all sizes as in "
-        "hidden=1024,layers=6,heads=16,kv_heads=16,ffn=2816"
-    )
+    raise InflationError(f"no shape {name!r}: known are {', '.join(SHAPES)} and draft-<ratio>")
 
 
 def shape_of(text: Mapping[str, Any]) -> Shape:

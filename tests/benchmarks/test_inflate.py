@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.inflate import folders as inflate_files
 from benchmarks.inflate import model as inflating
 from benchmarks.inflate.__main__ import main
 from benchmarks.inflate.check import Inputs, compare
 from benchmarks.inflate.folders import inflate_folder
-from benchmarks.inflate.model import Inflation, inflate, inflated_config
+from benchmarks.inflate.model import inflate, inflated_config
 from benchmarks.inflate.shapes import SHAPES, InflationError, Shape, drafter_shape, named_shape, shape_of
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -291,7 +290,6 @@ def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
             named_shape(name)
     with pytest.raises(InflationError, match="ratio"):
         drafter_shape(OLD, 1.0)
-    assert named_shape("hidden=1024,layers=4,heads=16,kv_heads=16,ffn=704") == SMALL
 
 
 # --- folders -------------------------------------------------------------------------------------------------------
@@ -303,7 +301,6 @@ def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path
     assert [each["dtype"] for each in result["differences"]] == ["float32", "bfloat16"]
     assert all(each["equal_prompts"] == 1 for each in result["differences"])
     assert result["differences"][1]["logit_difference"] == 0.0
-    assert result["checked_layers"] == 4
     # The language model, its two vocabulary matrices and the vision tower, biases and norms left out.
     assert result["num_parameters"] == pytest.approx(SMALL.num_parameters() + 2 * 806 * 1024 + 1.7e6, rel=0.01)
     assert json.loads((tmp_path / "grown" / "inflation.json").read_text())["shape"]["hidden"] == 1024
@@ -312,30 +309,10 @@ def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "grown", dtype="auto")
     assert loaded.dtype == torch.bfloat16
     inside = inflate(inflate_files.load(source, torch.bfloat16), SMALL).state_dict()
-    # Folders have older names for the tensors, which decide what is random in them; what is not random is the same.
-    norm = "model.language_model.norm.weight"
-    assert torch.equal(loaded.state_dict()[norm][:256], inside[norm][:256])
+    assert all(torch.equal(value, inside[name]) for name, value in loaded.state_dict().items())
     target = Target.load(CheckpointRef(str(tmp_path / "grown")), "auto", "cpu")
     assert target.hidden_size == 1024
     assert target.front_end.takes_images
-
-
-def test_a_large_folder_has_shards_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, shape = CHECKPOINTS / "caption_drafter", Shape(256, 3, 4, 4, 256)
-    inflate_folder(source, tmp_path / "one", shape, num_prompts=1, max_new_tokens=2)
-    monkeypatch.setattr(inflate_files, "MAX_SHARD_BYTES", 500_000)
-    inflate_folder(source, tmp_path / "many", shape, num_prompts=1, max_new_tokens=2)
-    shards = sorted((tmp_path / "many").glob("model-*.safetensors"))
-    assert len(shards) > 3
-    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    assert {index["weight_map"][name] for name in index["weight_map"]} == {path.name for path in shards}
-    with safe_open(tmp_path / "one" / "model.safetensors", framework="pt") as whole:
-        assert set(whole.keys()) == set(index["weight_map"])
-        for name, file in index["weight_map"].items():
-            with safe_open(tmp_path / "many" / file, framework="pt") as shard:
-                assert torch.equal(shard.get_tensor(name), whole.get_tensor(name)), name
-    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "many", dtype="auto")
-    assert loaded.config.text_config.num_hidden_layers == 3
 
 
 def test_a_folder_that_would_be_another_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,13 +342,3 @@ def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
     grown = inflated_config(both, Shape(128, 3, 8, 8, 24))
     assert (grown["tie_word_embeddings"], grown["text_config"]["tie_word_embeddings"]) == (False, False)
     assert plain["hidden_size"] == 32
-
-
-def test_a_tied_head_of_a_folder_becomes_a_tensor_of_its_own() -> None:
-    model = toy(tie_word_embeddings=True)
-    stored = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    sizes = dict(Inflation(stored, OLD, ALL, 8, 0).names())
-    assert sizes["lm_head.weight"] == (50, 64)
-    grown = LlamaForCausalLM(LlamaConfig(**inflated_config(model.config.to_dict(), ALL)))
-    assert {name: tuple(value.shape) for name, value in grown.state_dict().items()} == sizes
-    assert AutoModelForCausalLM.from_config(grown.config).lm_head.weight.shape == (50, 64)
