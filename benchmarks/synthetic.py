@@ -1,7 +1,6 @@
 """Times decoding over long visual contexts with random KV entries and a forced acceptance rate.
 
-    python -m benchmarks.synthetic          # 2,000 and 25,000 positions, ten minutes; writes results/synthetic.json
-    python -m benchmarks.synthetic --quick  # few positions and steps, printed only
+    python -m benchmarks.synthetic    # 2,000 and 25,000 positions, ten minutes; writes results/synthetic.json
 
 The time of decoding steps over the KV cache of many images or a long video, and the speed-up of drafts at a given
 acceptance rate. Outputs are meaningless and are not compared. The drafter reads all positions or only the text. Only
@@ -60,7 +59,6 @@ class Size:
 
 
 FULL = Size((2_000, 25_000), (1, 4), (3, 5), (0.5, 0.7, 0.9), 20, 2)
-QUICK = Size((300,), (1, 2), (3,), (0.5, 0.9), 4, 2)
 
 
 @dataclass(frozen=True)
@@ -170,21 +168,19 @@ TABLES = {"synthetic": synthetic_table, "synthetic_setting": synthetic_setting}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = pair_command_line("synthetic", __doc__, "few positions and steps")
-    options = parser.parse_args(arguments)
-    size = QUICK if options.quick else FULL
+    options = pair_command_line("synthetic", __doc__).parse_args(arguments)
     found = describe_pair(options) | {
         "synthetic": "acceptance is forced and visual columns are random numbers; outputs mean nothing, and equality "
         "with plain decoding is not claimed",
-        "seeds": [SEED + number for number in range(size.num_rounds)],
+        "seeds": [SEED + number for number in range(FULL.num_rounds)],
     }
     torch.set_num_threads(options.threads)
     models = []
     for folder in map(str, inflated_pair(options)):
         models.append(load_target(Checkpoint(path=folder, dtype=options.dtype, device="cpu"), folder))
         models[-1].compile()
-    found["synthetic_rows"], found["left_out"] = measure(size, *models)
-    return finish(options, RESULTS, found, synthetic_setting, synthetic_table)
+    found["synthetic_rows"], found["left_out"] = measure(FULL, *models)
+    return finish(RESULTS, found, synthetic_setting, synthetic_table)
 
 
 if __name__ == "__main__":

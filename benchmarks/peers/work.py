@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import named_shape
 from benchmarks.peers.reference import key_of
 from zoo.pair import CHECKPOINTS
+
+GAMMA = 5
+"""Drafts per step."""
 
 
 def inflated(name: str, shape: str, dtype: str, scratch: Path) -> Path:
@@ -36,18 +39,20 @@ def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
     )
 
 
-def make_work(
-    options: argparse.Namespace, target: Path, drafter: Path, texts: list[str], max_new_tokens: int, max_batch: int
-) -> Work:
-    """Return prompts and limits for all peers; the context window has room for a whole draft after the last token."""
+def make_work(options: argparse.Namespace, texts: list[str], max_new_tokens: int, max_batch: int) -> Work:
+    """Return the pair, prompts and limits for all peers, and write them to `work.json` in the scratch folder.
+
+    The context window has room for a whole draft after the last token.
+    """
+    target, drafter = inflated_pair(options)
     ids = encode(front_end_of(target), texts)
-    longest = max(map(len, ids)) + max_new_tokens + options.gamma + 1
-    return Work(
+    longest = max(map(len, ids)) + max_new_tokens + GAMMA + 1
+    work = Work(
         target=str(target),
         drafter=str(drafter),
         dtype=options.dtype,
         threads=options.threads,
-        gamma=options.gamma,
+        gamma=GAMMA,
         max_batch=max_batch,
         max_context_tokens=-(-longest // 32) * 32,
         max_new_tokens=max_new_tokens,
@@ -55,6 +60,8 @@ def make_work(
         prompt_texts=texts,
         prompt_ids=ids,
     )
+    work.write(options.scratch / "work.json")
+    return work
 
 
 def reference_of(work: Work, variables: Mapping[str, str], scratch: Path) -> list[dict[str, Any]]:
@@ -74,14 +81,3 @@ def reference_of(work: Work, variables: Mapping[str, str], scratch: Path) -> lis
             raise PeerError(f"the reference could not be made:\n{done.stderr[-2000:]}")
     found: list[dict[str, Any]] = read_results(place)
     return found
-
-
-def by_batch(option: str, batches: Sequence[int], numbers: Sequence[int]) -> dict[int, int]:
-    """Return an option's number for each batch size, from one number for all or one number each.
-
-    Raises:
-        ValueError: the option has neither one number nor one per batch size.
-    """
-    if len(numbers) not in (1, len(batches)):
-        raise ValueError(f"{option} takes one number or {len(batches)}, one for each batch size")
-    return dict(zip(batches, list(numbers) * (len(batches) if len(numbers) == 1 else 1), strict=True))

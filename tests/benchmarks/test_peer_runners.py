@@ -16,6 +16,7 @@ from benchmarks.harness.process import Work
 from benchmarks.harness.verdict import Verdict, judge
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import reference as peer_reference
+from benchmarks.peers import work as peer_work
 from benchmarks.peers.engine_peer import EngineRunner
 from benchmarks.peers.reference import key_of, make_reference
 from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
@@ -157,8 +158,11 @@ def test_a_text_is_cut_behind_its_end() -> None:
     assert cut([5, 2], frozenset()) == [5, 2]
 
 
-def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(work: Work) -> None:
-    options = peers.parse(["--threads", "1"])
-    made = make_work(options, Path(work.target), Path(work.drafter), PROMPTS, 40, 32)
+def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_work, "inflated_pair", lambda _: (Path(work.target), Path(work.drafter)))
+    made = make_work(peers.parse(["--scratch", str(tmp_path)]), PROMPTS, 40, 32)
     assert made.prompt_ids == work.prompt_ids
     assert made.max_context_tokens == 64  # 5 + 40 + 5 + 1, in steps of 32
+    assert Work.read(tmp_path / "work.json") == made
