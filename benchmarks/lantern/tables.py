@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.harness import claims as claims_rule
-from benchmarks.harness.claims import Holds
+from benchmarks.harness.claims import Holds, claims_table
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.plots import trade_off
 from benchmarks.lantern.claims import reaches
@@ -171,10 +170,6 @@ def sweep_table(results: Results) -> str:
     share = results["kinds"]["text"]["settings"]["k"]
     lines = [[share[str(k)], delta, _length(one), *_quality(one)] for (k, delta), one in _points(results).items()]
     return table(f"k | δ | acceptance length | {QUALITY}", lines)
-
-
-def claims_table(results: Results) -> str:
-    return claims_rule.claims_table(results.get("claims", []))
 
 
 def naive_table(results: Results) -> str:

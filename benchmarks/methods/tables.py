@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.harness import claims as claims_rule
+from benchmarks.harness.claims import claims_table
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.methods.claims import length_error
 from benchmarks.methods.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
@@ -57,10 +57,6 @@ def cost_table(results: Results) -> str:
         "| retention | attribute words F1 | equal to plain",
         rows,
     )
-
-
-def claims_table(results: Results) -> str:
-    return claims_rule.claims_table(results.get("claims", []))
 
 
 def video_table(results: Results) -> str:
