@@ -19,8 +19,9 @@ from benchmarks.harness.results import describe_pair, finish, pair_command_line,
 from benchmarks.harness.verdict import spread
 from benchmarks.peers.engine_peer import COMPLETE, PIECES
 from benchmarks.peers.environment import base_variables
+from benchmarks.peers.reference import reference_of
 from benchmarks.peers.rounds import ENGINE, Cell, Contender, Launched, Timed, measure_cells
-from benchmarks.peers.work import GAMMA, make_work, reference_of
+from benchmarks.peers.work import GAMMA, make_work
 from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("backend_pieces")
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     prompts = held_out_prompts(max(cell.num_requests for cell in CELLS), 0)
     work = make_work(options, prompts, NUM_TOKENS, max(cell.batch for cell in CELLS))
     variables = base_variables(options.threads, options.scratch, os.environ)
-    reference = reference_of(work, variables, options.scratch)
+    reference = reference_of(work, options.scratch)
     for mode in MODES:
         contenders = [Contender(piece, piece, "", ENGINE, f"{mode}/{piece}") for piece in PIECES]
         launched = [Launched(one, sys.executable, variables) for one in contenders]

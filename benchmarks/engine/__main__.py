@@ -29,7 +29,8 @@ from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
 from benchmarks.peers.engine_peer import choose_method
-from benchmarks.peers.work import GAMMA, make_work, reference_of
+from benchmarks.peers.reference import reference_of
+from benchmarks.peers.work import GAMMA, make_work
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from zoo.text.samples import held_out_prompts
@@ -158,7 +159,7 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tup
         count = max(cell.num_requests for cell in cells if cell.max_new_tokens == length)
         ids, texts = work.prompt_ids[:count], work.prompt_texts[:count]
         part = replace(work, max_new_tokens=length, prompt_ids=ids, prompt_texts=texts)
-        references[length] = reference_of(part, os.environ, options.scratch)
+        references[length] = reference_of(part, options.scratch)
     bench = Bench(work)
     rows, left_out = measure_grid(
         cells,

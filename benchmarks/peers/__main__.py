@@ -28,9 +28,10 @@ from benchmarks.peers.environment import (
     python_of,
     vllm_variables,
 )
+from benchmarks.peers.reference import reference_of
 from benchmarks.peers.rounds import CONTENDERS, Cell, Contender, Launched, measure_cells
 from benchmarks.peers.tables import peers_table
-from benchmarks.peers.work import GAMMA, make_work, reference_of
+from benchmarks.peers.work import GAMMA, make_work
 from models.loading.checkpoints import CheckpointError
 from zoo.text.samples import held_out_prompts
 
@@ -57,7 +58,7 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
         make_environment(scratch / "vllm")
         own = vllm_variables(cores()[: options.threads], scratch)
         environments[True] = {**variables, **own, "LD_PRELOAD": preloads(scratch / "vllm")}
-    reference = reference_of(work, variables, scratch)
+    reference = reference_of(work, scratch)
     launched = [Launched(one, pythons[one.is_vllm], environments[one.is_vllm]) for one in contenders]
     timed, versions = measure_cells(launched, scratch / "work.json", cells, options.launches, reference, dtype)
     return {

@@ -77,7 +77,7 @@ class EngineRunner:
         return self.run(batch, min(2 * batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """See `benchmarks.harness.process.Runner`."""
+        """See `benchmarks.harness.process.serve`."""
         if batch not in self._engines:
             method = build_method(self._choice, self._drafter, self._target)
             self._engines[batch] = Engine(self._target, method, batch, self._work.max_context_tokens)

@@ -1,19 +1,16 @@
-"""Makes the reference of all peers: the target's own tokens and logit gaps in fp32, by transformers' `generate`.
-
-python -m benchmarks.peers.reference WORK_FILE OUTPUT_FILE
-"""
+"""Makes the reference of all peers: the target's own tokens and logit gaps in fp32, by transformers' `generate`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness.process import Work
+from benchmarks.harness.results import progress
 from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left
 
 BATCH = 16
@@ -56,13 +53,13 @@ def make_reference(work: Work) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> int:
-    work, place = Work.read(sys.argv[1]), Path(sys.argv[2])
-    partial = place.with_suffix(".partial")
-    partial.write_text(json.dumps(make_reference(work)))
-    partial.replace(place)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def reference_of(work: Work, scratch: Path) -> list[dict[str, Any]]:
+    """Return `make_reference`, cached in `scratch`."""
+    place = scratch / f"reference-{key_of(work)}.json"
+    if not place.exists():
+        progress(f"decoding the reference in fp32: {len(work.prompt_ids)} prompts")
+        partial = place.with_suffix(".partial")
+        partial.write_text(json.dumps(make_reference(work)))
+        partial.replace(place)
+    found: list[dict[str, Any]] = json.loads(place.read_text())
+    return found

@@ -106,7 +106,7 @@ class GenerateRunner:
         return self.run(batch, min(batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """Run a pass; see `benchmarks.harness.process.Runner`. With a drafter, every forward of the target is a
+        """Run a pass; see `benchmarks.harness.process.serve`. With a drafter, every forward of the target is a
         step."""
         prompts = self._work.prompt_ids[:num_requests]
         ends, pad = end_ids(self._model), self._model.generation_config.pad_token_id
