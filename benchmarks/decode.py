@@ -2,7 +2,6 @@
 
     python -m benchmarks.decode                      # all three parts; writes results/decode.json
     python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others are kept
-    python -m benchmarks.decode --quick              # a tenth of the rows, printed only
 
 Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
 decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
@@ -51,7 +50,7 @@ SIDE_PX = 336
 NUM_FRAMES = 8
 NEVER = 10**9
 FPS = 24
-PARTS = ("throughput", "memory", "waits")
+NUM_IMAGES, NUM_VIDEOS, NUM_SHORT, NUM_LONG, LONG_S, NUM_WAITS = 400, 40, 2000, 10, 600, 80
 
 
 def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
@@ -83,22 +82,21 @@ def write_video(path: Path, seed: int, num_frames: int, width: int, height: int,
         output.mux(stream.encode())
 
 
-def throughput(folder: Path, num_rows: int) -> Results:
+def throughput(folder: Path) -> Results:
     """Return rows per CPU second for 640 × 480 JPEGs and for ten seconds of 480p H.264."""
     jpegs = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
     start_s = time.process_time()
-    for row in range(num_rows):
+    for row in range(NUM_IMAGES):
         decode_image(jpegs[row % len(jpegs)], 64_000_000, SIDE_PX)
-    cells = {"jpeg_640x480": _rate(num_rows, time.process_time() - start_s)}
+    cells = {"jpeg_640x480": _rate(NUM_IMAGES, time.process_time() - start_s)}
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
         for decoder in ("auto", "decord", "pyav"):
-            num_videos = max(2, num_rows // 10)
             limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
             worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
-            spent_s = _time_decoding(worker, path, num_videos, partial(_cpu_s, worker))
-            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(num_videos, spent_s)
+            spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
+            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
 
 
@@ -123,25 +121,23 @@ def _rate(num_rows: int, cpu_s: float) -> dict[str, float]:
     return {"rows": num_rows, "rows_per_cpu_s": round(num_rows / cpu_s, 2)}
 
 
-def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
+def memory(folder: Path) -> Results:
     """Return the resident bytes of the decoding process after each of many videos, with and without restarts of it."""
-    short = folder / "short"
-    short.mkdir()
-    for seed in range(min(num_short, 20)):
-        write_video(short / f"{seed:02}.mp4", seed, 2 * FPS, 320, 240, 24)
+    short = [str(folder / f"{seed:02}.mp4") for seed in range(20)]
+    for seed, path in enumerate(short):
+        write_video(Path(path), seed, 2 * FPS, 320, 240, 24)
     long = folder / "long.mp4"
-    write_video(long, 99, long_s * FPS, 320, 240, 120)
-    files = sorted(map(str, short.iterdir()))
-    plan = [files[row % len(files)] for row in range(num_short)]
-    every = max(1, num_short // num_long) if num_long else NEVER
-    for place in range(num_long):
+    write_video(long, 99, LONG_S * FPS, 320, 240, 120)
+    plan = [short[row % len(short)] for row in range(NUM_SHORT)]
+    every = NUM_SHORT // NUM_LONG
+    for place in range(NUM_LONG):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
         "configured": _hold(plan, "auto", Limits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
         "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
-    return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": runs}
+    return {"num_short": NUM_SHORT, "num_long": NUM_LONG, "long_s": LONG_S, "runs": runs}
 
 
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
@@ -157,7 +153,7 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     worker.close()
 
     def peak(values: list[int]) -> float:
-        return round(max(values, default=0) / 2**20, 1)
+        return round(max(values) / 2**20, 1)
 
     return {
         "num_videos": len(plan),
@@ -225,19 +221,17 @@ def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
     return caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=pair, **options)
 
 
-def waits(folder: Path, num_videos: int) -> Results:
+def waits(folder: Path) -> Results:
     """Return the wait times of the real graph on real files, with one actor slower and one faster than a decoding
     process."""
-    videos = folder / "waits"
-    videos.mkdir()
     for seed in range(8):
-        write_video(videos / f"{seed}.mp4", seed, 96, 854, 480, 48)
-    for copy in range(8, num_videos):
-        shutil.copyfile(videos / f"{copy % 8}.mp4", videos / f"{copy}.mp4")
+        write_video(folder / f"{seed}.mp4", seed, 96, 854, 480, 48)
+    for copy in range(8, NUM_WAITS):
+        shutil.copyfile(folder / f"{copy % 8}.mp4", folder / f"{copy}.mp4")
     worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
-    rows_per_s = 20 / _time_decoding(worker, videos / "0.mp4", 20, time.monotonic)
-    cells = {f"actor_at_{share:g}_of_the_limit": _run_graph(videos, 1.0 / (share * rows_per_s)) for share in (0.5, 8.0)}
-    return {"num_videos": num_videos, "decoder_rows_per_s": rows_per_s, "cells": cells}
+    rows_per_s = 20 / _time_decoding(worker, folder / "0.mp4", 20, time.monotonic)
+    cells = {f"actor_at_{share:g}_of_the_limit": _run_graph(folder, 1.0 / (share * rows_per_s)) for share in (0.5, 8.0)}
+    return {"num_videos": NUM_WAITS, "decoder_rows_per_s": rows_per_s, "cells": cells}
 
 
 def _run_graph(videos: Path, row_s: float) -> Results:
@@ -303,29 +297,23 @@ def waits_table(results: Results) -> str:
     return table("actor's rate | rows | actor waited for input | input waited for the actor", rows)
 
 
+PARTS = {"throughput": throughput, "memory": memory, "waits": waits}
 TABLES = {"decode_throughput": throughput_table, "decode_memory": memory_table, "decode_waits": waits_table}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("decode", __doc__, "a tenth of the rows")
+    parser = command_line("decode", __doc__)
     parser.add_argument("--only", choices=PARTS, help="run one part")
     options = parser.parse_args(arguments)
-    scale = 10 if options.quick else 1
-    parts: dict[str, Callable[[Path], Results]] = {
-        "throughput": lambda folder: throughput(folder, 400 // scale),
-        "memory": lambda folder: memory(folder, 2000 // scale, 10 // scale, 600 // scale),
-        "waits": lambda folder: waits(folder, 80 // scale),
-    }
-    for name, run in parts.items():
+    for name, run in PARTS.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 found = run(Path(folder))
             print(json.dumps({name: found}, indent=1), flush=True)
-            if not options.quick:
-                results = read_results(RESULTS) if RESULTS.exists() else {}
-                versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
-                results[name] = versions | found
-                write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
+            results = read_results(RESULTS) if RESULTS.exists() else {}
+            versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
+            results[name] = versions | found
+            write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0
 
 

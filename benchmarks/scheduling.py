@@ -1,7 +1,6 @@
 """Measures the graph's overhead: the share of time that one, two, four or eight actors spend on rows.
 
-    python -m benchmarks.scheduling            # writes results/scheduling.json
-    python -m benchmarks.scheduling --quick    # a tenth of the rows, printed only
+    python -m benchmarks.scheduling    # writes results/scheduling.json
 
 The real graph on real files, with engines that sleep 20 ms per row. The measured window
 begins when the last actor starts its first row and ends when the first actor ends its last row. Losses are sleeps that
@@ -108,15 +107,15 @@ def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
     }
 
 
-def measure(rows_per_actor: int) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Run the graph with every number of actors under one Ray; return rates and losses."""
     cells = {}
     description = machine()
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
         for num_actors in NUM_ACTORS:
-            actors = run_graph(Path(name), num_actors, rows_per_actor * num_actors)
+            actors = run_graph(Path(name), num_actors, ROWS_PER_ACTOR * num_actors)
             assert len(actors) == num_actors, f"{len(actors)} of {num_actors} actors got rows"
-            cells[str(num_actors)] = {"num_rows": rows_per_actor * num_actors, **judge(actors, ROW_S)}
+            cells[str(num_actors)] = {"num_rows": ROWS_PER_ACTOR * num_actors, **judge(actors, ROW_S)}
             print(json.dumps({num_actors: cells[str(num_actors)]}), flush=True)
     return {
         "row_ms": 1000 * ROW_S,
@@ -138,20 +137,18 @@ def scheduling_table(results: Results) -> str:
 
 def autoscaling_table(results: Results) -> str:
     """Render the nodes and actors of a job over time, measured by tests/cluster/test_autoscaling.py."""
-    ended = [moment["at_s"] >= results["job_done_at_s"] for moment in results["time_line"]]
+    line, done_s = results["time_line"], results["job_done_at_s"]
+    end = next((moment for moment in line if moment["at_s"] >= done_s), None)
     rows = [
-        (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" if is_first else "")
-        for moment, is_first in zip(
-            results["time_line"], (end and not any(ended[:place]) for place, end in enumerate(ended)), strict=True
-        )
+        (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" * (moment is end))
+        for moment in line
     ]
     return table("seconds | worker nodes | actors | ", rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = command_line("scheduling", __doc__, "a tenth of the rows").parse_args(arguments)
-    found = measure(ROWS_PER_ACTOR // 10 if options.quick else ROWS_PER_ACTOR)
-    return finish(options, RESULTS, found, scheduling_table)
+    command_line("scheduling", __doc__).parse_args(arguments)
+    return finish(RESULTS, measure(), scheduling_table)
 
 
 if __name__ == "__main__":
