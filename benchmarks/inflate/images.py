@@ -35,7 +35,7 @@ def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
     with torch.device("meta"):
         empty = Gpt(sizes).to(gpt.output.weight.dtype)
     grown: Gpt = empty.to_empty(device=gpt.output.weight.device)
-    Inflation(gpt.state_dict(), old, shape, ours.head_dim, seed).fill_all(grown)
+    Inflation(gpt.state_dict(), old, shape, seed).fill_all(grown)
     return grown.requires_grad_(False).eval()
 
 

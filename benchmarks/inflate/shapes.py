@@ -26,12 +26,10 @@ class Shape:
 
 SHAPES = {
     "0.3B": Shape(1024, 22, 16, 16, 2816),
-    "1B": Shape(4096, 5, 64, 64, 11008),  # five layers of Llama-2-7B
     "7B": Shape(4096, 32, 64, 64, 11008),  # Llama-2-7B, heads of half the width
-    "32B": Shape(5120, 64, 80, 16, 27648),  # Qwen2.5-32B, heads of half the width
     "XL": Shape(1280, 36, 40, 40, 3584),  # LlamaGen-XL, for the image models, heads of half the width
 }
-"""Named shapes; all but XL for a source with heads of 64. 32B and XL are not wider by a power of four."""
+"""Named shapes; all but XL for a source with heads of 64. XL is not wider by a power of four."""
 
 
 class InflationError(ValueError):
@@ -41,8 +39,7 @@ class InflationError(ValueError):
 def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:
     """Return a shape with `ratio` of a target's weights, which takes about that share of its time at batch 1.
 
-    Raises:
-        InflationError: the ratio is not between 0 and 1.
+    Raises InflationError if the ratio is not between 0 and 1.
     """
     if not 0.0 < ratio < 1.0:
         raise InflationError(f"a drafter's ratio must be between 0 and 1, not {ratio}")
@@ -57,11 +54,8 @@ def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: i
 
 
 def named_shape(name: str) -> Shape:
-    """Return a shape by its name or `draft-<ratio>` for a drafter of the 0.3B shape.
-
-    Raises:
-        InflationError: there is no such shape.
-    """
+    """Return a shape by its name or `draft-<ratio>` for a drafter of the 0.3B shape; raise InflationError if there is
+    none."""
     if name in SHAPES:
         return SHAPES[name]
     if found := re.fullmatch(r"draft-(0?\.\d+)", name):
@@ -76,10 +70,6 @@ def shape_of(text: Mapping[str, Any]) -> Shape:
     return Shape(text["hidden_size"], text["num_hidden_layers"], heads, kv_heads, text["intermediate_size"])
 
 
-def head_dim_of(text: Mapping[str, Any]) -> int:
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
-
-
 def check_growth(old: Shape, new: Shape) -> None:
     """Raise InflationError if a source cannot be inflated to a shape."""
     for field in fields(Shape):
@@ -88,11 +78,8 @@ def check_growth(old: Shape, new: Shape) -> None:
             raise InflationError(f"{field.name} is {before} in the source and would shrink to {after}")
     if new.hidden % new.heads:
         raise InflationError(f"transformers wants a width that {new.heads} heads divide, and {new.hidden} is none")
-    if new.heads % new.kv_heads:
-        raise InflationError(f"{new.heads} heads cannot share {new.kv_heads} key-value heads evenly")
-    groups = old.heads // old.kv_heads, new.heads // new.kv_heads
-    if groups[1] < groups[0]:
+    if new.heads * old.kv_heads != new.kv_heads * old.heads:
+        group = old.heads // old.kv_heads
         raise InflationError(
-            f"{groups[0]} heads share keys and values in the source, and only {groups[1]} would: that needs keys "
-            "twice over"
+            f"heads share keys and values by {group} in the source, and not {new.heads}/{new.kv_heads}"
         )

@@ -51,6 +51,6 @@ def test_heads_of_another_width_are_refused() -> None:
 
 
 def test_an_unknown_tensor_is_refused() -> None:
-    inflation = Inflation({"mystery.weight": torch.zeros(2)}, SHAPE, SHAPE, 8, 0)
+    inflation = Inflation({"mystery.weight": torch.zeros(2)}, SHAPE, SHAPE, 0)
     with pytest.raises(InflationError, match=r"mystery\.weight"):
         inflation.fill("mystery.weight", torch.zeros(2))
