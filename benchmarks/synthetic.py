@@ -20,7 +20,7 @@ from actors.loading.method import plain_method
 from actors.loading.pair import load_target
 from benchmarks.harness.engines import kv_bytes, measure_grid
 from benchmarks.harness.long_context import SEED, Filled, Forced, time_steps
-from benchmarks.harness.markdown import Results, figure, left_out, table
+from benchmarks.harness.markdown import Results, figure, inflated, left_out, table
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import relative_speeds, spread, turns
 from benchmarks.peers.work import inflated_pair
@@ -157,10 +157,9 @@ def synthetic_setting(results: Results) -> str:
     """Describe the models, the grid and the machine in one paragraph."""
     missing = left_out((lack, f"{columns:,} columns at batch {batch}") for columns, batch, lack in results["left_out"])
     return (
-        f"Synthetic: {results['synthetic']}. `text_target` inflated to {results['target_shape']}, drafter "
-        f"`text_drafter` inflated to {results['drafter_shape']}, {results['dtype']}, {results['threads']} threads; "
-        f"seeds of the draws {', '.join(map(str, results['seeds']))}. Medians of {len(results['seeds'])} rounds, the "
-        f"contenders in turn, with the lowest and the highest. {results['machine']}. torch {results['torch']}.{missing}"
+        f"Synthetic: {results['synthetic']}. {inflated(results)}; seeds of the draws "
+        f"{', '.join(map(str, results['seeds']))}. Medians of {len(results['seeds'])} rounds, the contenders in "
+        f"turn, with the lowest and the highest. {results['machine']}. torch {results['torch']}.{missing}"
     )
 
 

@@ -35,23 +35,15 @@ def acceptance_table(results: Results) -> str:
 def cost_table(results: Results) -> str:
     """Render cost and quality of every method on single images."""
     base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
+    digits = {"mean_acceptance_length": 2, "drafted_per_step": 1, "target_forwards_per_token": 3}
     rows = []
     for name, result in results["methods"].items():
         cell = result["scenarios"]["single"]
-        rows.append(
-            (
-                name,
-                result["verify_mode"],
-                f"{cell['mean_acceptance_length']:.2f}",
-                f"{cell['drafted_per_step']:.1f}",
-                f"{cell['target_forwards_per_token']:.3f}",
-                percent(cell["relaxed_share"]),
-                f"{cell['accuracy']:.3f}",
-                f"{cell['accuracy'] / base if base else 0.0:.3f}",
-                f"{cell['attribute_f1']:.3f}",
-                percent(cell["equal_share"]),
-            )
-        )
+        cost = [f"{cell[what]:.{n}f}" for what, n in digits.items()]
+        retention = cell["accuracy"] / base if base else 0.0
+        quality = [f"{value:.3f}" for value in (cell["accuracy"], retention, cell["attribute_f1"])]
+        relaxed, equal = percent(cell["relaxed_share"]), percent(cell["equal_share"])
+        rows.append((name, result["verify_mode"], *cost, relaxed, *quality, equal))
     return table(
         "method | mode | acceptance length | drafted per step | target forwards per token | relaxed | attributes right "
         "| retention | attribute words F1 | equal to plain",
