@@ -9,6 +9,7 @@ changes of the machine's speed widen the interval. Differing tokens end the run 
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 import statistics
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -58,29 +59,27 @@ MAX_SLOWER = 0.05
 Tokens = dict[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True)
-class Size:
-    """Shape of the target, the grid of workloads, rows per slot, and repeats before and again after a trial."""
-
-    shape: Shape
-    batches: tuple[int, ...]
-    lengths: tuple[int, ...]
-    ratios: tuple[float, ...]
-    drafters: tuple[str, ...]
-    rows_per_slot: int
-    num_repeats: int
-    max_rounds: int
-
-
-SIZE = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 6)
+SHAPE = Shape(1024, 6, 16, 16, 2816)
+SIZE: dict[str, Any] = {
+    "shape": asdict(SHAPE),
+    "batches": (2, 8),
+    "lengths": (6, 16),
+    "ratios": (0.05, 0.2),
+    "drafters": ("trained", "poor"),
+    "rows_per_slot": 6,
+    "num_repeats": 2,
+    "max_rounds": 6,
+}
+"""Shape of the target, the grid of workloads, rows per slot, and repeats before and again after a trial."""
+NUM_PLANNED = math.prod(len(SIZE[name]) for name in ("batches", "lengths", "ratios", "drafters"))
 
 
 def write_pairs(folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
     """Write the inflated checkpoints; return (cost ratio, drafter) → folders of target and drafter."""
     target = folder / "target"
-    inflate_folder(CHECKPOINTS / "text_target", target, SIZE.shape, "float32", **CHECKED)
+    inflate_folder(CHECKPOINTS / "text_target", target, SHAPE, "float32", **CHECKED)
     pairs = {}
-    for name in SIZE.drafters:
+    for name in SIZE["drafters"]:
         source = folder / f"source_{name}"
         shutil.copytree(CHECKPOINTS / "text_drafter", source)
         tensors = load_file(source / "model.safetensors")
@@ -88,9 +87,9 @@ def write_pairs(folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
         noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
         tensors["lm_head.weight"] = (head + NOISE[name] * head.std() * noise).to(tensors["lm_head.weight"].dtype)
         save_file(tensors, source / "model.safetensors", {"format": "pt"})
-        for ratio in SIZE.ratios:
+        for ratio in SIZE["ratios"]:
             drafter = folder / f"{name}_{ratio}"
-            inflate_folder(source, drafter, drafter_shape(SIZE.shape, ratio), "float32", **CHECKED)
+            inflate_folder(source, drafter, drafter_shape(SHAPE, ratio), "float32", **CHECKED)
             pairs[ratio, name] = (str(target), str(drafter))
     return pairs
 
@@ -106,7 +105,7 @@ def job_of(target: str, drafter: str) -> CaptionJob:
         "source": {"kind": "text", "path": "unused"},
         "prompt": "{text}",
         "model": {name: {"path": path, "dtype": "float32", "device": "cpu"} for name, path in models.items()},
-        "method": {"auto": {"candidates": chains, "max_rounds": SIZE.max_rounds}},
+        "method": {"auto": {"candidates": chains, "max_rounds": SIZE["max_rounds"]}},
         "pool": {"slots": 1, "max_context_tokens": MAX_CONTEXT_TOKENS, "compile": "never"},
         "sink": {"path": "unused"},
     }
@@ -133,7 +132,7 @@ class Alone:
     def __init__(self, pair: Pair, slots: int, length: int) -> None:
         methods = {one.label: one for one in pair.config.method.methods}
         self._engines = {name: pair.engine(slots, one) for name, one in methods.items()}
-        self._rows = requests(max(MIN_ROWS, SIZE.rows_per_slot * slots), length)
+        self._rows = requests(max(MIN_ROWS, SIZE["rows_per_slot"] * slots), length)
         self._blocks: list[Block] = []
         self._num_turns = 0
         self.lengths: dict[str, float] = {}
@@ -192,8 +191,7 @@ def forward_s(model: Target, batch: int) -> float:
 
 
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
-    """Classify a trial's choice: best, within the interval of the comparison, within the trial's interval, or
-    another."""
+    """Classify a trial's choice by the comparison of the methods alone."""
     if chosen == alone.best:
         return BEST
     if not alone.is_slower(chosen):
@@ -204,9 +202,9 @@ def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
 def run_workload(pair: Pair, slots: int, length: int) -> Results:
     """Measure all methods before and after a trial of `method.auto`, and compare its choice with the best method."""
     each = Alone(pair, slots, length)
-    each.measure(SIZE.num_repeats)
+    each.measure(SIZE["num_repeats"])
     choice = hold_trial(pair, slots, length, each.tokens).choices[0]
-    each.measure(SIZE.num_repeats)
+    each.measure(SIZE["num_repeats"])
     alone = each.comparison
     slowdowns = {name: alone.slowdown(name) for name in alone.names}
     notes = {one.method: one.note for one in choice.standings}
@@ -234,7 +232,7 @@ def run() -> Results:
     with tempfile.TemporaryDirectory() as folder:
         for (ratio, name), folders in write_pairs(Path(folder)).items():
             pair = load(job_of(*folders))
-            for slots, length in product(SIZE.batches, SIZE.lengths):
+            for slots, length in product(SIZE["batches"], SIZE["lengths"]):
                 if time.monotonic() - start_s <= MAX_S:
                     found.append({"ratio": ratio, "drafter": name, **run_workload(pair, slots, length)})
                     progress(" | ".join(map(str, row_of(found[-1]))))
@@ -247,8 +245,8 @@ def results_of(found: list[Results]) -> Results:
     return {
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "size": asdict(SIZE),
-        "num_planned": len(SIZE.batches) * len(SIZE.lengths) * len(SIZE.ratios) * len(SIZE.drafters),
+        "size": SIZE,
+        "num_planned": NUM_PLANNED,
         "num_workloads": len(found),
         "num_best": verdicts[BEST],
         "num_within": verdicts[WITHIN_INTERVAL],
@@ -260,7 +258,6 @@ def results_of(found: list[Results]) -> Results:
 
 
 def row_of(cell: Results) -> tuple[Any, ...]:
-    trial = cell["trial"]
     return (
         *(cell[name] for name in ("batch", "length", "drafter", "ratio")),
         f"{cell['measured_ratio']:.2f}",
@@ -270,7 +267,7 @@ def row_of(cell: Results) -> tuple[Any, ...]:
         cell["chosen"],
         cell["verdict"],
         percent(cell["chosen_slowdown"] - 1),
-        f"{trial['num_rows']} rows, {trial['num_rounds']} rounds",
+        f"{cell['trial']['num_rows']} rows, {cell['trial']['num_rounds']} rounds",
     )
 
 

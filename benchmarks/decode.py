@@ -61,12 +61,6 @@ def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
     return (smooth + generator.integers(-12, 13, (height, width, 1))).clip(0, 255).astype(np.uint8)
 
 
-def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
-
-
 def write_video(path: Path, seed: int, num_frames: int, width: int, height: int, gop: int) -> None:
     """Write H.264 in MP4: a view moving over a photograph, with key frames at most `gop` frames apart."""
     field = photograph(seed, width + 96, height + 96)
@@ -84,7 +78,11 @@ def write_video(path: Path, seed: int, num_frames: int, width: int, height: int,
 
 def throughput(folder: Path) -> Results:
     """Return rows per CPU second for 640 × 480 JPEGs and for ten seconds of 480p H.264."""
-    jpegs = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
+    jpegs = []
+    for seed in range(8):
+        buffer = io.BytesIO()
+        Image.fromarray(photograph(seed, 640, 480)).save(buffer, "JPEG", quality=90)
+        jpegs.append(buffer.getvalue())
     start_s = time.process_time()
     for row in range(NUM_IMAGES):
         decode_image(jpegs[row % len(jpegs)], 64_000_000, SIDE_PX)
@@ -193,7 +191,7 @@ class TimedEngine:
 
 
 class TimedPair:
-    """A pair without models; actors load it by calling it."""
+    """A pair without models, with an engine that spends `row_s` per row; actors load it by calling it."""
 
     target_id = "timed"
     drafter_id = ""
@@ -209,6 +207,20 @@ class TimedPair:
 
     def engine(self, slots: int, max_context_tokens: int) -> TimedEngine:
         return TimedEngine(self._row_s)
+
+
+def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:
+    """Return a job over `source` whose model is a `TimedPair`."""
+    return CaptionJob.model_validate(
+        {
+            "source": source,
+            "prompt": "What?",
+            "model": {"target": {"path": "timed"}},
+            "pool": {"slots": 1, **pool},
+            "sink": {"path": str(output)},
+            "job": {"progress": False},
+        }
+    )
 
 
 def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
@@ -235,16 +247,8 @@ def waits(folder: Path) -> Results:
 
 
 def _run_graph(videos: Path, row_s: float) -> Results:
-    job = CaptionJob.model_validate(
-        {
-            "source": {"kind": "videos", "path": str(videos), "max_side_px": SIDE_PX},
-            "prompt": "What moves?",
-            "model": {"target": {"path": "timed"}},
-            "pool": {"batch_rows": 8, "slots": 1, "max_batches_in_flight": 4},
-            "sink": {"path": str(videos / "out")},
-            "job": {"progress": False},
-        }
-    )
+    source = {"kind": "videos", "path": str(videos), "max_side_px": SIDE_PX}
+    job = timed_job(source, {"batch_rows": 8, "max_batches_in_flight": 4}, videos / "out")
     with session(Job(num_cpus=2)), wait_times.measured() as measured:
         dataset = timed_dataset(job, TimedPair(row_s), flow=measured.report)
         start_s = time.monotonic()
@@ -265,25 +269,21 @@ def throughput_table(results: Results) -> str:
     rows = []
     for name, cell in found["cells"].items():
         place, _, decoder = name.partition("/")
-        what = f"640 × 480 JPEG to {found['side_px']} px"
+        what, by = f"640 × 480 JPEG to {found['side_px']} px", "Pillow"
         if decoder:
-            what = f"480p H.264, 10 s, {found['num_frames']} frames to {found['side_px']} px, a key frame every "
-            what += f"{place.rpartition('_')[2]} frames"
-        rows.append((what, f"`{decoder}`" if decoder else "Pillow", f"{cell['rows_per_cpu_s']:.1f}"))
+            frames, gop = f"{found['num_frames']} frames to {found['side_px']} px", place.rpartition("_")[2]
+            what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
+        rows.append((what, by, f"{cell['rows_per_cpu_s']:.1f}"))
     return table("what | decoder | rows per second and core", rows)
 
 
 def memory_table(results: Results) -> str:
-    labels = {
-        "configured": "`auto`, replaced as configured",
-        "decord_never_replaced": "`decord`, never replaced",
-        "pyav_never_replaced": "`pyav`, never replaced",
-    }
+    labels = ("`auto`, replaced as configured", "`decord`, never replaced", "`pyav`, never replaced")
     peaks = ("peak_mib_first_100", "peak_mib_after", "parent_peak_mib_first_100", "parent_peak_mib_after")
     rows = []
-    for name, run in results["memory"]["runs"].items():
+    for label, run in zip(labels, results["memory"]["runs"].values(), strict=True):
         counts = f"{run['num_videos']:,}", f"{run['num_clips']:,}", run["num_processes"]
-        rows.append((labels[name], *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
+        rows.append((label, *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
     columns = "decoders' process | videos | clips | processes | its peak, first 100 | its peak after"
     return table(f"{columns} | the task's own peak, first 100 | and after", rows)
 

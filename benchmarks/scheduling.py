@@ -19,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode import TimedEngine, TimedPair, timed_dataset
+from benchmarks.decode import TimedEngine, TimedPair, timed_dataset, timed_job
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import command_line, finish, machine, results_file
-from configs.schema import CaptionJob, Job
+from configs.schema import Job
 from decoding.types import Completion
 from pipeline.cluster.ray_session import session
 
@@ -66,16 +66,8 @@ def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
     source_folder.mkdir()
     records.mkdir()
     (source_folder / "rows.txt").write_text("".join(f"row {row}\n" for row in range(num_rows)))
-    job = CaptionJob.model_validate(
-        {
-            "source": {"kind": "text", "path": str(source_folder), "span_max_rows": 20 * BATCH_ROWS},
-            "prompt": "What?",
-            "model": {"target": {"path": "timed"}},
-            "pool": {"min_size": num_actors, "max_size": num_actors, "slots": 1, "batch_rows": BATCH_ROWS},
-            "sink": {"path": str(folder / "out")},
-            "job": {"progress": False},
-        }
-    )
+    source = {"kind": "text", "path": str(source_folder), "span_max_rows": 20 * BATCH_ROWS}
+    job = timed_job(source, {"min_size": num_actors, "max_size": num_actors, "batch_rows": BATCH_ROWS}, folder / "out")
     dataset = timed_dataset(job, RecordedPair(ROW_S, records))
     assert sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None)) == num_rows
     return [list(struct.iter_unpack(TIMES, path.read_bytes())) for path in sorted(records.iterdir())]

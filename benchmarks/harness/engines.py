@@ -26,22 +26,14 @@ OF_MEMORY = 0.7
 
 
 def checked(done: Sequence[Completion]) -> list[Completion]:
-    """Return the same completions.
-
-    Raises:
-        RuntimeError: a completion has an error.
-    """
+    """Return the same completions; raise RuntimeError if one has an error."""
     if broken := [one.error for one in done if one.error is not None]:
         raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
     return list(done)
 
 
 def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """Return all completions in the order of `requests`.
-
-    Raises:
-        RuntimeError: a request failed or has no completion.
-    """
+    """Return all completions in the order of `requests`; raise RuntimeError if a request failed or has none."""
     done = {one.sample_id: one for one in engine.run(requests)}
     if len(done) != len(requests):
         raise RuntimeError(f"{len(requests) - len(done)} of {len(requests)} requests have no completion")

@@ -63,11 +63,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any]], dtype: str) -> Verdict:
-    """Compare the outputs of one pass with the reference of the same prompts.
-
-    Raises:
-        ValueError: outputs and reference differ in number.
-    """
+    """Compare the outputs of one pass with the reference of the same prompts; raise ValueError if numbers differ."""
     if len(outputs) != len(reference):
         raise ValueError(f"{len(outputs)} outputs for {len(reference)} sequences of the reference")
     num_equal = num_close = num_different = 0
@@ -107,9 +103,7 @@ def make_row(
     """Summarise the timed passes of one contender at one batch size.
 
     `tokens_per_s` and `samples_per_s` are None, with the reason in `withheld`, if an output differs beyond rounding.
-
-    Raises:
-        ValueError: there are no passes, or outputs are missing.
+    Raises ValueError if there are no passes, or outputs are missing.
     """
     if not passes:
         raise ValueError("no pass was timed")

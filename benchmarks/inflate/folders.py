@@ -18,11 +18,7 @@ from models.loading.checkpoints import DTYPES
 
 
 def load(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a model of the zoo through transformers' Auto classes, in evaluation mode.
-
-    Raises:
-        InflationError: the folder has no config.json.
-    """
+    """Load a model of the zoo through transformers' Auto classes; raise InflationError if there is no config.json."""
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise InflationError(f"{folder}: there is no config.json in it")

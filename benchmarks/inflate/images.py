@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from benchmarks.harness.verdict import first_difference
 from benchmarks.inflate.check import Difference, summarise
 from benchmarks.inflate.model import Inflation
 from benchmarks.inflate.shapes import InflationError, Shape, check_growth
@@ -15,11 +16,8 @@ from models.llamagen.gpt import Gpt
 
 @torch.no_grad()
 def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
-    """Return a GPT of another shape that computes the same function.
-
-    Raises:
-        InflationError: the shape is smaller than the source, or its heads have another width.
-    """
+    """Return a GPT of another shape that computes the same function; raise InflationError if the source cannot grow to
+    the shape, or its heads have another width."""
     ours = gpt.shape
     old = Shape(ours.dim, ours.num_layers, ours.num_heads, ours.num_heads, ours.ffn_dim)
     check_growth(old, shape)
@@ -43,7 +41,7 @@ def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
 def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Difference:
     """Compare two GPTs along the source's own greedy images, one for each of `num_images` random conditions."""
     generator = torch.Generator().manual_seed(seed)
-    pairs = []
+    pairs, firsts = [], []
     for _ in range(num_images):
         condition: Tensor | int
         if source.shape.condition == "text":
@@ -56,7 +54,8 @@ def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Differe
             best = _logits(source, condition, codes)[-1:].argmax(-1)
             codes = torch.cat([codes, best])
         pairs.append((_logits(source, condition, codes[:-1]), _logits(grown, condition, codes[:-1])))
-    return summarise(str(source.output.weight.dtype), pairs, None)
+        firsts.append(first_difference(*(logits.argmax(-1).tolist() for logits in pairs[-1])))
+    return summarise(str(source.output.weight.dtype), pairs, firsts)
 
 
 def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
