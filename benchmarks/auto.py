@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import platform
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -29,15 +28,15 @@ from transformers.utils.logging import disable_progress_bar
 from actors.auto.comparison import Block, Comparison
 from actors.auto.trial import Trial, make_engine
 from actors.choice import WITHIN
-from actors.loading.method import plain_method
 from actors.loading.pair import Pair, load
+from benchmarks.harness.engines import plain_step_s
 from benchmarks.harness.markdown import Results, goals_table, percent, table
 from benchmarks.harness.results import command_line, finish, progress, results_file
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
 from configs.load import validate
 from configs.schema import CaptionJob
-from decoding import Engine, Request, Sampling
+from decoding import Request, Sampling
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
@@ -177,19 +176,6 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
     return trial
 
 
-def forward_s(model: Target, batch: int) -> float:
-    """Return the median seconds of a plain decoding step."""
-    engine = Engine(model, plain_method(), batch, MAX_CONTEXT_TOKENS)
-    for request in requests(batch, 24):
-        engine.submit(request)
-    seconds = []
-    while engine.has_work:
-        start = time.perf_counter()
-        engine.step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
-
-
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
     """Classify a trial's choice by the comparison of the methods alone."""
     if chosen == alone.best:
@@ -209,10 +195,13 @@ def run_workload(pair: Pair, slots: int, length: int) -> Results:
     slowdowns = {name: alone.slowdown(name) for name in alone.names}
     notes = {one.method: one.note for one in choice.standings}
     assert isinstance(pair.drafter, Target)
+    target_s, drafter_s = (
+        plain_step_s(model, slots, MAX_CONTEXT_TOKENS, requests(slots, 24)) for model in (pair.target, pair.drafter)
+    )
     return {
         "batch": slots,
         "length": length,
-        "measured_ratio": forward_s(pair.drafter, slots) / forward_s(pair.target, slots),
+        "measured_ratio": drafter_s / target_s,
         "acceptance_lengths": each.lengths,
         "alone": [asdict(alone.standing(name)) for name in alone.names],
         "best": alone.best,

@@ -19,9 +19,8 @@ from benchmarks.harness.results import describe_pair, finish, pair_command_line,
 from benchmarks.harness.verdict import spread
 from benchmarks.peers.engine_peer import COMPLETE, PIECES
 from benchmarks.peers.environment import base_variables
-from benchmarks.peers.reference import reference_of
 from benchmarks.peers.rounds import ENGINE, Cell, Contender, Launched, Timed, measure_cells
-from benchmarks.peers.work import GAMMA, make_work
+from benchmarks.peers.work import GAMMA, make_work, reference_of
 from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("backend_pieces")

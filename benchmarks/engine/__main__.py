@@ -29,8 +29,7 @@ from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
 from benchmarks.peers.engine_peer import choose_method
-from benchmarks.peers.reference import reference_of
-from benchmarks.peers.work import GAMMA, make_work
+from benchmarks.peers.work import GAMMA, make_work, reference_of
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from zoo.text.samples import held_out_prompts

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.models import CAPTURED, EAGER, SEED, ImageModels, TextPair, drafted, peak_bytes, plain, watched_of
+from benchmarks.gpu.models import CAPTURED, EAGER, SEED, ImageModels, TextPair, drafted, peak_bytes, watched_of
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.clock import DeviceClock, Reading
-from benchmarks.harness.engines import lanes_of, outcome_of, run_requests
+from benchmarks.harness.engines import lanes_of, outcome_of, plain, run_requests
 from benchmarks.harness.long_context import Filled, Forced, time_steps
 from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import make_row, turns

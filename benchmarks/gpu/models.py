@@ -24,11 +24,11 @@ from benchmarks.inflate.folders import load
 from benchmarks.inflate.images import compare_gpts, inflate_gpt
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.shapes import Shape
-from benchmarks.peers.reference import make_reference
+from benchmarks.peers.work import make_reference
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Method
-from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
 from models.contract import TargetModel
@@ -121,10 +121,6 @@ def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
     found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED)}
     let_capture(found[CAPTURED])
     return found
-
-
-def plain() -> Method:
-    return Method(NoDrafter(), Chain(1), Exact())
 
 
 def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:

@@ -6,6 +6,7 @@ Imports neither Ray nor pydantic.
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
@@ -14,7 +15,10 @@ from typing import Any, TypeVar
 
 from benchmarks.harness.claims import ratio_error
 from benchmarks.harness.process import Outcome
-from decoding import Completion, Engine, Request
+from decoding import Completion, Engine, Method, Request
+from decoding.acceptance import Exact
+from decoding.drafters import NoDrafter
+from decoding.trees import Chain
 from models.backends.memory import free_bytes
 from models.inputs.processing import FrontEnd
 from models.kv.lanes import LaneModel
@@ -65,6 +69,24 @@ def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
 def sum_histograms(done: Sequence[Completion]) -> list[int]:
     """Return the number of steps that accepted 0, 1, … drafts, over all samples."""
     return [sum(counts) for counts in zip_longest(*(one.telemetry.acceptance_histogram for one in done), fillvalue=0)]
+
+
+def plain() -> Method:
+    """Return the method of plain decoding; importing it from `actors` would need pydantic."""
+    return Method(NoDrafter(), Chain(1), Exact())
+
+
+def plain_step_s(model: Target, batch: int, max_context_tokens: int, requests: Iterable[Request]) -> float:
+    """Return the median seconds of plain decoding steps, without the first two."""
+    engine = Engine(model, plain(), batch, max_context_tokens)
+    for request in requests:
+        engine.submit(request)
+    seconds = []
+    while engine.has_work:
+        start = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
 
 
 def lanes_of(engine: Engine) -> list[LaneModel]:

@@ -28,10 +28,9 @@ from benchmarks.peers.environment import (
     python_of,
     vllm_variables,
 )
-from benchmarks.peers.reference import reference_of
 from benchmarks.peers.rounds import CONTENDERS, Cell, Contender, Launched, measure_cells
 from benchmarks.peers.tables import peers_table
-from benchmarks.peers.work import GAMMA, make_work
+from benchmarks.peers.work import GAMMA, make_work, reference_of
 from models.loading.checkpoints import CheckpointError
 from zoo.text.samples import held_out_prompts
 

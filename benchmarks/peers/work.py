@@ -1,19 +1,29 @@
-"""Makes the inputs that all peers of a run share: inflated models and prompts."""
+"""Makes the inputs that all peers of a run share: inflated models, prompts, and the reference.
+
+The reference is the target's own tokens and logit gaps in fp32, by transformers' `generate`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks.harness.engines import encode, front_end_of
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import named_shape
+from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left
 from zoo.pair import CHECKPOINTS
 
 GAMMA = 5
 """Drafts per step."""
+REFERENCE_BATCH = 16
 
 
 def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -50,3 +60,52 @@ def make_work(options: argparse.Namespace, texts: list[str], max_new_tokens: int
     )
     work.write(options.scratch / "work.json")
     return work
+
+
+def key_of(work: Work) -> str:
+    """Return a hash of all inputs of the reference: the target's files, the prompts and the limits."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(work.target).iterdir()):
+        if path.suffix in (".json", ".safetensors"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    digest.update(json.dumps([work.prompt_ids, work.max_new_tokens, work.ignore_eos]).encode())
+    return digest.hexdigest()[:16]
+
+
+@torch.inference_mode()
+def make_reference(work: Work) -> list[dict[str, Any]]:
+    """Return for every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
+    torch.set_num_threads(work.threads)
+    model = load_model(work.target, "float32", work.ignore_eos)
+    ends, pad = end_ids(model), model.generation_config.pad_token_id
+    found: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
+    for numbers in batches(work.prompt_ids, REFERENCE_BATCH):
+        inputs = pad_left([work.prompt_ids[number] for number in numbers], pad)
+        output = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=work.max_new_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack([logits.topk(2).values for logits in output.logits], dim=1)  # (b, tokens, 2)
+        rows = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        for row, number in enumerate(numbers):
+            tokens = cut(rows[row], ends)
+            near = best[row, : len(tokens)]
+            gap = (near[:, 0] - near[:, 1]).tolist()
+            found[number] = {"tokens": tokens, "top": near[:, 0].tolist(), "gap": gap}
+    return found
+
+
+def reference_of(work: Work, scratch: Path) -> list[dict[str, Any]]:
+    """Return `make_reference`, cached in `scratch`."""
+    place = scratch / f"reference-{key_of(work)}.json"
+    if not place.exists():
+        progress(f"decoding the reference in fp32: {len(work.prompt_ids)} prompts")
+        partial = place.with_suffix(".partial")
+        partial.write_text(json.dumps(make_reference(work)))
+        partial.replace(place)
+    found: list[dict[str, Any]] = json.loads(place.read_text())
+    return found

@@ -15,9 +15,8 @@ from benchmarks.harness.verdict import Verdict, judge
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import work as peer_work
 from benchmarks.peers.engine_peer import EngineRunner
-from benchmarks.peers.reference import key_of, make_reference, reference_of
 from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
-from benchmarks.peers.work import make_work
+from benchmarks.peers.work import key_of, make_reference, make_work, reference_of
 from tests.toys.text import llama, text_config
 from tests.toys.weights import make_tokenizer
 
