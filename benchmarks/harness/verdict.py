@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.harness.process import Outcome
@@ -43,10 +43,6 @@ class Verdict:
     def holds(self) -> bool:
         """Whether all differences are within rounding."""
         return self.num_different == 0
-
-    def __add__(self, other: Verdict) -> Verdict:
-        *counts, _ = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
-        return Verdict(*counts, max(self.worst, other.worst))
 
 
 def ulp(value: float, dtype: str) -> float:
@@ -89,12 +85,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
     """Return the median over the rounds of tokens per second of `row` over those of `base` in the same round."""
-    return statistics.median(
-        row_tokens / row_s * base_s / base_tokens
-        for row_tokens, row_s, base_tokens, base_s in zip(
-            row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True
-        )
-    )
+    rounds = zip(row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True)
+    return statistics.median(num / spent * base_s / base_num for num, spent, base_num, base_s in rounds)
 
 
 def make_row(
@@ -107,8 +99,7 @@ def make_row(
     """
     if not passes:
         raise ValueError("no pass was timed")
-    verdicts = [judge(one.outputs, reference, dtype) for one in passes]
-    verdict = sum(verdicts[1:], verdicts[0])
+    verdict = judge([output for one in passes for output in one.outputs], [*reference] * len(passes), dtype)
     steps, accepted = sum(one.num_steps for one in passes), sum(one.num_accepted for one in passes)
     seconds, num_tokens = [one.seconds for one in passes], [sum(map(len, one.outputs)) for one in passes]
     row: dict[str, Any] = {
