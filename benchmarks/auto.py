@@ -57,7 +57,6 @@ MIN_WON_BY_PLAIN, MIN_NEAR = 3, 3
 MAX_SLOWER = 0.05
 Tokens = dict[str, tuple[int, ...]]
 
-
 SHAPE = Shape(1024, 6, 16, 16, 2816)
 SIZE: dict[str, Any] = {
     "shape": asdict(SHAPE),

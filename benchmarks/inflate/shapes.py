@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+HEAD_DIM = 64
+"""Width of a head of the zoo's text models."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -18,7 +21,7 @@ class Shape:
     kv_heads: int
     ffn: int
 
-    def num_parameters(self, head_dim: int = 64) -> int:
+    def num_parameters(self, head_dim: int = HEAD_DIM) -> int:
         """Return the number of parameters of the layers, without biases and norms."""
         attention = 2 * self.hidden * head_dim * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.ffn)
@@ -36,21 +39,21 @@ class InflationError(ValueError):
     """Raised if a model or shape cannot be inflated, or an inflated model differs from its source."""
 
 
-def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:
+def drafter_shape(target: Shape, ratio: float) -> Shape:
     """Return a shape with `ratio` of a target's weights, which takes about that share of its time at batch 1.
 
     Raises InflationError if the ratio is not between 0 and 1.
     """
     if not 0.0 < ratio < 1.0:
         raise InflationError(f"a drafter's ratio must be between 0 and 1, not {ratio}")
-    layers = max(min_layers, round(ratio * target.layers))
-    per_layer = ratio * target.num_parameters(head_dim) / layers
+    layers = max(2, round(ratio * target.layers))
+    per_layer = ratio * target.num_parameters() / layers
     hidden = target.hidden
     # Attention is at most two thirds of a layer, as in common models; widths shrink by four, which is exact.
-    while hidden > 4 * head_dim and 4 * hidden * hidden > 2 * per_layer / 3:
+    while hidden > 4 * HEAD_DIM and 4 * hidden * hidden > 2 * per_layer / 3:
         hidden //= 4
     ffn = round((per_layer - 4 * hidden * hidden) / (3 * hidden) / 64) * 64
-    return Shape(hidden, layers, hidden // head_dim, hidden // head_dim, max(ffn, 4 * head_dim))
+    return Shape(hidden, layers, hidden // HEAD_DIM, hidden // HEAD_DIM, max(ffn, 4 * HEAD_DIM))
 
 
 def named_shape(name: str) -> Shape:
