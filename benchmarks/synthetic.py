@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 from actors.loading.method import plain_method
-from actors.loading.pair import load_target
 from benchmarks.harness.engines import kv_bytes, measure_grid
 from benchmarks.harness.long_context import SEED, Filled, Forced, time_steps
 from benchmarks.harness.markdown import Results, figure, inflated, left_out, table
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import relative_speeds, spread, turns
+from benchmarks.peers.engine_peer import load_model
 from benchmarks.peers.work import inflated_pair
-from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method
@@ -176,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     models = []
     for folder in map(str, inflated_pair(options)):
-        models.append(load_target(Checkpoint(path=folder, dtype=options.dtype, device="cpu"), folder))
+        models.append(load_model(folder, options.dtype))
         models[-1].compile()
     found["synthetic_rows"], found["left_out"] = measure(FULL, *models)
     return finish(RESULTS, found, synthetic_setting, synthetic_table)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from actors.loading.method import build_method
-from actors.loading.pair import load_target
 from benchmarks.engine.slices import PHASES, Pass, run_side_by_side, time_forwards
 from benchmarks.engine.tables import BOUND_BATCHES, FORWARDS, MODES, T_975, engine_claims_table, engine_table
 from benchmarks.harness.clock import DeviceClock
@@ -28,9 +27,8 @@ from benchmarks.harness.engines import kv_bytes, lanes_of, measure_grid
 from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
-from benchmarks.peers.engine_peer import choose_method
+from benchmarks.peers.engine_peer import choose_method, load_model
 from benchmarks.peers.work import GAMMA, make_work, reference_of
-from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from zoo.text.samples import held_out_prompts
 
@@ -60,10 +58,7 @@ class Bench:
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(work.threads)
         self.work = work
-        folders = (work.target, work.drafter)
-        self._target, self._drafter = (
-            load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders
-        )
+        self._target, self._drafter = (load_model(path, work.dtype) for path in (work.target, work.drafter))
         self._target.compile()
         self._drafter.compile()
 

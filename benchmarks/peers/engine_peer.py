@@ -38,6 +38,10 @@ PIECES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 """Piece → makes a context in which the backend runs without it."""
 
 
+def load_model(path: str, dtype: str) -> Target:
+    return load_target(Checkpoint(path=path, dtype=dtype, device="cpu"), path)
+
+
 def choose_method(mode: str, gamma: int) -> Method:
     """Build plain decoding (`plain`), a `chain` of `gamma` drafts, or chains of `controlled` length."""
     if mode == "plain":
@@ -54,7 +58,7 @@ class EngineRunner:
         self._work = work
         mode = mode.partition("/")[0]
         folders = [work.target] if mode == "plain" else [work.target, work.drafter]
-        models = [load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders]
+        models = [load_model(path, work.dtype) for path in folders]
         compiled = [] if is_eager else [model.compile() for model in models]
         self._step = "compiled" if compiled and all(compiled) else "eager"
         self._target = models[0]
