@@ -18,10 +18,11 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
+from benchmarks.harness.engines import plain_step_s
 from benchmarks.harness.markdown import percent, table
 from benchmarks.harness.plots import trade_off, weight_traces
 from benchmarks.harness.results import command_line, progress, results_file, write_results
-from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases, run_method
+from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios
 from configs.load import load_preset
 from configs.schema import CaptionJob
@@ -133,22 +134,15 @@ def expected_speedup(acceptance_length: float, length: int, ratio: float) -> flo
     return acceptance_length / (length * ratio + 1.0)
 
 
-def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> dict[str, float]:
+def measure_latencies(pair: Pair, cases: list[Case]) -> dict[str, float]:
     """Return the milliseconds of a plain decoding step of target and drafter at batch 1."""
-    plain = load_preset(CaptionJob, "zoo_plain").method
     assert isinstance(pair.drafter, Target)
-    found: dict[str, float] = {}
-    for name, model in (("target", pair.target), ("drafter", pair.drafter)):
-        engine = Engine(model, build_method(plain, None, model), 1, MAX_CONTEXT_TOKENS)
-        run_cases(pair, engine, cases[:1], Sampling(max_new_tokens=num_tokens, ignore_eos=True), 0)
-        times = []
-        for case in cases[1:6]:
-            before = (engine.stats.verify_s + engine.stats.commit_s, engine.stats.num_steps)
-            run_cases(pair, engine, [case], Sampling(max_new_tokens=num_tokens, ignore_eos=True), 0)
-            spent_s = engine.stats.verify_s + engine.stats.commit_s - before[0]
-            times.append(1000 * spent_s / (engine.stats.num_steps - before[1]))
-        found[f"{name}_ms"] = statistics.median(times)
-    return found
+    sampling = Sampling(max_new_tokens=60, ignore_eos=True)
+    requests = [Request(case.case_id, pair.render(case.messages), case.images, sampling) for case in cases[:6]]
+    return {
+        f"{name}_ms": 1000 * plain_step_s(model, 1, MAX_CONTEXT_TOKENS, requests)
+        for name, model in (("target", pair.target), ("drafter", pair.drafter))
+    }
 
 
 def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:

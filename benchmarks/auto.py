@@ -1,7 +1,6 @@
 """Checks whether `method.auto` chooses the fastest method, on a grid of workloads with real models.
 
-    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; about 40 minutes
-    python -m benchmarks.auto --quick   # two workloads on small pairs, printed only
+    python -m benchmarks.auto    # the grid on inflated pairs; writes results/auto.json; about 40 minutes
 
 A workload is a batch size, a length, a drafter cost (by inflation) and a drafter quality (noise on the drafter's head).
 The methods decode the same rows in turns, before and after an engine with `method.auto` makes its choice, so that
@@ -10,14 +9,14 @@ changes of the machine's speed widen the interval. Differing tokens end the run 
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,15 @@ from transformers.utils.logging import disable_progress_bar
 from actors.auto.comparison import Block, Comparison
 from actors.auto.trial import Trial, make_engine
 from actors.choice import WITHIN
-from actors.loading.method import plain_method
 from actors.loading.pair import Pair, load
+from benchmarks.harness.engines import plain_step_s
 from benchmarks.harness.markdown import Results, goals_table, percent, table
 from benchmarks.harness.results import command_line, finish, progress, results_file
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
 from configs.load import validate
 from configs.schema import CaptionJob
-from decoding import Engine, Request, Sampling
+from decoding import Request, Sampling
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
@@ -51,46 +50,34 @@ CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 MAX_CONTEXT_TOKENS, MIN_ROWS, MAX_TRIAL_ROWS = 256, 16, 4000
 MAX_S = 3300.0
 """No workload starts after this time."""
-BEST, WITHIN_INTERVAL, WITHIN_TRIAL, ANOTHER = (
-    "the best",
-    "within the interval",
-    "within the trial's interval",
-    "another",
-)
+BEST, WITHIN_INTERVAL, WITHIN_TRIAL = "the best", "within the interval", "within the trial's interval"
 GAPS = (0.05, 0.15)
 """Smallest and largest lead of the best method over the second that counts as close."""
 MIN_WON_BY_PLAIN, MIN_NEAR = 3, 3
 MAX_SLOWER = 0.05
 Tokens = dict[str, tuple[int, ...]]
 
-
-@dataclass(frozen=True)
-class Size:
-    """Shape of the target, the grid of workloads, rows per slot, and repeats before and again after a trial."""
-
-    shape: Shape
-    batches: tuple[int, ...]
-    lengths: tuple[int, ...]
-    ratios: tuple[float, ...]
-    drafters: tuple[str, ...]
-    rows_per_slot: int
-    num_repeats: int
-    max_rounds: int
-
-
-FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 6)
-QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 2, 2, 2)
+SHAPE = Shape(1024, 6, 16, 16, 2816)
+SIZE: dict[str, Any] = {
+    "shape": asdict(SHAPE),
+    "batches": (2, 8),
+    "lengths": (6, 16),
+    "ratios": (0.05, 0.2),
+    "drafters": ("trained", "poor"),
+    "rows_per_slot": 6,
+    "num_repeats": 2,
+    "max_rounds": 6,
+}
+"""Shape of the target, the grid of workloads, rows per slot, and repeats before and again after a trial."""
+NUM_PLANNED = math.prod(len(SIZE[name]) for name in ("batches", "lengths", "ratios", "drafters"))
 
 
-def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
-    """Write the checkpoints, inflated unless `size` is `QUICK`; return (cost ratio, drafter) → folders of target and
-    drafter."""
-    small = size is QUICK
-    target = CHECKPOINTS / "text_target" if small else folder / "target"
-    if not small:
-        inflate_folder(CHECKPOINTS / "text_target", target, size.shape, "float32", **CHECKED)
+def write_pairs(folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
+    """Write the inflated checkpoints; return (cost ratio, drafter) → folders of target and drafter."""
+    target = folder / "target"
+    inflate_folder(CHECKPOINTS / "text_target", target, SHAPE, "float32", **CHECKED)
     pairs = {}
-    for name in size.drafters:
+    for name in SIZE["drafters"]:
         source = folder / f"source_{name}"
         shutil.copytree(CHECKPOINTS / "text_drafter", source)
         tensors = load_file(source / "model.safetensors")
@@ -98,15 +85,14 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
         noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
         tensors["lm_head.weight"] = (head + NOISE[name] * head.std() * noise).to(tensors["lm_head.weight"].dtype)
         save_file(tensors, source / "model.safetensors", {"format": "pt"})
-        for ratio in size.ratios:
-            drafter = source if small else folder / f"{name}_{ratio}"
-            if not small:
-                inflate_folder(source, drafter, drafter_shape(size.shape, ratio), "float32", **CHECKED)
+        for ratio in SIZE["ratios"]:
+            drafter = folder / f"{name}_{ratio}"
+            inflate_folder(source, drafter, drafter_shape(SHAPE, ratio), "float32", **CHECKED)
             pairs[ratio, name] = (str(target), str(drafter))
     return pairs
 
 
-def job_of(target: str, drafter: str, max_rounds: int) -> CaptionJob:
+def job_of(target: str, drafter: str) -> CaptionJob:
     """Return a job with plain decoding and chains as candidates; its source and sink are never opened."""
     chains = [
         {"name": f"chain-{length}", "drafter": {"kind": "model"}, "tree": {"kind": "chain", "length": length}}
@@ -117,7 +103,7 @@ def job_of(target: str, drafter: str, max_rounds: int) -> CaptionJob:
         "source": {"kind": "text", "path": "unused"},
         "prompt": "{text}",
         "model": {name: {"path": path, "dtype": "float32", "device": "cpu"} for name, path in models.items()},
-        "method": {"auto": {"candidates": chains, "max_rounds": max_rounds}},
+        "method": {"auto": {"candidates": chains, "max_rounds": SIZE["max_rounds"]}},
         "pool": {"slots": 1, "max_context_tokens": MAX_CONTEXT_TOKENS, "compile": "never"},
         "sink": {"path": "unused"},
     }
@@ -141,10 +127,10 @@ def check_equal(known: Tokens, found: Tokens, name: str) -> None:
 class Alone:
     """Engines that each decode the same rows with one method, in turns; the first turn warms up."""
 
-    def __init__(self, pair: Pair, slots: int, length: int, rows_per_slot: int) -> None:
+    def __init__(self, pair: Pair, slots: int, length: int) -> None:
         methods = {one.label: one for one in pair.config.method.methods}
         self._engines = {name: pair.engine(slots, one) for name, one in methods.items()}
-        self._rows = requests(max(MIN_ROWS, rows_per_slot * slots), length)
+        self._rows = requests(max(MIN_ROWS, SIZE["rows_per_slot"] * slots), length)
         self._blocks: list[Block] = []
         self._num_turns = 0
         self.lengths: dict[str, float] = {}
@@ -174,8 +160,7 @@ class Alone:
 def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
     """Submit rows to an engine with `method.auto` until it chooses a method.
 
-    Raises:
-        RuntimeError: no method is chosen, or tokens differ from those of the methods alone.
+    Raises RuntimeError if no method is chosen, or tokens differ from those of the methods alone.
     """
     trial = make_engine(pair.config.method, slots, pair.engine, pair.plain_engine)
     assert isinstance(trial, Trial)
@@ -190,43 +175,32 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
     return trial
 
 
-def forward_s(model: Target, batch: int) -> float:
-    """Return the median seconds of a plain decoding step."""
-    engine = Engine(model, plain_method(), batch, MAX_CONTEXT_TOKENS)
-    for request in requests(batch, 24):
-        engine.submit(request)
-    seconds = []
-    while engine.has_work:
-        start = time.perf_counter()
-        engine.step()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
-
-
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
-    """Classify a trial's choice: best, within the interval of the comparison, within the trial's interval, or
-    another."""
+    """Classify a trial's choice by the comparison of the methods alone."""
     if chosen == alone.best:
         return BEST
     if not alone.is_slower(chosen):
         return WITHIN_INTERVAL
-    return WITHIN_TRIAL if note_of_best == WITHIN else ANOTHER
+    return WITHIN_TRIAL if note_of_best == WITHIN else "another"
 
 
-def run_workload(pair: Pair, size: Size, slots: int, length: int) -> Results:
+def run_workload(pair: Pair, slots: int, length: int) -> Results:
     """Measure all methods before and after a trial of `method.auto`, and compare its choice with the best method."""
-    each = Alone(pair, slots, length, size.rows_per_slot)
-    each.measure(size.num_repeats)
+    each = Alone(pair, slots, length)
+    each.measure(SIZE["num_repeats"])
     choice = hold_trial(pair, slots, length, each.tokens).choices[0]
-    each.measure(size.num_repeats)
+    each.measure(SIZE["num_repeats"])
     alone = each.comparison
     slowdowns = {name: alone.slowdown(name) for name in alone.names}
     notes = {one.method: one.note for one in choice.standings}
     assert isinstance(pair.drafter, Target)
+    target_s, drafter_s = (
+        plain_step_s(model, slots, MAX_CONTEXT_TOKENS, requests(slots, 24)) for model in (pair.target, pair.drafter)
+    )
     return {
         "batch": slots,
         "length": length,
-        "measured_ratio": forward_s(pair.drafter, slots) / forward_s(pair.target, slots),
+        "measured_ratio": drafter_s / target_s,
         "acceptance_lengths": each.lengths,
         "alone": [asdict(alone.standing(name)) for name in alone.names],
         "best": alone.best,
@@ -238,29 +212,29 @@ def run_workload(pair: Pair, size: Size, slots: int, length: int) -> Results:
     }
 
 
-def run(size: Size) -> Results:
+def run() -> Results:
     """Run every workload of the grid until `MAX_S` have passed."""
     disable_progress_bar()
     found: list[Results] = []
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        for (ratio, name), folders in write_pairs(size, Path(folder)).items():
-            pair = load(job_of(*folders, size.max_rounds))
-            for slots, length in product(size.batches, size.lengths):
+        for (ratio, name), folders in write_pairs(Path(folder)).items():
+            pair = load(job_of(*folders))
+            for slots, length in product(SIZE["batches"], SIZE["lengths"]):
                 if time.monotonic() - start_s <= MAX_S:
-                    found.append({"ratio": ratio, "drafter": name, **run_workload(pair, size, slots, length)})
+                    found.append({"ratio": ratio, "drafter": name, **run_workload(pair, slots, length)})
                     progress(" | ".join(map(str, row_of(found[-1]))))
-    return results_of(found, size)
+    return results_of(found)
 
 
-def results_of(found: list[Results], size: Size) -> Results:
+def results_of(found: list[Results]) -> Results:
     """Return the workloads with the machine, the grid and the number of workloads per verdict."""
     verdicts = Counter(cell["verdict"] for cell in found)
     return {
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "size": asdict(size),
-        "num_planned": len(size.batches) * len(size.lengths) * len(size.ratios) * len(size.drafters),
+        "size": SIZE,
+        "num_planned": NUM_PLANNED,
         "num_workloads": len(found),
         "num_best": verdicts[BEST],
         "num_within": verdicts[WITHIN_INTERVAL],
@@ -272,7 +246,6 @@ def results_of(found: list[Results], size: Size) -> Results:
 
 
 def row_of(cell: Results) -> tuple[Any, ...]:
-    trial = cell["trial"]
     return (
         *(cell[name] for name in ("batch", "length", "drafter", "ratio")),
         f"{cell['measured_ratio']:.2f}",
@@ -282,7 +255,7 @@ def row_of(cell: Results) -> tuple[Any, ...]:
         cell["chosen"],
         cell["verdict"],
         percent(cell["chosen_slowdown"] - 1),
-        f"{trial['num_rows']} rows, {trial['num_rounds']} rounds",
+        f"{cell['trial']['num_rows']} rows, {cell['trial']['num_rounds']} rounds",
     )
 
 
@@ -319,8 +292,8 @@ TABLES = {"auto": auto_table, "auto_claims": auto_claims_table}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = command_line("auto", __doc__, "two workloads on small pairs").parse_args(arguments)
-    return finish(options, RESULTS, run(QUICK if options.quick else FULL), auto_table, auto_claims_table)
+    command_line("auto", __doc__).parse_args(arguments)
+    return finish(RESULTS, run(), auto_table, auto_claims_table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Measures the gain of each piece of the CPU backend by comparing the complete engine with engines without it.
 
-    python -m benchmarks.backend_pieces            # updates results/backend_pieces.json; half an hour on two cores
-    python -m benchmarks.backend_pieces --quick    # few short requests, printed only
+    python -m benchmarks.backend_pieces    # updates results/backend_pieces.json; half an hour on two cores
 
 Every engine is a process of its own, because pieces affect each other's memory within one process. The engines take
 turns, and ratios are of the same round. Figures of deleted pieces are kept.
@@ -13,33 +12,21 @@ import os
 import sys
 from collections.abc import Iterator
 from operator import truediv
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.harness.markdown import Results, equality, figure, table
-from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, read_results, results_file
-from benchmarks.harness.verdict import spread, turns
+from benchmarks.harness.results import describe_pair, finish, pair_command_line, read_results, results_file
+from benchmarks.harness.verdict import spread
+from benchmarks.peers.engine_peer import COMPLETE, PIECES
 from benchmarks.peers.environment import base_variables
-from benchmarks.peers.piece_peer import COMPLETE, PIECES
-from benchmarks.peers.rounds import Contender, Launched, Timed, measure_batch, run_launch
-from benchmarks.peers.work import inflated_pair, make_work, reference_of
+from benchmarks.peers.rounds import ENGINE, Cell, Contender, Launched, Timed, measure_cells
+from benchmarks.peers.work import GAMMA, make_work, reference_of
 from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("backend_pieces")
-MODULE = "benchmarks.peers.piece_peer"
 MODES = ("plain", "chain")
-KEPT_FROM = 1.05  # speed relative to the engine without the piece, in any configuration
-
-
-class Cell(NamedTuple):
-    """Batch size, requests of a pass, and passes per launch."""
-
-    batch: int
-    num_requests: int
-    num_passes: int
-
-
 CELLS, LAUNCHES, NUM_TOKENS = (Cell(1, 4, 6), Cell(8, 16, 3), Cell(32, 48, 2)), 2, 64
-QUICK, QUICK_LAUNCHES, QUICK_NUM_TOKENS = (Cell(1, 2, 2), Cell(4, 4, 2)), 1, 16
+KEPT_FROM = 1.05  # speed relative to the engine without the piece, in any configuration
 
 
 def rows_of(timed: dict[str, Timed], reference: list[Any], dtype: str) -> dict[str, Results]:
@@ -81,43 +68,22 @@ def _gains(cells: list[Results]) -> Iterator[tuple[str, ...]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = pair_command_line("backend_pieces", __doc__, "few short requests").parse_args(arguments)
-    options.gamma = 5
-    cells, launches, num_tokens = (
-        (QUICK, QUICK_LAUNCHES, QUICK_NUM_TOKENS) if options.quick else (CELLS, LAUNCHES, NUM_TOKENS)
-    )
-    found = describe_pair(options) | {"max_new_tokens": num_tokens, "launches": launches, "cells": []}
-    prompts = held_out_prompts(max(cell.num_requests for cell in cells), 0)
-    work = make_work(options, *inflated_pair(options), prompts, num_tokens, max(cell.batch for cell in cells))
-    work_file = options.scratch / "pieces.json"
-    work.write(work_file)
+    options = pair_command_line("backend_pieces", __doc__).parse_args(arguments)
+    found = describe_pair(options) | {"max_new_tokens": NUM_TOKENS, "gamma": GAMMA, "launches": LAUNCHES, "cells": []}
+    prompts = held_out_prompts(max(cell.num_requests for cell in CELLS), 0)
+    work = make_work(options, prompts, NUM_TOKENS, max(cell.batch for cell in CELLS))
     variables = base_variables(options.threads, options.scratch, os.environ)
-    reference = reference_of(work, variables, options.scratch)
+    reference = reference_of(work, options.scratch)
     for mode in MODES:
-        launched = [
-            Launched(
-                Contender(piece, piece, "", MODULE, f"{mode}/{piece}"),
-                sys.executable,
-                work_file,
-                variables,
-                options.scratch / "logs" / f"without {piece}.log",
-            )
-            for piece in PIECES
-        ]
-        timed: dict[Cell, dict[str, Timed]] = {cell: {} for cell in cells}
-        for launch in range(launches):
-            progress(f"{mode}: launch {launch + 1} of {launches}")
-            for number, (batch, peers, _) in enumerate(run_launch(launched, [cell.batch for cell in cells])):
-                cell = cells[number]
-                orders = list(turns(list(peers), launches * cell.num_passes))[launch::launches]
-                measure_batch(peers, batch, reference[: cell.num_requests], work.dtype, orders, timed[cell])
+        contenders = [Contender(piece, piece, "", ENGINE, f"{mode}/{piece}") for piece in PIECES]
+        launched = [Launched(one, sys.executable, variables) for one in contenders]
+        timed, _ = measure_cells(launched, options.scratch / "work.json", CELLS, LAUNCHES, reference, work.dtype)
         found["cells"] += [
             {"batch": cell.batch, "mode": mode, "pieces": rows_of(one, reference[: cell.num_requests], work.dtype)}
             for cell, one in timed.items()
         ]
-    if not options.quick:
-        found["deleted"] = read_results(RESULTS)["deleted"]
-    return finish(options, RESULTS, found, pieces_table)
+    found["deleted"] = read_results(RESULTS)["deleted"]
+    return finish(RESULTS, found, pieces_table)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
     python -m benchmarks.decode                      # all three parts; writes results/decode.json
     python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others are kept
-    python -m benchmarks.decode --quick              # a tenth of the rows, printed only
 
 Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
 decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
@@ -51,7 +50,7 @@ SIDE_PX = 336
 NUM_FRAMES = 8
 NEVER = 10**9
 FPS = 24
-PARTS = ("throughput", "memory", "waits")
+NUM_IMAGES, NUM_VIDEOS, NUM_SHORT, NUM_LONG, LONG_S, NUM_WAITS = 400, 40, 2000, 10, 600, 80
 
 
 def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
@@ -60,12 +59,6 @@ def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
     coarse = generator.integers(0, 256, (max(2, height // 60), max(2, width // 60), 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
     return (smooth + generator.integers(-12, 13, (height, width, 1))).clip(0, 255).astype(np.uint8)
-
-
-def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 def write_video(path: Path, seed: int, num_frames: int, width: int, height: int, gop: int) -> None:
@@ -83,22 +76,25 @@ def write_video(path: Path, seed: int, num_frames: int, width: int, height: int,
         output.mux(stream.encode())
 
 
-def throughput(folder: Path, num_rows: int) -> Results:
+def throughput(folder: Path) -> Results:
     """Return rows per CPU second for 640 × 480 JPEGs and for ten seconds of 480p H.264."""
-    jpegs = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
+    jpegs = []
+    for seed in range(8):
+        buffer = io.BytesIO()
+        Image.fromarray(photograph(seed, 640, 480)).save(buffer, "JPEG", quality=90)
+        jpegs.append(buffer.getvalue())
     start_s = time.process_time()
-    for row in range(num_rows):
+    for row in range(NUM_IMAGES):
         decode_image(jpegs[row % len(jpegs)], 64_000_000, SIDE_PX)
-    cells = {"jpeg_640x480": _rate(num_rows, time.process_time() - start_s)}
+    cells = {"jpeg_640x480": _rate(NUM_IMAGES, time.process_time() - start_s)}
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
         for decoder in ("auto", "decord", "pyav"):
-            num_videos = max(2, num_rows // 10)
             limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
             worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
-            spent_s = _time_decoding(worker, path, num_videos, partial(_cpu_s, worker))
-            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(num_videos, spent_s)
+            spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
+            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
 
 
@@ -123,25 +119,23 @@ def _rate(num_rows: int, cpu_s: float) -> dict[str, float]:
     return {"rows": num_rows, "rows_per_cpu_s": round(num_rows / cpu_s, 2)}
 
 
-def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
+def memory(folder: Path) -> Results:
     """Return the resident bytes of the decoding process after each of many videos, with and without restarts of it."""
-    short = folder / "short"
-    short.mkdir()
-    for seed in range(min(num_short, 20)):
-        write_video(short / f"{seed:02}.mp4", seed, 2 * FPS, 320, 240, 24)
+    short = [str(folder / f"{seed:02}.mp4") for seed in range(20)]
+    for seed, path in enumerate(short):
+        write_video(Path(path), seed, 2 * FPS, 320, 240, 24)
     long = folder / "long.mp4"
-    write_video(long, 99, long_s * FPS, 320, 240, 120)
-    files = sorted(map(str, short.iterdir()))
-    plan = [files[row % len(files)] for row in range(num_short)]
-    every = max(1, num_short // num_long) if num_long else NEVER
-    for place in range(num_long):
+    write_video(long, 99, LONG_S * FPS, 320, 240, 120)
+    plan = [short[row % len(short)] for row in range(NUM_SHORT)]
+    every = NUM_SHORT // NUM_LONG
+    for place in range(NUM_LONG):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
         "configured": _hold(plan, "auto", Limits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
         "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
-    return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": runs}
+    return {"num_short": NUM_SHORT, "num_long": NUM_LONG, "long_s": LONG_S, "runs": runs}
 
 
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
@@ -157,7 +151,7 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     worker.close()
 
     def peak(values: list[int]) -> float:
-        return round(max(values, default=0) / 2**20, 1)
+        return round(max(values) / 2**20, 1)
 
     return {
         "num_videos": len(plan),
@@ -197,7 +191,7 @@ class TimedEngine:
 
 
 class TimedPair:
-    """A pair without models; actors load it by calling it."""
+    """A pair without models, with an engine that spends `row_s` per row; actors load it by calling it."""
 
     target_id = "timed"
     drafter_id = ""
@@ -215,6 +209,20 @@ class TimedPair:
         return TimedEngine(self._row_s)
 
 
+def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:
+    """Return a job over `source` whose model is a `TimedPair`."""
+    return CaptionJob.model_validate(
+        {
+            "source": source,
+            "prompt": "What?",
+            "model": {"target": {"path": "timed"}},
+            "pool": {"slots": 1, **pool},
+            "sink": {"path": str(output)},
+            "job": {"progress": False},
+        }
+    )
+
+
 def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
@@ -225,45 +233,34 @@ def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
     return caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=pair, **options)
 
 
-def waits(folder: Path, num_videos: int) -> Results:
+def waits(folder: Path) -> Results:
     """Return the wait times of the real graph on real files, with one actor slower and one faster than a decoding
     process."""
-    videos = folder / "waits"
-    videos.mkdir()
     for seed in range(8):
-        write_video(videos / f"{seed}.mp4", seed, 96, 854, 480, 48)
-    for copy in range(8, num_videos):
-        shutil.copyfile(videos / f"{copy % 8}.mp4", videos / f"{copy}.mp4")
+        write_video(folder / f"{seed}.mp4", seed, 96, 854, 480, 48)
+    for copy in range(8, NUM_WAITS):
+        shutil.copyfile(folder / f"{copy % 8}.mp4", folder / f"{copy}.mp4")
     worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
-    rows_per_s = 20 / _time_decoding(worker, videos / "0.mp4", 20, time.monotonic)
-    cells = {f"actor_at_{share:g}_of_the_limit": _run_graph(videos, 1.0 / (share * rows_per_s)) for share in (0.5, 8.0)}
-    return {"num_videos": num_videos, "decoder_rows_per_s": rows_per_s, "cells": cells}
-
-
-def _run_graph(videos: Path, row_s: float) -> Results:
-    job = CaptionJob.model_validate(
-        {
-            "source": {"kind": "videos", "path": str(videos), "max_side_px": SIDE_PX},
-            "prompt": "What moves?",
-            "model": {"target": {"path": "timed"}},
-            "pool": {"batch_rows": 8, "slots": 1, "max_batches_in_flight": 4},
-            "sink": {"path": str(videos / "out")},
-            "job": {"progress": False},
+    rows_per_s = 20 / _time_decoding(worker, folder / "0.mp4", 20, time.monotonic)
+    source = {"kind": "videos", "path": str(folder), "max_side_px": SIDE_PX}
+    job = timed_job(source, {"batch_rows": 8, "max_batches_in_flight": 4}, folder / "out")
+    cells = {}
+    for share in (0.5, 8.0):
+        row_s = 1.0 / (share * rows_per_s)
+        with session(Job(num_cpus=2)), wait_times.measured() as measured:
+            dataset = timed_dataset(job, TimedPair(row_s), flow=measured.report)
+            start_s = time.monotonic()
+            num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))
+            wall_s = time.monotonic() - start_s
+            total = measured.total()
+        cells[f"actor_at_{share:g}_of_the_limit"] = {
+            "row_s": round(row_s, 4),
+            "num_rows": num_rows,
+            "wall_s": round(wall_s, 1),
+            "actors_waited_share": round(total.actors_waited, 4),
+            "input_waited_share": round(total.input_waited, 4),
         }
-    )
-    with session(Job(num_cpus=2)), wait_times.measured() as measured:
-        dataset = timed_dataset(job, TimedPair(row_s), flow=measured.report)
-        start_s = time.monotonic()
-        num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))
-        wall_s = time.monotonic() - start_s
-        total = measured.total()
-    return {
-        "row_s": round(row_s, 4),
-        "num_rows": num_rows,
-        "wall_s": round(wall_s, 1),
-        "actors_waited_share": round(total.actors_waited, 4),
-        "input_waited_share": round(total.input_waited, 4),
-    }
+    return {"num_videos": NUM_WAITS, "decoder_rows_per_s": rows_per_s, "cells": cells}
 
 
 def throughput_table(results: Results) -> str:
@@ -271,25 +268,21 @@ def throughput_table(results: Results) -> str:
     rows = []
     for name, cell in found["cells"].items():
         place, _, decoder = name.partition("/")
-        what = f"640 × 480 JPEG to {found['side_px']} px"
+        what, by = f"640 × 480 JPEG to {found['side_px']} px", "Pillow"
         if decoder:
-            what = f"480p H.264, 10 s, {found['num_frames']} frames to {found['side_px']} px, a key frame every "
-            what += f"{place.rpartition('_')[2]} frames"
-        rows.append((what, f"`{decoder}`" if decoder else "Pillow", f"{cell['rows_per_cpu_s']:.1f}"))
+            frames, gop = f"{found['num_frames']} frames to {found['side_px']} px", place.rpartition("_")[2]
+            what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
+        rows.append((what, by, f"{cell['rows_per_cpu_s']:.1f}"))
     return table("what | decoder | rows per second and core", rows)
 
 
 def memory_table(results: Results) -> str:
-    labels = {
-        "configured": "`auto`, replaced as configured",
-        "decord_never_replaced": "`decord`, never replaced",
-        "pyav_never_replaced": "`pyav`, never replaced",
-    }
+    labels = ("`auto`, replaced as configured", "`decord`, never replaced", "`pyav`, never replaced")
     peaks = ("peak_mib_first_100", "peak_mib_after", "parent_peak_mib_first_100", "parent_peak_mib_after")
     rows = []
-    for name, run in results["memory"]["runs"].items():
+    for label, run in zip(labels, results["memory"]["runs"].values(), strict=True):
         counts = f"{run['num_videos']:,}", f"{run['num_clips']:,}", run["num_processes"]
-        rows.append((labels[name], *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
+        rows.append((label, *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
     columns = "decoders' process | videos | clips | processes | its peak, first 100 | its peak after"
     return table(f"{columns} | the task's own peak, first 100 | and after", rows)
 
@@ -303,29 +296,23 @@ def waits_table(results: Results) -> str:
     return table("actor's rate | rows | actor waited for input | input waited for the actor", rows)
 
 
+PARTS = {"throughput": throughput, "memory": memory, "waits": waits}
 TABLES = {"decode_throughput": throughput_table, "decode_memory": memory_table, "decode_waits": waits_table}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("decode", __doc__, "a tenth of the rows")
+    parser = command_line("decode", __doc__)
     parser.add_argument("--only", choices=PARTS, help="run one part")
     options = parser.parse_args(arguments)
-    scale = 10 if options.quick else 1
-    parts: dict[str, Callable[[Path], Results]] = {
-        "throughput": lambda folder: throughput(folder, 400 // scale),
-        "memory": lambda folder: memory(folder, 2000 // scale, 10 // scale, 600 // scale),
-        "waits": lambda folder: waits(folder, 80 // scale),
-    }
-    for name, run in parts.items():
+    for name, run in PARTS.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 found = run(Path(folder))
             print(json.dumps({name: found}, indent=1), flush=True)
-            if not options.quick:
-                results = read_results(RESULTS) if RESULTS.exists() else {}
-                versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
-                results[name] = versions | found
-                write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
+            results = read_results(RESULTS) if RESULTS.exists() else {}
+            versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
+            results[name] = versions | found
+            write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0
 
 

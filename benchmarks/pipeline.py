@@ -1,7 +1,6 @@
 """Measures whole jobs from files to files: rows per second, and the share of the time in which the engine runs.
 
-    python -m benchmarks.pipeline            # 2,048 scenes, every method twice; writes results/pipeline.json; minutes
-    python -m benchmarks.pipeline --quick    # 64 scenes, printed only
+    python -m benchmarks.pipeline    # 2,048 scenes, every method twice; writes results/pipeline.json; minutes
 
 The zoo's captioning pair, one actor, a private Ray; timed from the first task to the last file, loading included. The
 models are small, so reading, decoding, prompts and writing weigh more than with large ones: a lower bound of the
@@ -82,11 +81,10 @@ def pipeline_table(results: Results) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("pipeline", __doc__, "64 scenes")
+    parser = command_line("pipeline", __doc__)
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args(arguments)
-    num_rows, repeats = (64, 1) if options.quick else (options.rows, options.repeats)
     description = machine()
     rows: list[Results] = []
     texts: list[dict[str, str]] = []
@@ -94,13 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as temporary, ray_session.session(Job()):
         folder = Path(temporary)
         faulty = (NOT_AN_IMAGE, TRUNCATED, NO_QUESTION)
-        scenes = [row for place, row in enumerate(draw_rows(num_rows, SEED)) if place not in faulty]
+        scenes = [row for place, row in enumerate(draw_rows(options.rows, SEED)) if place not in faulty]
         for name, some in (("source", scenes), ("first", scenes[:ROWS_PER_SHARD])):
             (folder / name).mkdir()
             for number, start in enumerate(range(0, len(some), ROWS_PER_SHARD)):
                 write_parquet(some[start : start + ROWS_PER_SHARD], folder / name / f"shard-{number:03}")
         run_job(folder, "warm", (*METHODS["plain"], "pool.compile=never"), "first")
-        for number, order in enumerate(turns(list(jobs), repeats)):
+        for number, order in enumerate(turns(list(jobs), options.repeats)):
             for label in order:
                 name, compiles = jobs[label]
                 place = f"{label}, {number}".replace(",", "").replace(" ", "-")
@@ -108,13 +106,12 @@ def main(arguments: list[str] | None = None) -> int:
                 texts.append(found)
                 rows.append({**row, "method": name, "compile": compiles})
                 progress(f"{place}: {row}")
-    places = [(row["method"], row["compile"]) for row in rows]
-    expected = texts[places.index(FIRST)]
+    expected = texts[[(row["method"], row["compile"]) for row in rows].index(FIRST)]
     for row, found in zip(rows, texts, strict=True):
         row["num_equal"] = len(found.items() & expected.items())
     rows.sort(key=lambda row: list(jobs.values()).index((row["method"], row["compile"])))
     results = {"machine": description, "num_scenes": len(scenes), "rows": rows}
-    return finish(options, RESULTS, results, pipeline_table)
+    return finish(RESULTS, results, pipeline_table)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Measures the graph's overhead: the share of time that one, two, four or eight actors spend on rows.
 
-    python -m benchmarks.scheduling            # writes results/scheduling.json
-    python -m benchmarks.scheduling --quick    # a tenth of the rows, printed only
+    python -m benchmarks.scheduling    # writes results/scheduling.json
 
 The real graph on real files, with engines that sleep 20 ms per row. The measured window
 begins when the last actor starts its first row and ends when the first actor ends its last row. Losses are sleeps that
@@ -20,10 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode import TimedEngine, TimedPair, timed_dataset
+from benchmarks.decode import TimedEngine, TimedPair, timed_dataset, timed_job
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import command_line, finish, machine, results_file
-from configs.schema import CaptionJob, Job
+from configs.schema import Job
 from decoding.types import Completion
 from pipeline.cluster.ray_session import session
 
@@ -67,16 +66,8 @@ def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
     source_folder.mkdir()
     records.mkdir()
     (source_folder / "rows.txt").write_text("".join(f"row {row}\n" for row in range(num_rows)))
-    job = CaptionJob.model_validate(
-        {
-            "source": {"kind": "text", "path": str(source_folder), "span_max_rows": 20 * BATCH_ROWS},
-            "prompt": "What?",
-            "model": {"target": {"path": "timed"}},
-            "pool": {"min_size": num_actors, "max_size": num_actors, "slots": 1, "batch_rows": BATCH_ROWS},
-            "sink": {"path": str(folder / "out")},
-            "job": {"progress": False},
-        }
-    )
+    source = {"kind": "text", "path": str(source_folder), "span_max_rows": 20 * BATCH_ROWS}
+    job = timed_job(source, {"min_size": num_actors, "max_size": num_actors, "batch_rows": BATCH_ROWS}, folder / "out")
     dataset = timed_dataset(job, RecordedPair(ROW_S, records))
     assert sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None)) == num_rows
     return [list(struct.iter_unpack(TIMES, path.read_bytes())) for path in sorted(records.iterdir())]
@@ -108,15 +99,15 @@ def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
     }
 
 
-def measure(rows_per_actor: int) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """Run the graph with every number of actors under one Ray; return rates and losses."""
     cells = {}
     description = machine()
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
         for num_actors in NUM_ACTORS:
-            actors = run_graph(Path(name), num_actors, rows_per_actor * num_actors)
+            actors = run_graph(Path(name), num_actors, ROWS_PER_ACTOR * num_actors)
             assert len(actors) == num_actors, f"{len(actors)} of {num_actors} actors got rows"
-            cells[str(num_actors)] = {"num_rows": rows_per_actor * num_actors, **judge(actors, ROW_S)}
+            cells[str(num_actors)] = {"num_rows": ROWS_PER_ACTOR * num_actors, **judge(actors, ROW_S)}
             print(json.dumps({num_actors: cells[str(num_actors)]}), flush=True)
     return {
         "row_ms": 1000 * ROW_S,
@@ -138,20 +129,18 @@ def scheduling_table(results: Results) -> str:
 
 def autoscaling_table(results: Results) -> str:
     """Render the nodes and actors of a job over time, measured by tests/cluster/test_autoscaling.py."""
-    ended = [moment["at_s"] >= results["job_done_at_s"] for moment in results["time_line"]]
+    line, done_s = results["time_line"], results["job_done_at_s"]
+    end = next((moment for moment in line if moment["at_s"] >= done_s), None)
     rows = [
-        (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" if is_first else "")
-        for moment, is_first in zip(
-            results["time_line"], (end and not any(ended[:place]) for place, end in enumerate(ended)), strict=True
-        )
+        (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" * (moment is end))
+        for moment in line
     ]
     return table("seconds | worker nodes | actors | ", rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = command_line("scheduling", __doc__, "a tenth of the rows").parse_args(arguments)
-    found = measure(ROWS_PER_ACTOR // 10 if options.quick else ROWS_PER_ACTOR)
-    return finish(options, RESULTS, found, scheduling_table)
+    command_line("scheduling", __doc__).parse_args(arguments)
+    return finish(RESULTS, measure(), scheduling_table)
 
 
 if __name__ == "__main__":

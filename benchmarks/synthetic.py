@@ -1,7 +1,6 @@
 """Times decoding over long visual contexts with random KV entries and a forced acceptance rate.
 
-    python -m benchmarks.synthetic          # 2,000 and 25,000 positions, ten minutes; writes results/synthetic.json
-    python -m benchmarks.synthetic --quick  # few positions and steps, printed only
+    python -m benchmarks.synthetic    # 2,000 and 25,000 positions, ten minutes; writes results/synthetic.json
 
 The time of decoding steps over the KV cache of many images or a long video, and the speed-up of drafts at a given
 acceptance rate. Outputs are meaningless and are not compared. The drafter reads all positions or only the text. Only
@@ -18,14 +17,13 @@ from typing import Any
 import torch
 
 from actors.loading.method import plain_method
-from actors.loading.pair import load_target
 from benchmarks.harness.engines import kv_bytes, measure_grid
 from benchmarks.harness.long_context import SEED, Filled, Forced, time_steps
-from benchmarks.harness.markdown import Results, figure, left_out, table
+from benchmarks.harness.markdown import Results, figure, inflated, left_out, table
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import relative_speeds, spread, turns
+from benchmarks.peers.engine_peer import load_model
 from benchmarks.peers.work import inflated_pair
-from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method
@@ -60,7 +58,6 @@ class Size:
 
 
 FULL = Size((2_000, 25_000), (1, 4), (3, 5), (0.5, 0.7, 0.9), 20, 2)
-QUICK = Size((300,), (1, 2), (3,), (0.5, 0.9), 4, 2)
 
 
 @dataclass(frozen=True)
@@ -159,10 +156,9 @@ def synthetic_setting(results: Results) -> str:
     """Describe the models, the grid and the machine in one paragraph."""
     missing = left_out((lack, f"{columns:,} columns at batch {batch}") for columns, batch, lack in results["left_out"])
     return (
-        f"Synthetic: {results['synthetic']}. `text_target` inflated to {results['target_shape']}, drafter "
-        f"`text_drafter` inflated to {results['drafter_shape']}, {results['dtype']}, {results['threads']} threads; "
-        f"seeds of the draws {', '.join(map(str, results['seeds']))}. Medians of {len(results['seeds'])} rounds, the "
-        f"contenders in turn, with the lowest and the highest. {results['machine']}. torch {results['torch']}.{missing}"
+        f"Synthetic: {results['synthetic']}. {inflated(results)}; seeds of the draws "
+        f"{', '.join(map(str, results['seeds']))}. Medians of {len(results['seeds'])} rounds, the contenders in "
+        f"turn, with the lowest and the highest. {results['machine']}. torch {results['torch']}.{missing}"
     )
 
 
@@ -170,21 +166,19 @@ TABLES = {"synthetic": synthetic_table, "synthetic_setting": synthetic_setting}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = pair_command_line("synthetic", __doc__, "few positions and steps")
-    options = parser.parse_args(arguments)
-    size = QUICK if options.quick else FULL
+    options = pair_command_line("synthetic", __doc__).parse_args(arguments)
     found = describe_pair(options) | {
         "synthetic": "acceptance is forced and visual columns are random numbers; outputs mean nothing, and equality "
         "with plain decoding is not claimed",
-        "seeds": [SEED + number for number in range(size.num_rounds)],
+        "seeds": [SEED + number for number in range(FULL.num_rounds)],
     }
     torch.set_num_threads(options.threads)
     models = []
     for folder in map(str, inflated_pair(options)):
-        models.append(load_target(Checkpoint(path=folder, dtype=options.dtype, device="cpu"), folder))
+        models.append(load_model(folder, options.dtype))
         models[-1].compile()
-    found["synthetic_rows"], found["left_out"] = measure(size, *models)
-    return finish(options, RESULTS, found, synthetic_setting, synthetic_table)
+    found["synthetic_rows"], found["left_out"] = measure(FULL, *models)
+    return finish(RESULTS, found, synthetic_setting, synthetic_table)
 
 
 if __name__ == "__main__":

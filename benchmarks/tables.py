@@ -21,19 +21,10 @@ from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
 
-DOCUMENTS = (
-    Path("README.md"),
-    Path("docs/methods/index.md"),
-    Path("docs/results/methods.md"),
-    Path("docs/results/ablations.md"),
-    Path("docs/results/lantern.md"),
-    Path("docs/results/performance.md"),
-    Path("docs/design/log.md"),
-    Path("docs/design/decisions/27-cpu-pieces-by-measurement.md"),
-)
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
 SOURCES = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from benchmarks.lantern.recorder import Setting, pick, record
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, row_named, rows_of
 from benchmarks.lantern.store import Store
 from benchmarks.lantern.tables import TABLES, draw_trade_off, guidance_line
-from benchmarks.lantern.world import ImagePrompt, OtherDrafter, World, codes_of
+from benchmarks.lantern.world import ImagePrompt, World, codes_of
 from decoding import Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, Method
@@ -67,31 +68,15 @@ def world(kind: str) -> World:
     score = count_prompt(PROMPT)
     prompts = [ImagePrompt(f"image-{i}", PROMPT, images.condition(kind, i), score) for i in range(NUM_IMAGES)]
     sampling = Sampling(images.GRID**2, top_k=40, guidance_scale=2.0)
-    drafter = images.eagle_network(target)
-    return World(
-        kind,
-        target,
-        drafter,
-        vq.eval(),
-        prompts,
-        shown[:NUM_IMAGES],
-        shown[NUM_IMAGES:],
-        ToyJudge(),
-        sampling,
-        {"a": "b"},
-        others=others(kind),
-    )
-
-
-def others(kind: str) -> dict[str, OtherDrafter]:
-    torch.manual_seed(1)
-    heads = (
-        MedusaHeads(MedusaShape(num_heads=3, num_blocks=1, hidden_size=32, vocab_size=images.CODES))
-        .eval()
-        .requires_grad_(False)
-    )
-    smaller = OtherDrafter(images.target(kind, noise=0.1), "smaller")
-    return {"model": smaller, "medusa": OtherDrafter(heads, "heads")} if kind == "text" else {}
+    drafters: dict[str, Any] = {"eagle": (images.eagle_network(target), "")}
+    if kind == "text":
+        torch.manual_seed(1)
+        shape = MedusaShape(num_heads=3, num_blocks=1, hidden_size=32, vocab_size=images.CODES)
+        drafters["medusa"] = (MedusaHeads(shape).eval().requires_grad_(False), "heads")
+        drafters["model"] = (images.target(kind, noise=0.1), "smaller")
+    judge: Any = ToyJudge()
+    real, reference = shown[:NUM_IMAGES], shown[NUM_IMAGES:]
+    return World(kind, target, vq.eval(), prompts, real, reference, judge, sampling, {"a": "b"}, drafters)
 
 
 @pytest.fixture
@@ -123,16 +108,22 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
     assert draw_trade_off(data).startswith("<svg")
 
 
+def run_rows(toy: World, store: Store, *names: str) -> None:
+    store.open(lantern.settings_of(toy, 0))
+    for name in names:
+        lantern.Bench(toy, 0, store).run_row(row_named(name), 1.0)
+
+
 def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
-    lantern.run_kind(toy, 0, store, ("plain",))
+    run_rows(toy, store, "plain")
     data = json.loads(results.read_text())
     data["kinds"]["text"]["rows"]["1/plain"]["whole"] = "kept"
     results.write_text(json.dumps(data))
-    lantern.run_kind(toy, 0, store, ("plain", "eagle2_coupled"))
+    run_rows(toy, store, "plain", "eagle2_coupled")
     found = json.loads(results.read_text())["kinds"]["text"]["rows"]
     assert (found["1/plain"]["whole"], list(found)) == ("kept", ["1/plain", "1/eagle2_coupled"])
-    lantern.run_kind(replace(toy, revisions={"a": "c"}), 0, store, ("plain",))
+    run_rows(replace(toy, revisions={"a": "c"}), store, "plain")
     found = json.loads(results.read_text())["kinds"]["text"]["rows"]
     assert list(found) == ["1/plain"]
     assert found["1/plain"]["whole"] != "kept"
@@ -140,13 +131,13 @@ def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
 
 def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows_anew(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
-    names = ("plain", "eagle2_coupled")
-    for drafter, revision, expected in (
-        (None, "", {"1/plain": ""}),
-        (toy.drafter, "one", {"1/plain": "", "1/eagle2_coupled": "one"}),
-        (toy.drafter, "two", {"1/plain": "", "1/eagle2_coupled": "two"}),
+    head, _ = toy.drafters["eagle"]
+    for drafters, expected in (
+        ({}, {"1/plain": ""}),
+        ({"eagle": (head, "one")}, {"1/plain": "", "1/eagle2_coupled": "one"}),
+        ({"eagle": (head, "two")}, {"1/plain": "", "1/eagle2_coupled": "two"}),
     ):
-        lantern.run_kind(replace(toy, drafter=drafter, drafter_revision=revision), 0, store, names)
+        run_rows(replace(toy, drafters=drafters), store, "plain", "eagle2_coupled")
         found = json.loads(results.read_text())["kinds"]["text"]["rows"]
         assert {key: cell.get("drafter", "") for key, cell in found.items()} == expected
 
@@ -175,8 +166,7 @@ def test_the_recorded_strict_hits_are_the_acceptance_of_a_single_draft(results: 
     tables = {"l2": nearest_codes(toy.vq.codebook, 8, Proximity())}
     exact = toy.build(row_named("eagle2_coupled").method(toy.share))
     recorder = record(exact.acceptance, tables, [2, 4, 8], DELTAS)
-    assert toy.drafter is not None
-    drafter = EagleDrafter(toy.drafter, toy.target.head, 2, images.merge_of(toy.target))
+    drafter = EagleDrafter(toy.drafters["eagle"][0], toy.target.head, 2, images.merge_of(toy.target))
     done = toy.decode(Method(drafter, DynamicTree(1, 0, 2), recorder), toy.requests(1.0, 0))
     telemetries = [completion.telemetry for completion in done]
     means = recorder.means()
@@ -204,10 +194,9 @@ class FirstChildTaken(Exact):
 
 def test_of_several_children_the_first_is_recorded(results: Path) -> None:
     toy = world("text")
-    assert toy.drafter is not None
     rule = FirstChildTaken()
     recorder = record(rule, {"l2": nearest_codes(toy.vq.codebook, 4, Proximity())}, [4], [0.1])
-    drafter = EagleDrafter(toy.drafter, toy.target.head, 2, images.merge_of(toy.target))
+    drafter = EagleDrafter(toy.drafters["eagle"][0], toy.target.head, 2, images.merge_of(toy.target))
     toy.decode(Method(drafter, DynamicTree(3, 0, 4), recorder), toy.requests(1.0, 0))
     means = recorder.means()
     assert rule.num_taken > 0

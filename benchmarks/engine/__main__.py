@@ -1,7 +1,6 @@
 """Measures this engine alone: plain decoding, chains and the controller at every batch size, and phases of a step.
 
-    python -m benchmarks.engine            # the grid; writes results/engine.json; half an hour on two cores
-    python -m benchmarks.engine --quick    # few short requests, printed only
+    python -m benchmarks.engine    # the grid; writes results/engine.json; half an hour on two cores
 
 All methods decode the same requests side by side, in slices of half a second, so that changes of the machine's speed
 affect all of them; ratios are of the same round. Forwards are timed inside the engine and, after each round, alone over
@@ -14,24 +13,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from actors.loading.method import build_method
-from actors.loading.pair import load_target
 from benchmarks.engine.slices import PHASES, Pass, run_side_by_side, time_forwards
-from benchmarks.engine.tables import BOUND_BATCHES, MODES, T_975, engine_claims_table, engine_table
+from benchmarks.engine.tables import BOUND_BATCHES, FORWARDS, MODES, T_975, engine_claims_table, engine_table
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.engines import kv_bytes, lanes_of, measure_grid
 from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
-from benchmarks.peers.engine_peer import choose_method
-from benchmarks.peers.work import by_batch, inflated_pair, make_work, reference_of
-from configs.schema import Checkpoint
+from benchmarks.peers.engine_peer import choose_method, load_model
+from benchmarks.peers.work import GAMMA, make_work, reference_of
 from decoding import Engine, Request, Sampling
 from zoo.text.samples import held_out_prompts
 
@@ -61,10 +58,7 @@ class Bench:
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(work.threads)
         self.work = work
-        folders = (work.target, work.drafter)
-        self._target, self._drafter = (
-            load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders
-        )
+        self._target, self._drafter = (load_model(path, work.dtype) for path in (work.target, work.drafter))
         self._target.compile()
         self._drafter.compile()
 
@@ -90,13 +84,8 @@ class Bench:
     def forwards_ms(self, engine: Engine, batch: int, length: int) -> dict[str, float]:
         """Return the milliseconds of isolated forwards: the target over 1 and γ + 1 nodes, the drafter over 2 and 1."""
         target, drafter = lanes_of(engine)
-        kinds = {
-            "target 1": (target, 1),
-            "target γ+1": (target, self.work.gamma + 1),
-            "drafter 2": (drafter, 2),
-            "drafter 1": (drafter, 1),
-        }
-        return time_forwards(kinds, batch, length)
+        sizes = ((target, 1), (target, self.work.gamma + 1), (drafter, 2), (drafter, 1))
+        return time_forwards(dict(zip(FORWARDS, sizes, strict=True)), batch, length)
 
 
 def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,58 +119,41 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> l
     return rows
 
 
-def plan(options: argparse.Namespace) -> list[Cell]:
+def plan(repeats: Sequence[int]) -> list[Cell]:
     """Return the configurations (batch size and output length) in the order of measurement."""
-    kinds = [(options.batches, options.max_new_tokens, 8, options.max_requests)]
-    kinds.append((options.long_batches, options.long_new_tokens, 4, MAX_LONG_REQUESTS))
     cells = [
-        Cell(batch, length, max(batch, min(per_slot * batch, most)), options.repeats[batch])
-        for batches, length, per_slot, most in kinds
+        Cell(batch, length, max(batch, min(per_slot * batch, most)), repeats[BATCHES.index(batch)])
+        for batches, length, per_slot, most in (
+            (BATCHES, NEW_TOKENS, 8, MAX_REQUESTS),
+            (LONG_BATCHES, LONG_NEW_TOKENS, 4, MAX_LONG_REQUESTS),
+        )
         for batch in batches
     ]
     return sorted(cells, key=lambda cell: cell.batch not in BOUND_BATCHES)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = pair_command_line("engine", __doc__, "few short requests")
-    many: dict[str, Any] = {"type": int, "metavar": "N"}
-    parser.add_argument("--batches", nargs="+", default=list(BATCHES), **many)
-    parser.add_argument("--long-batches", nargs="*", help=f"those with long outputs {LONG_BATCHES}", **many)
-    parser.add_argument("--repeats", nargs="+", default=[5], help="one number or one per batch size (5)", **many)
-    parser.add_argument("--gamma", type=int, default=5, help="drafts per step (5)")
+    parser = pair_command_line("engine", __doc__)
+    help_text = f"passes at batch {BATCHES} (5)"
+    parser.add_argument("--repeats", type=int, nargs=len(BATCHES), default=[5] * len(BATCHES), help=help_text)
     parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no batch starts after this time ({MAX_S:.0f})")
     options = parser.parse_args(arguments)
-    options.max_requests, options.max_new_tokens, options.long_new_tokens = MAX_REQUESTS, NEW_TOKENS, LONG_NEW_TOKENS
-    if options.long_batches is None:
-        options.long_batches = [batch for batch in LONG_BATCHES if batch in options.batches]
-    if options.quick:
-        options.batches, options.long_batches, options.max_requests, options.repeats = [1, 4], [1], 8, [2]
-        options.max_new_tokens, options.long_new_tokens = 16, 24
-    if min([*options.batches, *options.long_batches]) < 1 or not set(options.repeats) <= set(T_975):
-        parser.error(f"batches are at least 1, and repeats {min(T_975)} to {max(T_975)}")
-    if unknown := set(options.long_batches) - set(options.batches):
-        parser.error(f"--long-batches are among --batches, which {min(unknown)} is not")
-    try:
-        options.repeats = by_batch("--repeats", options.batches, options.repeats)
-    except ValueError as error:
-        parser.error(str(error))
+    if not set(options.repeats) <= set(T_975):
+        parser.error(f"repeats are {min(T_975)} to {max(T_975)}")
     return options
 
 
 def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]]]:
     """Return the rows of the grid, and (batch, length, missing resource) of configurations that were left out."""
-    scratch: Path = options.scratch
-    target, drafter = inflated_pair(options)
-    cells = plan(options)
+    cells = plan(options.repeats)
     prompts = held_out_prompts(max(cell.num_requests for cell in cells), SEED)
-    longest = max(cell.max_new_tokens for cell in cells)
-    work = make_work(options, target, drafter, prompts, longest, max(options.batches))
+    work = make_work(options, prompts, LONG_NEW_TOKENS, max(BATCHES))
     references = {}
-    for length in sorted({cell.max_new_tokens for cell in cells}):
+    for length in (NEW_TOKENS, LONG_NEW_TOKENS):
         count = max(cell.num_requests for cell in cells if cell.max_new_tokens == length)
         ids, texts = work.prompt_ids[:count], work.prompt_texts[:count]
         part = replace(work, max_new_tokens=length, prompt_ids=ids, prompt_texts=texts)
-        references[length] = reference_of(part, os.environ, scratch)
+        references[length] = reference_of(part, options.scratch)
     bench = Bench(work)
     rows, left_out = measure_grid(
         cells,
@@ -194,9 +166,9 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tup
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    found = describe_pair(options)
+    found = describe_pair(options) | {"gamma": GAMMA}
     found["rows"], found["left_out"] = measure(options)
-    return finish(options, RESULTS, found, engine_table, engine_claims_table)
+    return finish(RESULTS, found, engine_table, engine_claims_table)
 
 
 if __name__ == "__main__":

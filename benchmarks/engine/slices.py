@@ -78,14 +78,10 @@ class Running:
         self._num_graphs += count_graphs() - num_graphs_before
 
     def result(self) -> Pass:
-        """Return the finished pass.
-
-        Raises:
-            RuntimeError: a request failed.
-        """
+        """Return the finished pass; raise RuntimeError if a request failed."""
         done = checked([self._done[request.sample_id] for request in self._requests])
-        spent = {name: value - self._stats_before[name] for name, value in vars(self._engine.stats).items()
-                 if name in (*PHASES, "num_steps", "num_slot_steps")}  # fmt: skip
+        names = (*PHASES, "num_steps", "num_slot_steps")
+        spent = {name: getattr(self._engine.stats, name) - self._stats_before[name] for name in names}
         forwards = self._clock.read()
         return Pass(
             outcome_of(self._seconds, done),

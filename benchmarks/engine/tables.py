@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from benchmarks.harness.markdown import GIB, Results, equality, figure, goals_table, left_out, percent, table
+from benchmarks.harness.markdown import GIB, Results, equality, figure, goals_table, inflated, left_out, percent, table
 from benchmarks.harness.verdict import relative_speeds
 
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -51,14 +51,10 @@ def bound(chain: Results, gamma: int) -> float:
     return tokens_per_step(chain) * statistics.median(plain_steps)
 
 
-def have_speeds(*rows: Results) -> bool:
-    return all(row["tokens_per_s"] is not None for row in rows)
-
-
 def speed_up(row: Results, plain: Results) -> float | None:
     """Return tokens per second of decoding steps over plain decoding's, the median of the rounds; None if a speed is
     withheld."""
-    if not have_speeds(row, plain):
+    if row["tokens_per_s"] is None or plain["tokens_per_s"] is None:
         return None
     return relative_speeds(row | {"seconds": decoding_s(row)}, plain | {"seconds": decoding_s(plain)})
 
@@ -66,7 +62,7 @@ def speed_up(row: Results, plain: Results) -> float | None:
 def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None:
     """Return the relative extra time over plain decoding: mean over the rounds and its 95 % interval; None if
     withheld."""
-    if not have_speeds(row, plain):
+    if row["tokens_per_s"] is None or plain["tokens_per_s"] is None:
         return None
     ratios = [spent / plain_s - 1.0 for spent, plain_s in zip(row["seconds"], plain["seconds"], strict=True)]
     mean = statistics.mean(ratios)
@@ -109,24 +105,17 @@ def _interval(found: Sequence[float] | None) -> str:
 def engine_table(results: Results) -> str:
     """Render end-to-end speeds with their range, equality of outputs, and the extra time over plain decoding."""
     rows = []
-    for (length, batch), modes in cells_of(results).items():
+    for place, modes in cells_of(results).items():
         for mode in MODES:
-            row, is_plain = modes[mode], mode == "plain"
-            rows.append(
-                (
-                    length,
-                    batch,
-                    mode,
-                    row["num_requests"],
-                    figure(row["samples_per_s"], 2),
-                    figure(row["tokens_per_s"], 1),
-                    "" if is_plain or row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-                    "" if is_plain else _interval(slower_by(row, modes["plain"])),
-                    percent(without_forward(row), 1),
-                    equality(row["verdict"]),
-                    f"{row['peak_bytes'] / GIB:.1f} GiB",
-                )
-            )
+            row, length, longer = modes[mode], "", ""
+            if mode != "plain":
+                length = "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}"
+                longer = _interval(slower_by(row, modes["plain"]))
+            speeds = figure(row["samples_per_s"], 2), figure(row["tokens_per_s"], 1)
+            memory = f"{row['peak_bytes'] / GIB:.1f} GiB"
+            idle = percent(without_forward(row), 1)
+            verdict = equality(row["verdict"])
+            rows.append((*place, mode, row["num_requests"], *speeds, length, longer, idle, verdict, memory))
     return table(
         f"{PLACE} | method | requests | samples/s | tokens/s | acceptance length | longer than plain "
         "| no forward running | outputs equal to the target's | peak memory",
@@ -138,14 +127,11 @@ def engine_setting(results: Results) -> str:
     """Describe the models, the grid and the machine in one paragraph."""
     repeats = {row["batch"]: len(row["seconds"]) for row in results["rows"]}
     passes = ", ".join(f"{number} at batch {batch}" for batch, number in sorted(repeats.items()))
-    missing = left_out(
-        (lacking, f"batch {batch} with {length} tokens") for batch, length, lacking in results["left_out"]
-    )
+    missing = left_out((lack, f"batch {batch} with {length} tokens") for batch, length, lack in results["left_out"])
     return (
-        f"`text_target` inflated to {results['target_shape']}, drafter `text_drafter` inflated to "
-        f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, ends "
-        f"where the target ends. Medians of passes with the lowest and the highest, {passes}; intervals of 95 % over "
-        f"the rounds. {results['machine']}. torch {results['torch']}.{missing}"
+        f"{inflated(results)}, γ = {results['gamma']}, ends where the target ends. Medians of passes with the lowest "
+        f"and the highest, {passes}; intervals of 95 % over the rounds. {results['machine']}. torch "
+        f"{results['torch']}.{missing}"
     )
 
 
@@ -168,51 +154,46 @@ def steps_table(results: Results) -> str:
 
 def phases_table(results: Results) -> str:
     """Render the shares of a pass's wall time by phase."""
-    return table(
-        f"{PLACE} | method | {' | '.join(PARTS)}",
-        [
-            (*place, mode, *(percent(part, 1) for part in parts_of_pass(row)))
-            for place, modes in cells_of(results).items()
-            for mode, row in modes.items()
-        ],
-    )
+    rows = [
+        (*place, mode, *(percent(part, 1) for part in parts_of_pass(row)))
+        for place, modes in cells_of(results).items()
+        for mode, row in modes.items()
+    ]
+    return table(f"{PLACE} | method | {' | '.join(PARTS)}", rows)
 
 
 def positions_table(results: Results) -> str:
     """Render how often the first i drafts of a chain are all accepted."""
     gamma = results["gamma"]
-    return table(
-        " | ".join([PLACE, *(f"draft {place}" for place in range(1, gamma + 1))]),
-        [(*place, *map(percent, survival(modes["chain"], gamma))) for place, modes in cells_of(results).items()],
-    )
+    rows = [(*place, *map(percent, survival(modes["chain"], gamma))) for place, modes in cells_of(results).items()]
+    return table(" | ".join([PLACE, *(f"draft {place}" for place in range(1, gamma + 1))]), rows)
 
 
 def claims(results: Results) -> list[tuple[str, bool | None, str]]:
     """Check the goals; return (text, whether reached or None if speeds are withheld or rounds too few, numbers) of
     each."""
-
-    def check() -> Iterator[tuple[str, bool | None, str]]:
-        for (length, batch), modes in cells_of(results).items():
-            plain, chain, where = modes["plain"], modes["chain"], f"batch {batch}, at most {length} tokens"
-            if batch in BOUND_BATCHES:
-                possible, reached = bound(chain, results["gamma"]), speed_up(chain, plain)
-                numbers = (
-                    "withheld" if reached is None else f"{reached:.2f} of {possible:.2f}, {reached / possible:.2f}"
-                )
-                holds = None if reached is None else reached >= OF_BOUND * possible
-                yield f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers
-            longer = slower_by(modes["controlled"], plain)
-            enough = len(plain["seconds"]) >= MIN_ROUNDS
-            holds = None if longer is None or not enough else longer[2] <= MAX_LONGER
-            numbers = _interval(longer) + ("" if enough else f", fewer than {MIN_ROUNDS} rounds")
-            yield f"with the controller at most {percent(MAX_LONGER)} longer than plainly: {where}", holds, numbers
-            beyond = beyond_forwards(chain)
-            text = f"trees, accepting and committing take at most {percent(MAX_BEYOND)} of a chain's steps: {where}"
-            yield text, beyond <= MAX_BEYOND, percent(beyond, 1)
-            graphs = sum(sum(row["num_new_graphs"]) for row in modes.values())
-            yield f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"
-
-    return sorted(check(), key=lambda one: one[0].partition(":")[0])
+    found: list[tuple[str, bool | None, str]] = []
+    for (length, batch), modes in cells_of(results).items():
+        plain, chain, where = modes["plain"], modes["chain"], f"batch {batch}, at most {length} tokens"
+        if batch in BOUND_BATCHES:
+            possible, reached = bound(chain, results["gamma"]), speed_up(chain, plain)
+            holds, numbers = None, "withheld"
+            if reached is not None:
+                holds = reached >= OF_BOUND * possible
+                numbers = f"{reached:.2f} of {possible:.2f}, {reached / possible:.2f}"
+            found.append((f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers))
+        longer = slower_by(modes["controlled"], plain)
+        enough = len(plain["seconds"]) >= MIN_ROUNDS
+        holds = None if longer is None or not enough else longer[2] <= MAX_LONGER
+        numbers = _interval(longer) + ("" if enough else f", fewer than {MIN_ROUNDS} rounds")
+        text = f"with the controller at most {percent(MAX_LONGER)} longer than plainly: {where}"
+        found.append((text, holds, numbers))
+        beyond = beyond_forwards(chain)
+        text = f"trees, accepting and committing take at most {percent(MAX_BEYOND)} of a chain's steps: {where}"
+        found.append((text, beyond <= MAX_BEYOND, percent(beyond, 1)))
+        graphs = sum(sum(row["num_new_graphs"]) for row in modes.values())
+        found.append((f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"))
+    return sorted(found, key=lambda one: one[0].partition(":")[0])
 
 
 def engine_claims_table(results: Results) -> str:

@@ -20,10 +20,8 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu.decoding import measure_decoding
-from benchmarks.gpu.images import measure_images
+from benchmarks.gpu.decoding import measure_decoding, measure_images, measure_long
 from benchmarks.gpu.kernels import copy_bytes_per_s, measure_attention
-from benchmarks.gpu.long import measure_long
 from benchmarks.gpu.models import TextPair, make_image_models, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY, Sizes
 from benchmarks.gpu.tables import gpu_table
@@ -31,6 +29,7 @@ from benchmarks.harness.results import command_line, cores, progress, results_fi
 
 RESULTS = results_file("gpu")
 MAX_S = 560.0
+"""No section starts after this time."""
 MIN_TORCH = (2, 11)
 BUDGETS_S = {"copy": 15.0, "attention": 30.0, "pair": 90.0, "decoding": 240.0, "images": 90.0, "long": 95.0}
 """Time limits of the sections in seconds; unused time passes to later sections."""
@@ -74,10 +73,6 @@ class Sections:
         return time.monotonic() < self._ends_s
 
 
-def named(found: tuple[list[dict[str, Any]], list[str]]) -> dict[str, Any]:
-    return dict(zip(("rows", "left_out"), found, strict=True))
-
-
 def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
     """Run all sections."""
     sections = Sections(max_s)
@@ -89,17 +84,14 @@ def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
 
     def draw() -> dict[str, Any]:
         images = make_image_models(sizes, device)
-        return {"model": images.facts, **named(measure_images(images, sizes, sections.has_time))}
-
-    def decode() -> dict[str, Any]:
-        return named(measure_decoding(pairs[0], sizes, device, sections.found["copy"], sections.has_time))
+        return {"model": images.facts, **measure_images(images, sizes, sections.has_time)}
 
     sections.run("copy", lambda: copy_bytes_per_s(sizes, device))
     sections.run("attention", lambda: measure_attention(sizes, device))
     sections.run("pair", make_pair)
-    sections.run("decoding", decode)
+    sections.run("decoding", lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time))
     sections.run("images", draw)
-    sections.run("long", lambda: named(measure_long(pairs[0], sizes, sections.has_time)))
+    sections.run("long", lambda: measure_long(pairs[0], sizes, sections.has_time))
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU",
         "cores": len(cores()),
@@ -118,7 +110,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line("gpu", __doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes; nothing is written")
-    parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no section starts after that ({MAX_S:.0f})")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
         parser.error("a CPU runs this with --tiny only; its own benchmarks are benchmarks.engine and benchmarks.peers")
@@ -128,8 +119,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def refusal(device: str) -> str:
     """Return why nothing can be measured with this torch or device; empty if it can."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MIN_TORCH:
-        wanted = ".".join(map(str, MIN_TORCH))
-        return f"this needs torch {wanted} or newer, and this interpreter has {torch.__version__}"
+        return f"this needs torch {MIN_TORCH[0]}.{MIN_TORCH[1]} or newer, and this interpreter has {torch.__version__}"
     if device == "cuda" and not torch.cuda.is_available():
         return "no GPU was found: this benchmark needs one CUDA device (--device cpu --tiny runs its code without one)"
     return ""
@@ -141,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := refusal(options.device):
         print(f"error: {reason}", file=sys.stderr)
         return 2
-    found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_s)
+    found = measure(TINY if options.tiny else FULL, torch.device(options.device), MAX_S)
     print(gpu_table(found))
     if options.device == "cuda" and not options.tiny:
         write_results(RESULTS, found)

@@ -1,8 +1,9 @@
-"""Times decoding on the device: plain and with chains, eager and captured in CUDA graphs, at every batch size.
+"""Times decoding on the device: text at every batch size, images, and long visual contexts.
 
-A row whose outputs differ from the target's own beyond rounding has no speed. `of_roofline` is the time to read the
-bytes of all forwards at the bandwidth of a copy, over the steps' time; `outside_graphs` is the share of captured steps
-in which neither a graph nor an output layer runs.
+Text is decoded plainly and with chains, eager and captured in CUDA graphs; a row whose outputs differ from the target's
+own beyond rounding has no speed. `of_roofline` is the time to read the bytes of all forwards at the bandwidth of a
+copy, over the steps' time; `outside_graphs` is the share of captured steps in which neither a graph nor an output layer
+runs. Images have LlamaGen's XL shape. Long contexts have random KV entries and forced acceptance.
 """
 
 from __future__ import annotations
@@ -11,27 +12,43 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
+from itertools import chain, product
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.models import CAPTURED, EAGER, TextPair, drafted, peak_bytes, plain, watched_of
+from benchmarks.gpu.models import CAPTURED, EAGER, SEED, ImageModels, TextPair, drafted, peak_bytes, watched_of
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.clock import DeviceClock, Reading
-from benchmarks.harness.engines import lanes_of, outcome_of, run_requests
+from benchmarks.harness.engines import lanes_of, outcome_of, plain, run_requests
+from benchmarks.harness.long_context import Filled, Forced, time_steps
 from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import make_row, turns
 from decoding import Engine, Request, Sampling
 
-CONTENDERS = {
-    "plain, eager": ("plain", EAGER),
-    "plain, captured": ("plain", CAPTURED),
-    "chain, eager": ("chain", EAGER),
-    "chain, captured": ("chain", CAPTURED),
-}
+CONTENDERS = {f"{method}, {step}": (method, step) for method in ("plain", "chain") for step in (EAGER, CAPTURED)}
+GUIDANCE = 4.0
+ALL, TEXT = "all columns", "the text"
+NUM_WARM, SPARE = 2, 16
 Row = dict[str, Any]
+HasTime = Callable[[], bool]
+
+
+def measure_places(places: Mapping[str, Callable[[], list[Row]]], has_time: HasTime) -> dict[str, Any]:
+    """Return the `rows` of all named measurements, and those `left_out` for lack of time or memory."""
+    rows: list[Row] = []
+    left_out: list[str] = []
+    for name, measure in places.items():
+        if not has_time():
+            left_out.append(f"{name}: the section's time was used up")
+            continue
+        try:
+            rows += measure()
+        except torch.OutOfMemoryError:
+            left_out.append(f"{name}: the device's memory did not hold it")
+        gc.collect()  # frees the engines, which are in reference cycles
+    return {"rows": rows, "left_out": left_out}
 
 
 class Bench:
@@ -64,11 +81,7 @@ class Bench:
 
     def figures(self, copy_bytes_per_s: float) -> Row:
         """Return times and forwards of the steps of all passes, and the shares of the roofline and outside graphs."""
-        forwards = {}
-        for kind in self.readings[0]:
-            readings = [asdict(one[kind]) for one in self.readings]
-            names = {"calls": "calls", "seconds": "seconds", "bytes": "num_bytes"}
-            forwards[kind] = {name: [one[key] for one in readings] for name, key in names.items()}
+        names = {"calls": "calls", "seconds": "seconds", "bytes": "num_bytes"}
         least, outside = [], []
         for spent, reading in zip(self.steps_s, self.readings, strict=True):
             kinds = [reading[kind] for kind in ("target", "drafter")]
@@ -77,56 +90,28 @@ class Bench:
         return {
             "steps_s": self.steps_s,
             "num_steps": self.num_steps,
-            "forwards": forwards,
+            "forwards": {
+                kind: {name: [getattr(one[kind], key) for one in self.readings] for name, key in names.items()}
+                for kind in self.readings[0]
+            },
             "of_roofline": statistics.median(least),
             # Gaps within the forwards of an eager step are not measured.
             "outside_graphs": statistics.median(outside) if self.clock.watched else None,
         }
 
 
-def measure_decoding(
-    pair: TextPair, sizes: Sizes, device: torch.device, copy_bytes_per_s: float, has_time: Callable[[], bool]
-) -> tuple[list[Row], list[str]]:
+def measure_decoding(pair: TextPair, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> dict[str, Any]:
     """Return a row for each contender at each batch size, and the batch sizes left out with the reason."""
-    places = {
-        f"batch {batch}": partial(measure_batch, pair, batch, sizes, device, copy_bytes_per_s, has_time)
-        for batch in sizes.batches
-    }
+    places = {f"batch {b}": partial(_measure_batch, pair, b, sizes, copy_bytes_per_s, has_time) for b in sizes.batches}
     return measure_places(places, has_time)
 
 
-def measure_places(
-    places: Mapping[str, Callable[[], list[Row]]], has_time: Callable[[], bool]
-) -> tuple[list[Row], list[str]]:
-    """Return the rows of all named measurements, and those left out for lack of time or memory."""
-    rows: list[Row] = []
-    left_out: list[str] = []
-    for name, measure in places.items():
-        if not has_time():
-            left_out.append(f"{name}: the section's time was used up")
-            continue
-        try:
-            rows += measure()
-        except torch.OutOfMemoryError:
-            left_out.append(f"{name}: the device's memory did not hold it")
-        gc.collect()  # frees the engines, which are in reference cycles
-    return rows, left_out
-
-
-def measure_batch(
-    pair: TextPair,
-    batch: int,
-    sizes: Sizes,
-    device: torch.device,
-    copy_bytes_per_s: float,
-    has_time: Callable[[], bool],
-) -> list[Row]:
+def _measure_batch(pair: TextPair, batch: int, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> list[Row]:
     """Return the rows of one batch size; at least one round is timed."""
-    count = batch * sizes.requests_per_slot
+    count, device = batch * sizes.requests_per_slot, next(pair.targets[EAGER].decoder.parameters()).device
     sampling = Sampling(max_new_tokens=sizes.max_new_tokens)
     requests = [Request(str(number), text, sampling=sampling) for number, text in enumerate(pair.prompts[:count])]
-    peaks = {}
-    benches = {}
+    peaks, benches = {}, {}
     for name in CONTENDERS:
         peak_bytes(device)
         benches[name] = Bench(pair, name, batch, sizes.gamma)
@@ -143,4 +128,74 @@ def measure_batch(
         method, step = CONTENDERS[name]
         row = make_row(bench.outcomes, pair.reference[:count], sizes.dtype, peaks[name])
         rows.append({"batch": batch, "method": method, "step": step, **row, **bench.figures(copy_bytes_per_s)})
+    return rows
+
+
+def measure_images(images: ImageModels, sizes: Sizes, has_time: HasTime) -> dict[str, Any]:
+    """Return one row for captured and one for eager steps, which draw the same images up to rounding."""
+    num_codes = sizes.grid**2
+    sampling = Sampling(max_new_tokens=num_codes, temperature=1.0, guidance_scale=GUIDANCE)
+    requests = [
+        Request(f"image-{place:04d}", "", sampling=sampling, condition=place % images.num_classes)
+        for place in range(sizes.images)
+    ]
+    expected: list[tuple[int, ...]] = []
+
+    def measure(step: str) -> list[Row]:
+        model = images.models[step]
+        engine = Engine(model, plain(), sizes.images, model.gpt.shape.num_condition_tokens + num_codes)
+        if step == CAPTURED:
+            run_requests(engine, requests)  # all images have one length, so capturing needs a whole batch
+        start = time.perf_counter()
+        codes = [one.token_ids for one in run_requests(engine, requests)]
+        seconds = time.perf_counter() - start
+        if not expected:
+            expected.extend(codes)
+        pairs = list(zip(chain(*codes), chain(*expected), strict=True))
+        return [
+            {
+                "step": step,
+                "batch": sizes.images,
+                "codes": num_codes,
+                "seconds": seconds,
+                "images_per_s": sizes.images / seconds,
+                "equal_images": sum(one == other for one, other in zip(codes, expected, strict=True)),
+                "equal_codes": sum(one == other for one, other in pairs) / len(pairs),
+            }
+        ]
+
+    return measure_places({step: partial(measure, step) for step in (CAPTURED, EAGER)}, has_time)
+
+
+def measure_long(pair: TextPair, sizes: Sizes, has_time: HasTime) -> dict[str, Any]:
+    """Return rows of all contenders for each number of positions and batch size, and what was left out and why."""
+    places = {
+        f"{columns:,} columns, batch {batch}": partial(_measure_context, pair, columns, batch, sizes, has_time)
+        for columns, batches in sizes.long
+        for batch in batches
+    }
+    return measure_places(places, has_time)
+
+
+def _measure_context(pair: TextPair, columns: int, batch: int, sizes: Sizes, has_time: HasTime) -> list[Row]:
+    """Time captured steps of all contenders at one context length and batch size; plain decoding first, others if there
+    is time."""
+    room = (sizes.steps + NUM_WARM + 1) * (sizes.gamma + 1) + 2
+    context = pair.max_context_tokens + room
+    target: Any = Filled(pair.targets[CAPTURED], columns, batch, context + SPARE)
+    drafters: dict[str, Any] = {
+        reads: Filled(pair.drafters[CAPTURED], num, batch, context + SPARE)
+        for reads, num in ((TEXT, 0), (ALL, columns))
+    }
+    sampling = Sampling(max_new_tokens=room, ignore_eos=True)
+    texts = pair.prompts[:batch]
+    requests = [Request(f"row-{i}", text, sampling=sampling, seed=SEED) for i, text in enumerate(texts)]
+    rows: list[Row] = []
+    for rate, reads in ((None, ""), *product(sizes.rates, (TEXT, ALL))):
+        if rows and not has_time():
+            break
+        method = plain() if rate is None else drafted(drafters[reads], target, sizes.gamma, Forced(rate))
+        seconds, num_steps, tokens = time_steps(Engine(target, method, batch, context), requests, sizes.steps, NUM_WARM)
+        row = {"columns": columns, "batch": batch, "rate": rate, "drafter_reads": reads, "steps": num_steps}
+        rows.append(row | {"seconds": seconds, "synthetic_tokens": tokens})
     return rows

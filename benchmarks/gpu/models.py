@@ -19,16 +19,16 @@ from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.clock import WatchedRecorder
 from benchmarks.harness.engines import encode, front_end_of
 from benchmarks.harness.process import Work
-from benchmarks.inflate.check import Difference, compare, zoo_inputs
+from benchmarks.inflate.check import compare, zoo_inputs
 from benchmarks.inflate.folders import load
 from benchmarks.inflate.images import compare_gpts, inflate_gpt
 from benchmarks.inflate.model import inflate
 from benchmarks.inflate.shapes import Shape
-from benchmarks.peers.reference import make_reference
+from benchmarks.peers.work import make_reference
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Method
-from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
 from models.contract import TargetModel
@@ -92,9 +92,9 @@ class TextPair:
 def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
     """Make both models on the device; raise InflationError if one differs from its source."""
     start = time.perf_counter()
-    target, target_check = grow(TARGET, sizes.target, sizes, device)
-    drafter, drafter_check = grow(DRAFTER, sizes.drafter, sizes, device)
-    made_s = time.perf_counter() - start
+    target, target_facts = grow(TARGET, sizes.target, sizes, device)
+    drafter, drafter_facts = grow(DRAFTER, sizes.drafter, sizes, device)
+    facts = {"made_and_checked_s": time.perf_counter() - start, "target": target_facts, "drafter": drafter_facts}
     prompts = held_out_prompts(max(sizes.batches) * sizes.requests_per_slot, SEED)
     ids = encode(front_end_of(TARGET), prompts)
     longest = max(map(len, ids)) + sizes.max_new_tokens
@@ -102,23 +102,18 @@ def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
         str(TARGET), "", "float32", min(CPU_THREADS, torch.get_num_threads()), sizes.gamma, max(sizes.batches),
         longest, sizes.max_new_tokens, False, prompts, ids,
     )  # fmt: skip
-    reference = make_reference(work)
-    facts = {
-        "made_and_checked_s": made_s,
-        "target": asdict(sizes.target) | {"num_parameters": target.num_parameters(), "check": asdict(target_check)},
-        "drafter": asdict(sizes.drafter) | {"num_parameters": drafter.num_parameters(), "check": asdict(drafter_check)},
-    }
     targets, drafters = both_ways(target, TARGET), both_ways(drafter, DRAFTER)
-    return TextPair(targets, drafters, prompts, reference, longest, facts)
+    return TextPair(targets, drafters, prompts, make_reference(work), longest, facts)
 
 
-def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tuple[PreTrainedModel, Difference]:
-    """Return an inflated checkpoint of the zoo on the device, and its comparison with the source there."""
+def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Return an inflated checkpoint of the zoo on the device, and its sizes and comparison with the source there."""
     dtype = DTYPES[sizes.dtype]
     source: Any = load(folder, dtype).to(device)
     grown = inflate(source, shape, SEED, dtype, device)
     found = compare(source, grown, zoo_inputs(folder, sizes.checked, SEED), sizes.max_new_tokens)
-    return grown, found.require_equal(folder.name, shape)
+    check = asdict(found.require_equal(folder.name, shape))
+    return grown, asdict(shape) | {"num_parameters": grown.num_parameters(), "check": check}
 
 
 def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
@@ -126,10 +121,6 @@ def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
     found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED)}
     let_capture(found[CAPTURED])
     return found
-
-
-def plain() -> Method:
-    return Method(NoDrafter(), Chain(1), Exact())
 
 
 def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:

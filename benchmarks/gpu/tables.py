@@ -58,16 +58,9 @@ def pair_table(results: Results) -> str:
     """Render the comparison of the inflated models with their sources."""
     rows = []
     for name in ("target", "drafter"):
-        check = results["pair"][name]["check"]
-        rows.append(
-            (
-                name,
-                f"{results['pair'][name]['num_parameters'] / 1e9:.2f} B",
-                f"{check['equal_prompts']} of {check['num_prompts']}",
-                f"{check['equal_argmax_share']:.4f}",
-                f"{check['worst_gap']:.2g}",
-            )
-        )
+        model, check = results["pair"][name], results["pair"][name]["check"]
+        equal = f"{check['equal_prompts']} of {check['num_prompts']}", f"{check['equal_argmax_share']:.4f}"
+        rows.append((name, f"{model['num_parameters'] / 1e9:.2f} B", *equal, f"{check['worst_gap']:.2g}"))
     title = "Inflated models against their sources, before anything was timed"
     columns = "model | parameters | equal outputs | equal choices | widest lead that was lost, of the largest logit"
     return table(title, columns, rows, [])
@@ -83,22 +76,19 @@ def decoding_table(results: Results) -> str:
     plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
     rows = []
     for row in found:
-        base, has_speed = plain.get(row["batch"]), row["tokens_per_s"] is not None
-        compared = base is not None and has_speed and base["tokens_per_s"] is not None
-        rows.append(
-            (
-                row["batch"],
-                row["method"],
-                row["step"],
-                figure(row["tokens_per_s"], 0),
-                f"{relative_speeds(row, base):.2f}" if base is not None and compared else "–",
-                f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–",
-                f"{row['of_roofline']:.0%}" if has_speed else "–",
-                f"{row['outside_graphs']:.1%}" if row["outside_graphs"] is not None and has_speed else "–",
-                f"{row['peak_bytes'] / GIB:.0f} GiB",
-                equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else ""),
-            )
-        )
+        base = plain.get(row["batch"])
+        over = roofline = outside = "–"
+        if row["tokens_per_s"] is not None:
+            roofline = f"{row['of_roofline']:.0%}"
+            if row["outside_graphs"] is not None:
+                outside = f"{row['outside_graphs']:.1%}"
+            if base is not None and base["tokens_per_s"] is not None:
+                over = f"{relative_speeds(row, base):.2f}"
+        length = f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
+        memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
+        equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
+        speed = figure(row["tokens_per_s"], 0)
+        rows.append((row["batch"], row["method"], row["step"], speed, over, length, roofline, outside, memory, equal))
     title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}"
     columns = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
     columns += " | outside graphs | memory | outputs equal to the target's"
@@ -135,22 +125,17 @@ def images_table(results: Results) -> str:
 
 def long_table(results: Results) -> str:
     """Render the time of steps over long contexts; every number is synthetic."""
-    found = results["long"]["rows"]
-    speeds = [row["synthetic_tokens"] / row["seconds"] for row in found]
-    plain = {(row["columns"], row["batch"]): s for row, s in zip(found, speeds, strict=True) if row["rate"] is None}
     rows = []
-    for row, speed in zip(found, speeds, strict=True):
-        is_plain, base = row["rate"] is None, plain.get((row["columns"], row["batch"]))
-        rows.append(
-            (
-                f"{row['columns']:,}",
-                row["batch"],
-                "plain" if is_plain else f"chain, {row['rate']} forced",
-                row["drafter_reads"] or "–",
-                f"{1000 * row['seconds'] / row['steps']:.1f}",
-                f"{speed / base:.2f}" if base and not is_plain else "–",
-            )
-        )
+    plain: dict[tuple[int, int], float] = {}
+    for row in results["long"]["rows"]:
+        place, speed = (row["columns"], row["batch"]), row["synthetic_tokens"] / row["seconds"]
+        method, over = f"chain, {row['rate']} forced", "–"
+        if row["rate"] is None:  # the first row of a place
+            method, plain[place] = "plain", speed
+        elif place in plain:
+            over = f"{speed / plain[place]:.2f}"
+        step_ms = f"{1000 * row['seconds'] / row['steps']:.1f}"
+        rows.append((f"{row['columns']:,}", row["batch"], method, row["drafter_reads"] or "–", step_ms, over))
     title = "Synthetic: long visual contexts, forced acceptance, steps replayed"
     columns = "visual columns | batch | method | drafter reads | ms per step | synthetic tokens/s over plain"
     return table(title, columns, rows, results["long"]["left_out"])

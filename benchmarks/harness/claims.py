@@ -117,6 +117,6 @@ def check_all(checks: Iterable[Check], results: dict[str, Any]) -> list[dict[str
     return found
 
 
-def claims_table(claims: Iterable[dict[str, Any]]) -> str:
-    rows = [(one["claim"], WORDS[one["holds"]], one["numbers"]) for one in claims]
+def claims_table(results: dict[str, Any]) -> str:
+    rows = [(one["claim"], WORDS[one["holds"]], one["numbers"]) for one in results.get("claims", [])]
     return table("claim | holds here | numbers", rows)

@@ -6,6 +6,7 @@ Imports neither Ray nor pydantic.
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
@@ -14,7 +15,10 @@ from typing import Any, TypeVar
 
 from benchmarks.harness.claims import ratio_error
 from benchmarks.harness.process import Outcome
-from decoding import Completion, Engine, Request
+from decoding import Completion, Engine, Method, Request
+from decoding.acceptance import Exact
+from decoding.drafters import NoDrafter
+from decoding.trees import Chain
 from models.backends.memory import free_bytes
 from models.inputs.processing import FrontEnd
 from models.kv.lanes import LaneModel
@@ -26,22 +30,14 @@ OF_MEMORY = 0.7
 
 
 def checked(done: Sequence[Completion]) -> list[Completion]:
-    """Return the same completions.
-
-    Raises:
-        RuntimeError: a completion has an error.
-    """
+    """Return the same completions; raise RuntimeError if one has an error."""
     if broken := [one.error for one in done if one.error is not None]:
         raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
     return list(done)
 
 
 def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """Return all completions in the order of `requests`.
-
-    Raises:
-        RuntimeError: a request failed or has no completion.
-    """
+    """Return all completions in the order of `requests`; raise RuntimeError if a request failed or has none."""
     done = {one.sample_id: one for one in engine.run(requests)}
     if len(done) != len(requests):
         raise RuntimeError(f"{len(requests) - len(done)} of {len(requests)} requests have no completion")
@@ -73,6 +69,24 @@ def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
 def sum_histograms(done: Sequence[Completion]) -> list[int]:
     """Return the number of steps that accepted 0, 1, … drafts, over all samples."""
     return [sum(counts) for counts in zip_longest(*(one.telemetry.acceptance_histogram for one in done), fillvalue=0)]
+
+
+def plain() -> Method:
+    """Return the method of plain decoding; importing it from `actors` would need pydantic."""
+    return Method(NoDrafter(), Chain(1), Exact())
+
+
+def plain_step_s(model: Target, batch: int, max_context_tokens: int, requests: Iterable[Request]) -> float:
+    """Return the median seconds of plain decoding steps, without the first two."""
+    engine = Engine(model, plain(), batch, max_context_tokens)
+    for request in requests:
+        engine.submit(request)
+    seconds = []
+    while engine.has_work:
+        start = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
 
 
 def lanes_of(engine: Engine) -> list[LaneModel]:

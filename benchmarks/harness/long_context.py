@@ -24,10 +24,8 @@ class Forced(Acceptance):
     """Accept each draft of a chain with probability `rate`; the first rejected draft ends the path.
 
     The draws use stream RULE, so they are the same for every chain length and drafter. The token after the last
-    accepted draft is the target's. No job can choose this rule.
-
-    Raises:
-        ValueError: the rate is not a probability, or a tree is not a chain.
+    accepted draft is the target's. No job can choose this rule. Raises ValueError if the rate is not a probability, or
+    a tree is not a chain.
     """
 
     lossless = False
@@ -70,11 +68,7 @@ class Filled:
         return getattr(self._model, name)
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Return the shared lanes.
-
-        Raises:
-            ValueError: the shared cache is too small.
-        """
+        """Return the shared lanes; raise ValueError if their cache is too small."""
         cache = self._lanes.cache
         if num_lanes != 1 or num_slots > cache.num_rows or capacity + self._num_columns > cache.capacity:
             raise ValueError(f"{num_slots} slots of {capacity} columns do not fit into the shared cache")
@@ -103,10 +97,7 @@ def time_steps(
 ) -> tuple[float, int, int]:
     """Return seconds, number and total tokens of timed steps, after `num_warm` steps that admit and compile.
 
-    Stops after `num_steps`, or after `enough_s` and at least four steps.
-
-    Raises:
-        RuntimeError: a row ended or was refused.
+    Stops after `num_steps`, or after `enough_s` and at least four steps; raises RuntimeError if a row ends before.
     """
     for request in requests:
         engine.submit(request)

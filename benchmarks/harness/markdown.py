@@ -47,3 +47,11 @@ def goals_table(goals: Iterable[tuple[str, bool | None, str]]) -> str:
 def left_out(places: Iterable[tuple[str, str]]) -> str:
     """Render (missing resource, configuration) pairs that were not measured as sentences."""
     return "".join(f" Left out for lack of {missing}: {place}." for missing, place in places)
+
+
+def inflated(results: Results) -> str:
+    """Render the shapes and the dtype of the inflated text pair, and the number of threads."""
+    return (
+        f"`text_target` inflated to {results['target_shape']}, drafter `text_drafter` inflated to "
+        f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads"
+    )

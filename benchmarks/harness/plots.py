@@ -84,13 +84,8 @@ def trade_off(groups: Mapping[str, Sequence[Point]], across: str, up: str) -> st
     picture.text(left - 6, top + height, f"{low_y:.2f}", "end")
     for number, (name, group) in enumerate(groups.items()):
         colour = COLOURS[number % len(COLOURS)]
-        points = [
-            (
-                left + width * (x - low_x) / (high_x - low_x or 1.0),
-                top + height * (high_y - y) / (high_y - low_y or 1.0),
-            )
-            for x, y in sorted(group)
-        ]
+        across_px, down_px = width / (high_x - low_x or 1.0), height / (high_y - low_y or 1.0)
+        points = [(left + across_px * (x - low_x), top + down_px * (high_y - y)) for x, y in sorted(group)]
         picture.curve(points, colour)
         for x, y in points:
             picture.circle(x, y, colour)
@@ -105,10 +100,8 @@ def range_curves(
 ) -> str:
     """Draw curves over named x positions; each value (middle, low, high) is a point with its range, and y starts at 0.
 
-    `titles` are those of the plot, the x-axis and the y-axis.
-
-    Raises:
-        ValueError: there is no value, or one is negative, infinite or NaN.
+    `titles` are those of the plot, the x-axis and the y-axis. Raises ValueError if there is no value, or one is
+    negative, infinite or NaN.
     """
     values = [number for group in groups.values() for point in group.values() for number in point]
     if not values or not all(math.isfinite(value) and value >= 0.0 for value in values):
@@ -143,11 +136,8 @@ def range_curves(
 
 
 def stacked_bars(bars: Mapping[str, Mapping[str, float]], title: str, across: str) -> str:
-    """Draw horizontal stacked bars, each scaled to 100 %.
-
-    Raises:
-        ValueError: a bar has no parts, a negative part or a sum of 0.
-    """
+    """Draw horizontal stacked bars, each scaled to 100 %; raise ValueError if a bar has no parts, a negative part or a
+    sum of 0."""
     for name, parts in bars.items():
         if not parts or min(parts.values()) < 0.0 or not 0.0 < sum(parts.values()) < math.inf:
             raise ValueError(f"the parts of {name!r} are no shares of a whole: {dict(parts)}")

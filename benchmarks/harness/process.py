@@ -21,7 +21,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 900.0
@@ -74,16 +74,6 @@ class Outcome:
     outputs: list[list[int]]
     num_steps: int = 0
     num_accepted: int = 0
-
-
-class Runner(Protocol):
-    """An engine that decodes the first `num_requests` prompts, `batch` samples at a time."""
-
-    def versions(self) -> dict[str, str]: ...
-
-    def warm(self, batch: int, num_requests: int) -> Outcome: ...
-
-    def run(self, batch: int, num_requests: int) -> Outcome: ...
 
 
 class Peer:
@@ -202,8 +192,12 @@ def forget_peak(pid: int) -> None:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def serve(load: Callable[[Work, str], Runner]) -> int:
-    """Serve the requests of a `Peer`; the arguments are a work file, a mode and the file descriptor of the pipe."""
+def serve(load: Callable[[Work, str], Any]) -> int:
+    """Serve the requests of a `Peer`; the arguments are a work file, a mode and the file descriptor of the pipe.
+
+    `load` returns an engine with `versions()`, and `warm(batch, num_requests)` and `run(batch, num_requests)`, which
+    decode the first `num_requests` prompts, `batch` samples at a time, and return an `Outcome`.
+    """
     if sys.platform == "linux":
         # A stopped peer would outlive a killed parent.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -46,17 +46,14 @@ def machine() -> str:
     return f"{[*names, platform.machine()][0]}, {len(cores())} cores, load {os.getloadavg()[0]:.1f} at the start"
 
 
-def command_line(name: str, doc: str | None, quick: str | None = None) -> argparse.ArgumentParser:
-    """Return a parser for `python -m benchmarks.NAME`; `quick` is the help of `--quick`, if the benchmark has it."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
-    if quick is not None:
-        parser.add_argument("--quick", action="store_true", help=f"{quick}; printed only")
-    return parser
+def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser for `python -m benchmarks.NAME`."""
+    return argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
 
 
-def pair_command_line(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
+def pair_command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
     """Return `command_line` with the arguments of benchmarks on the inflated text pair."""
-    parser = command_line(name, doc, quick)
+    parser = command_line(name, doc)
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--target-shape", default="0.3B")
@@ -67,16 +64,12 @@ def pair_command_line(name: str, doc: str | None, quick: str) -> argparse.Argume
 
 def describe_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of a benchmark on the inflated text pair, the machine and torch; call it before measuring."""
-    names = ("target_shape", "drafter_shape", "dtype", "threads", "gamma")
-    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    settings = {name: getattr(options, name) for name in ("target_shape", "drafter_shape", "dtype", "threads")}
     return {**settings, "machine": machine(), "torch": version("torch")}
 
 
-def finish(
-    options: argparse.Namespace, path: Path, found: dict[str, Any], *tables: Callable[[dict[str, Any]], str]
-) -> int:
-    """Print the tables of the results and, unless `--quick` was chosen, write the results; returns exit status 0."""
+def finish(path: Path, found: dict[str, Any], *tables: Callable[[dict[str, Any]], str]) -> int:
+    """Print the tables of the results and write the results; return exit status 0."""
     print(*(make(found) for make in tables), sep="\n\n")
-    if not options.quick:
-        write_results(path, found)
+    write_results(path, found)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.harness.process import Outcome
@@ -44,10 +44,6 @@ class Verdict:
         """Whether all differences are within rounding."""
         return self.num_different == 0
 
-    def __add__(self, other: Verdict) -> Verdict:
-        *counts, _ = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
-        return Verdict(*counts, max(self.worst, other.worst))
-
 
 def ulp(value: float, dtype: str) -> float:
     """Return the distance between neighbouring numbers of `dtype` near `value`."""
@@ -63,11 +59,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any]], dtype: str) -> Verdict:
-    """Compare the outputs of one pass with the reference of the same prompts.
-
-    Raises:
-        ValueError: outputs and reference differ in number.
-    """
+    """Compare the outputs of one pass with the reference of the same prompts; raise ValueError if numbers differ."""
     if len(outputs) != len(reference):
         raise ValueError(f"{len(outputs)} outputs for {len(reference)} sequences of the reference")
     num_equal = num_close = num_different = 0
@@ -93,12 +85,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
     """Return the median over the rounds of tokens per second of `row` over those of `base` in the same round."""
-    return statistics.median(
-        row_tokens / row_s * base_s / base_tokens
-        for row_tokens, row_s, base_tokens, base_s in zip(
-            row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True
-        )
-    )
+    rounds = zip(row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True)
+    return statistics.median(num / spent * base_s / base_num for num, spent, base_num, base_s in rounds)
 
 
 def make_row(
@@ -107,14 +95,11 @@ def make_row(
     """Summarise the timed passes of one contender at one batch size.
 
     `tokens_per_s` and `samples_per_s` are None, with the reason in `withheld`, if an output differs beyond rounding.
-
-    Raises:
-        ValueError: there are no passes, or outputs are missing.
+    Raises ValueError if there are no passes, or outputs are missing.
     """
     if not passes:
         raise ValueError("no pass was timed")
-    verdicts = [judge(one.outputs, reference, dtype) for one in passes]
-    verdict = sum(verdicts[1:], verdicts[0])
+    verdict = judge([output for one in passes for output in one.outputs], [*reference] * len(passes), dtype)
     steps, accepted = sum(one.num_steps for one in passes), sum(one.num_accepted for one in passes)
     seconds, num_tokens = [one.seconds for one in passes], [sum(map(len, one.outputs)) for one in passes]
     row: dict[str, Any] = {

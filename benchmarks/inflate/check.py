@@ -88,25 +88,17 @@ def compare(
     return summarise(str(source.dtype), pairs, firsts)
 
 
-def summarise(dtype: str, pairs: Sequence[tuple[Tensor, Tensor]], firsts: Sequence[int | None] | None) -> Difference:
+def summarise(dtype: str, pairs: Sequence[tuple[Tensor, Tensor]], firsts: Sequence[int | None]) -> Difference:
     """Compare logits (n, V) of source and inflated model for each prompt; `firsts` are the indices of the first
-    different token, None for equal outputs.
-
-    Without `firsts`, the first different argmax is used, which is the same for greedy outputs.
-    """
+    different token, None for equal outputs."""
     equal_prompts = equal_argmax = num_tokens = 0
     difference = gap = largest = 0.0
-    for index, (ours, theirs) in enumerate(pairs):
-        same = ours.argmax(-1) == theirs.argmax(-1)
-        if firsts is not None:
-            first = firsts[index]
-        else:
-            first = None if same.all() else int((~same).nonzero()[0])
+    for (ours, theirs), first in zip(pairs, firsts, strict=True):
         largest = max(largest, ours.abs().max().item())
         worst = (ours - theirs).abs().max().item()
         # In this order NaN counts as a difference.
         difference = difference if worst <= difference else worst
-        equal_argmax += int(same.sum())
+        equal_argmax += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         num_tokens += len(ours)
         if first is None:
             equal_prompts += 1

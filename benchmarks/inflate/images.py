@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.verdict import first_difference
 from benchmarks.inflate.check import Difference, summarise
-from benchmarks.inflate.folders import read_config_file, refuse_existing, write_folder
 from benchmarks.inflate.model import Inflation
 from benchmarks.inflate.shapes import InflationError, Shape, check_growth
-from models.llamagen.checkpoints import load_gpt, save_gpt
 from models.llamagen.gpt import Gpt
-from models.llamagen.shape import GPT_TYPE
-from models.loading.checkpoints import CheckpointRef
-
-
-def is_image_model(folder: str | Path) -> bool:
-    """Return whether a folder holds LlamaGen's GPT; raise InflationError if it is no checkpoint."""
-    return read_config_file(Path(folder)).get("model_type") == GPT_TYPE
 
 
 @torch.no_grad()
 def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
-    """Return a GPT of another shape that computes the same function.
-
-    Raises:
-        InflationError: the shape is smaller than the source, or its heads have another width.
-    """
+    """Return a GPT of another shape that computes the same function; raise InflationError if the source cannot grow to
+    the shape, or its heads have another width."""
     ours = gpt.shape
     old = Shape(ours.dim, ours.num_layers, ours.num_heads, ours.num_heads, ours.ffn_dim)
     check_growth(old, shape)
@@ -39,15 +26,14 @@ def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
             f"LlamaGen has one key-value head for each head, {ours.head_dim} wide here: {shape.heads} heads and "
             f"{shape.kv_heads} key-value heads do not make {shape.hidden}"
         )
-    sizes: dict[str, Any] = {"dim": shape.hidden, "num_layers": shape.layers, "num_heads": shape.heads}
-    sizes |= {"ffn_dim": shape.ffn, "rms_eps": ours.rms_eps * ours.dim / shape.hidden}
-    grown_shape = replace(ours, **sizes)
+    eps = ours.rms_eps * ours.dim / shape.hidden
+    sizes = replace(
+        ours, dim=shape.hidden, num_layers=shape.layers, num_heads=shape.heads, ffn_dim=shape.ffn, rms_eps=eps
+    )
     with torch.device("meta"):
-        empty = Gpt(grown_shape).to(gpt.output.weight.dtype)
+        empty = Gpt(sizes).to(gpt.output.weight.dtype)
     grown: Gpt = empty.to_empty(device=gpt.output.weight.device)
-    inflation = Inflation(gpt.state_dict(), old, shape, ours.head_dim, seed)
-    for name, out in grown.state_dict().items():
-        inflation.fill(name, out)
+    Inflation(gpt.state_dict(), old, shape, seed).fill_all(grown)
     return grown.requires_grad_(False).eval()
 
 
@@ -55,7 +41,7 @@ def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
 def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Difference:
     """Compare two GPTs along the source's own greedy images, one for each of `num_images` random conditions."""
     generator = torch.Generator().manual_seed(seed)
-    pairs = []
+    pairs, firsts = [], []
     for _ in range(num_images):
         condition: Tensor | int
         if source.shape.condition == "text":
@@ -68,7 +54,8 @@ def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Differe
             best = _logits(source, condition, codes)[-1:].argmax(-1)
             codes = torch.cat([codes, best])
         pairs.append((_logits(source, condition, codes[:-1]), _logits(grown, condition, codes[:-1])))
-    return summarise(str(source.output.weight.dtype), pairs, None)
+        firsts.append(first_difference(*(logits.argmax(-1).tolist() for logits in pairs[-1])))
+    return summarise(str(source.output.weight.dtype), pairs, firsts)
 
 
 def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
@@ -79,25 +66,3 @@ def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
     hidden = gpt(inputs, torch.arange(inputs.shape[1], device=place)[None]).last_hidden_state
     logits: Tensor = gpt.output(hidden[0, len(before) - 1 :])
     return logits.cpu().double()
-
-
-def inflate_image_folder(
-    source: str | Path,
-    destination: str | Path,
-    shape: Shape,
-    dtype: str = "bfloat16",
-    seed: int = 0,
-    num_images: int = 2,
-) -> dict[str, Any]:
-    """Write an inflated image model; return the contents of `inflation.json`. Raises as `inflate_folder`."""
-    destination = Path(destination)
-    refuse_existing(destination)
-    differences = []
-    for each in dict.fromkeys(("float32", dtype)):
-        gpt = load_gpt(CheckpointRef(str(source)), each, torch.device("cpu"))
-        grown = inflate_gpt(gpt, shape, seed)
-        differences.append(asdict(compare_gpts(gpt, grown, num_images, seed).require_equal(source, shape)))
-    num_parameters = sum(parameter.numel() for parameter in grown.parameters())
-    found = {"dtype": dtype, "seed": seed, "differences": differences, "num_parameters": num_parameters}
-    write_folder(destination, shape, found, lambda folder: save_gpt(grown, folder))
-    return found

@@ -15,16 +15,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from benchmarks.inflate.shapes import InflationError, Shape, check_growth, head_dim_of, shape_of
+from benchmarks.inflate.shapes import InflationError, Shape, check_growth, shape_of
 
 FAMILIES = ("llama", "llava")
 RANDOM_STD = 0.02
@@ -34,8 +34,7 @@ NORM_SPREAD = 0.1
 def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """Return a checkpoint's configuration with the sizes of `shape`.
 
-    Raises:
-        InflationError: the family is unknown, or the shape is smaller than the source.
+    Raises InflationError if the family is unknown, or the source cannot grow to the shape.
     """
     grown = copy.deepcopy(dict(config))
     text = grown.get("text_config", grown)
@@ -45,50 +44,34 @@ def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         )
     old = shape_of(text)
     check_growth(old, shape)
-    text["head_dim"] = head_dim_of(text)
-    text["hidden_size"], text["num_hidden_layers"] = shape.hidden, shape.layers
-    text["num_attention_heads"], text["num_key_value_heads"] = shape.heads, shape.kv_heads
-    text["intermediate_size"] = shape.ffn
-    text["rms_norm_eps"] = text["rms_norm_eps"] * old.hidden / shape.hidden
+    text |= {
+        "head_dim": text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "intermediate_size": shape.ffn,
+        "rms_norm_eps": text["rms_norm_eps"] * old.hidden / shape.hidden,
+    }
     # The head's new columns read padding and may be random; the embedding's must be zero.
     text["tie_word_embeddings"] = grown["tie_word_embeddings"] = False
     return grown
 
 
 ZERO, RANDOM, NORM = "zero", "random", "norm"
-# Tensor → its axes (h residual stream, q heads, k key-value heads, f neurons, = unchanged), and the values outside the
-# old block.
-RULES: dict[str, tuple[str, str]] = {
-    "embed_tokens.weight": ("=h", ZERO),
-    "lm_head.weight": ("=h", RANDOM),
-    "norm.weight": ("h", NORM),
-    "input_layernorm.weight": ("h", NORM),
-    "post_attention_layernorm.weight": ("h", NORM),
-    "q_proj.weight": ("qh", RANDOM),
-    "q_proj.bias": ("q", RANDOM),
-    "k_proj.weight": ("kh", RANDOM),
-    "k_proj.bias": ("k", RANDOM),
-    "v_proj.weight": ("kh", RANDOM),
-    "v_proj.bias": ("k", RANDOM),
-    "o_proj.weight": ("hq", ZERO),
-    "o_proj.bias": ("h", ZERO),
-    "gate_proj.weight": ("fh", RANDOM),
-    "gate_proj.bias": ("f", RANDOM),
-    "up_proj.weight": ("fh", RANDOM),
-    "up_proj.bias": ("f", RANDOM),
-    "down_proj.weight": ("hf", ZERO),
-    "down_proj.bias": ("h", ZERO),
+RULES: dict[str, str] = {
+    **dict.fromkeys(("embed_tokens.weight", "o_proj.weight", "down_proj.weight"), ZERO),
+    **dict.fromkeys(("lm_head.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight"), RANDOM),
+    **dict.fromkeys(("gate_proj.weight", "up_proj.weight"), RANDOM),
+    **dict.fromkeys(("norm.weight", "input_layernorm.weight", "post_attention_layernorm.weight"), NORM),
     # LLaVA's projector
-    "linear_1.weight": ("h=", RANDOM),
-    "linear_1.bias": ("h", RANDOM),
-    "linear_2.weight": ("hh", ZERO),
-    "linear_2.bias": ("h", ZERO),
+    **dict.fromkeys(("linear_1.weight", "linear_1.bias"), RANDOM),
+    **dict.fromkeys(("linear_2.weight", "linear_2.bias"), ZERO),
     # LlamaGen's GPT: head and condition
-    "output.weight": ("=h", RANDOM),
-    "condition.fc1.weight": ("h=", RANDOM),
-    "condition.fc2.weight": ("hh", ZERO),
-    "condition.weight": ("=h", ZERO),
+    **dict.fromkeys(("output.weight", "condition.fc1.weight"), RANDOM),
+    **dict.fromkeys(("condition.fc2.weight", "condition.weight"), ZERO),
 }
+"""Tensor → the values outside the source's block, which is in the first rows and columns."""
 KEPT = ("vision_tower.", "uncond_embedding")
 _LAYER = re.compile(r"(?<![a-z_])layers\.(\d+)\.")
 
@@ -100,36 +83,21 @@ class Inflation:
     tensors: Mapping[str, Tensor]
     old: Shape
     new: Shape
-    head_dim: int
     seed: int
 
-    def names(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield names and sizes of all inflated tensors; a tied head becomes a tensor of its own."""
-        for name in self.tensors:
-            if self._layer(name) is None:
-                yield name, self.size(name)
-        if not any(name.endswith("lm_head.weight") for name in self.tensors):
-            yield self._tied_name(), self.size(self._tied_name())
-        for layer in range(self.new.layers):
-            for name in self.tensors:
-                if self._layer(name) == 0:
-                    yield _LAYER.sub(f"layers.{layer}.", name), self.size(name)
-
-    def size(self, name: str) -> tuple[int, ...]:
-        source = self._source(_LAYER.sub("layers.0.", name))
-        if self._is_kept(name):
-            return tuple(source.shape)
-        axes, _ = self._rule(name)
-        grown = {"h": self.new.hidden, "f": self.new.ffn}
-        grown |= {"q": self.new.heads * self.head_dim, "k": self.new.kv_heads * self.head_dim}
-        return tuple(grown.get(axis, length) for axis, length in zip(axes, source.shape, strict=True))
+    def fill_all(self, model: nn.Module) -> None:
+        """Write all tensors of a model of the new shape."""
+        for name, out in model.state_dict().items():
+            self.fill(name, out)
 
     def fill(self, name: str, out: Tensor) -> None:
         """Write an inflated tensor into `out`, in its dtype and on its device."""
-        if self._is_kept(name):
+        if any(part in name for part in KEPT):
             out.copy_(self.tensors[name])
             return
-        axes, outside = self._rule(name)
+        outside = next((rule for ending, rule in RULES.items() if f".{name}".endswith(f".{ending}")), None)
+        if outside is None:
+            raise InflationError(f"{name}: there is no rule for this tensor")
         scale = (self.old.hidden / self.new.hidden) ** 0.5 if outside == NORM else 1.0
         digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
         generator = torch.Generator(out.device).manual_seed(int.from_bytes(digest[:7], "big"))
@@ -139,48 +107,12 @@ class Inflation:
             out.uniform_(scale * (1 - NORM_SPREAD), scale * (1 + NORM_SPREAD), generator=generator)
         else:
             out.uniform_(-RANDOM_STD * 3**0.5, RANDOM_STD * 3**0.5, generator=generator)
-        layer = self._layer(name)
-        if layer is None or layer < self.old.layers:
-            source = self._source(name)
-            places = [self._places(axis, size).to(out.device) for axis, size in zip(axes, source.shape, strict=True)]
-            block = source.to(out.device)
+        layer = _LAYER.search(name)
+        if layer is None or int(layer[1]) < self.old.layers:
+            block = self.tensors[name].to(out.device)
             # In double precision, so that the factor is rounded once.
             block = (block.double() * scale).to(out.dtype) if outside == NORM else block.to(out.dtype)
-            out[places[0] if len(places) == 1 else (places[0][:, None], places[1])] = block
-
-    def _places(self, axis: str, length: int) -> Tensor:
-        """Return the indices of the old rows or columns in the new axis."""
-        if axis != "q":
-            return torch.arange(length)
-        # Query heads stay with their key-value head, whose group may have grown.
-        group, grown = self.old.heads // self.old.kv_heads, self.new.heads // self.new.kv_heads
-        head = torch.arange(self.old.heads)
-        placed = head // group * grown + head % group
-        return (placed[:, None] * self.head_dim + torch.arange(self.head_dim)).flatten()
-
-    def _source(self, name: str) -> Tensor:
-        if name in self.tensors:
-            return self.tensors[name]
-        return next(value for key, value in self.tensors.items() if key.endswith("embed_tokens.weight"))
-
-    def _tied_name(self) -> str:
-        embedding = next(name for name in self.tensors if name.endswith("embed_tokens.weight"))
-        return "language_model.lm_head.weight" if embedding.startswith("language_model.model.") else "lm_head.weight"
-
-    @staticmethod
-    def _is_kept(name: str) -> bool:
-        return any(part in name for part in KEPT)
-
-    def _layer(self, name: str) -> int | None:
-        found = None if self._is_kept(name) else _LAYER.search(name)
-        return int(found[1]) if found else None
-
-    @staticmethod
-    def _rule(name: str) -> tuple[str, str]:
-        for ending, rule in RULES.items():
-            if name == ending or name.endswith(f".{ending}"):
-                return rule
-        raise InflationError(f"{name}: there is no rule for this tensor")
+            out[tuple(map(slice, block.shape))] = block
 
 
 def auto_class(config: Mapping[str, Any]) -> Any:
@@ -201,12 +133,10 @@ def inflate(
     plain = model.config.to_dict()
     text = plain.get("text_config", plain)
     config = type(model.config).from_dict(inflated_config(plain, shape))
-    inflation = Inflation(model.state_dict(), shape_of(text), shape, head_dim_of(text), seed)
     attention = model.config._attn_implementation
     with torch.device(device or model.device), no_init_weights():
         grown = auto_class(plain).from_config(config, dtype=dtype or model.dtype, attn_implementation=attention)
-    for name, out in grown.state_dict().items():
-        inflation.fill(name, out)
+    Inflation(model.state_dict(), shape_of(text), shape, seed).fill_all(grown)
     grown.generation_config = copy.deepcopy(model.generation_config)
     result: PreTrainedModel = grown.requires_grad_(False).eval()
     return result

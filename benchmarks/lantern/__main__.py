@@ -1,9 +1,7 @@
 """Measures LANTERN on the zoo's image models: its premise, acceptance, image quality, and the paper's claims.
 
-    python -m benchmarks.lantern                  # runs what results/lantern.json lacks, writes after each row
-    python -m benchmarks.lantern --quick          # a minute, printed only
-    python -m benchmarks.lantern --only class     # one kind of condition; two commands may share the file
-    python -m benchmarks.tables                   # the tables and the plot
+    python -m benchmarks.lantern    # runs what results/lantern.json lacks, writes after each row
+    python -m benchmarks.tables     # the tables and the plot
 
 Text- and class-conditional, at temperature 0 and 1, on a CPU. Lossless methods are compared with plain decoding code by
 code; lossy ones are reported with their quality, its standard error, and its bounds.
@@ -44,7 +42,7 @@ from benchmarks.lantern.rows import (
     rows_of,
 )
 from benchmarks.lantern.store import Store
-from benchmarks.lantern.world import DRAFTERS, KINDS, World, codes_of, load_world, missing_checkpoints
+from benchmarks.lantern.world import KINDS, Pictures, World, codes_of, load_world
 from decoding import Completion
 from decoding.contracts import Method
 from models.llamagen.neighbours import Proximity, nearest_codes
@@ -53,8 +51,6 @@ from pipeline.reports.contact_sheet import contact_sheet
 RESULTS = results_file("lantern")
 DOCS = Path("docs/results")
 RECORDED = ("eagle2_rejection", "eagle2_coupled")
-QUICK_IMAGES = 8
-QUICK_ROWS = (PLAIN, "eagle2_rejection", "eagle2_coupled", "lantern_coupled_0.4")
 SHEETS = {PLAIN: "plain", "lantern_coupled_0.1": "lantern"}
 """Rows at temperature 1 with a contact sheet, and the last part of its file name."""
 NUM_SHOWN, SHEET_COLUMNS, SIDE_PX = 16, 8, 96
@@ -86,7 +82,7 @@ class Bench:
             self._plain[key] = self.world.decode(self.world.build(Row(PLAIN, "").method(self.world.share)), requests)
         return self._plain[key]
 
-    def quality(self, images: Sequence[NDArray[np.uint8]], temperature: float) -> dict[str, Any]:
+    def quality(self, images: Pictures, temperature: float) -> dict[str, Any]:
         """Return scores, and Fréchet distances to real and to plainly decoded images (of another seed above temperature
         0)."""
         name = f"plain/{temperature}"
@@ -106,8 +102,7 @@ class Bench:
         start = time.perf_counter()
         cell = make() | ({"drafter": drafter} if drafter else {})
         self.store.put(section, key, cell)
-        length = f"length {cell['mean_acceptance_length']:.2f}  " if "mean_acceptance_length" in cell else ""
-        figures = f"{length}as asked {cell['whole']:.2f}  distance {cell['frechet_real']:.3f}"
+        figures = f"length {cell.get('mean_acceptance_length', 1.0):.2f}  distance {cell['frechet_real']:.3f}"
         progress(f"{self.world.kind} {what:55s} {time.perf_counter() - start:6.1f} s  {figures}")
 
     def run_row(self, row: Row, temperature: float, section: str = "rows", group: str = "") -> None:
@@ -115,47 +110,46 @@ class Bench:
 
         Written to `section` under `group` (the temperature by default) and the row's name.
         """
-        world = self.world
-        drafter = "" if row.acceptance is None else world.revision(row.drafter)
-        if drafter is None:
-            progress(f"{world.kind} {row.label}: there is no drafter")
-            return
-
-        def make() -> dict[str, Any]:
-            choice = row.method(world.share)
-            method, recorder = world.build(choice), None
-            if section == "rows" and temperature > 0 and row.name in RECORDED:
-                recorder = record(method.acceptance, self.tables, [world.share(k) for k in KS], DELTAS)
-                method = Method(method.drafter, method.tree, recorder)
-            if row.acceptance is None:
-                done = self.plain(temperature, row.other_seed)
-            else:
-                done = world.decode(method, world.requests(temperature, self.seed, self.count(temperature)))
-            return {
-                "label": row.label,
-                "verify_mode": choice.verify_mode,
-                "acceptance": choice.acceptance.kind,
-                **measure_cost(done, self.plain(temperature)),
-                **self.quality(world.paint(codes_of(done)), temperature),
-                **({} if recorder is None else {"record": recorder.means()}),
-            }
-
-        scale = f" guidance {world.sampling.guidance_scale:g}" if section == "guidance" else ""
+        drafter = ""
+        if row.acceptance is not None:
+            if row.drafter not in self.world.drafters:
+                progress(f"{self.world.kind} {row.label}: there is no drafter")
+                return
+            drafter = self.world.drafters[row.drafter][1]
         key = f"{group or format(temperature, 'g')}/{row.name}"
-        self.measure(section, key, f"T = {temperature:g}{scale} {row.label}", make, drafter)
+        make = partial(self._make_row, row, temperature, section)
+        self.measure(section, key, f"{section} {key} {row.label}", make, drafter)
+
+    def _make_row(self, row: Row, temperature: float, section: str) -> dict[str, Any]:
+        world, choice = self.world, row.method(self.world.share)
+        method, recorder = world.build(choice), None
+        if section == "rows" and temperature > 0 and row.name in RECORDED:
+            recorder = record(method.acceptance, self.tables, [world.share(k) for k in KS], DELTAS)
+            method = Method(method.drafter, method.tree, recorder)
+        if row.acceptance is None:
+            done = self.plain(temperature, row.other_seed)
+        else:
+            done = world.decode(method, world.requests(temperature, self.seed, self.count(temperature)))
+        return {
+            "label": row.label,
+            "verify_mode": choice.verify_mode,
+            "acceptance": choice.acceptance.kind,
+            **measure_cost(done, self.plain(temperature)),
+            **self.quality(world.paint(codes_of(done)), temperature),
+            **({} if recorder is None else {"record": recorder.means()}),
+        }
 
     def run_bounds(self) -> None:
         """Measure upper bounds of image quality: real images, and their reconstructions by the VQ model."""
         real, world = self.world.real, self.world
 
-        def make(label: str, get_images: Callable[[], Sequence[NDArray[np.uint8]]]) -> dict[str, Any]:
+        def make(label: str, get_images: Callable[[], Pictures]) -> dict[str, Any]:
             return {"label": label, "num_images": len(real)} | self.quality(get_images(), 1.0)
 
-        bounds = {
-            "real": ("real images", lambda: real),
-            "reconstructed": ("real images through the VQ model", lambda: world.paint(world.encode(real))),
-        }
-        for name, (label, get_images) in bounds.items():
+        for name, label, get_images in (
+            ("real", "real images", lambda: real),
+            ("reconstructed", "real images through the VQ model", lambda: world.paint(world.encode(real))),
+        ):
             self.measure("bounds", name, label, partial(make, label, get_images))
 
     def run_premise(self) -> None:
@@ -210,22 +204,20 @@ def settings_of(world: World, seed: int) -> dict[str, Any]:
         "guidance_scale": world.sampling.guidance_scale,
         "top_k": world.sampling.top_k,
         "k": {str(k): world.share(k) for k in KS},
-        "tree": dict(TREE),
-        "static_tree": dict(STATIC_TREE),
+        "tree": TREE,
+        "static_tree": STATIC_TREE,
         "revisions": world.revisions,
     }
 
 
-def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) -> None:
-    """Run everything of one kind of condition that the store lacks; `only` names rows at temperature 1."""
+def run_kind(world: World, seed: int, store: Store) -> None:
+    """Run everything of one kind of condition that the store lacks."""
     store.open(settings_of(world, seed))
     bench = Bench(world, seed, store)
-    if not only:
-        bench.run_bounds()
+    bench.run_bounds()
     for temperature, row in rows_of(world.kind):
-        if not only or (temperature > 0 and row.name in only):
-            bench.run_row(row, temperature)
-    if not only and world.kind == "text":
+        bench.run_row(row, temperature)
+    if world.kind == "text":
         # The class-conditional model has the same codebook.
         bench.run_premise()
         run_guidance(world, seed, store)
@@ -265,22 +257,14 @@ def draw_sheets(world: World, seed: int, folder: Path = DOCS) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("lantern", __doc__, "a few images of some rows")
+    parser = command_line("lantern", __doc__)
     parser.add_argument("--images", type=int, default=32, help="images of each row (32; class-conditional 48)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=KINDS, help="one kind of condition")
     options = parser.parse_args(arguments)
-    kinds = [options.only] if options.only else list(KINDS)
-    if missing := [name for kind in kinds for name in missing_checkpoints(kind) if name != DRAFTERS[kind]]:
-        progress(f"zoo/checkpoints lacks {', '.join(missing)}")
-        return 1
-    for kind in kinds:
-        world = load_world(kind, QUICK_IMAGES if options.quick else options.images, options.seed)
-        if options.quick:
-            run_kind(replace(world, prompts=world.prompts[:QUICK_IMAGES]), options.seed, Store(None, kind), QUICK_ROWS)
-            continue
+    for kind in KINDS:
+        world = load_world(kind, options.images, options.seed)
         run_kind(world, options.seed, Store(RESULTS, kind))
-        if world.drafter is not None:
+        if "eagle" in world.drafters:
             draw_sheets(world, options.seed)
     return 0
 

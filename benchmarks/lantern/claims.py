@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,11 +32,6 @@ DISTANCE_MARGIN = 0.1
 """Largest allowed relative increase of `frechet_real`, the Fréchet distance to real images, for the same."""
 LENGTH_MARGIN = 0.05
 """Largest relative difference of equal acceptance lengths."""
-
-
-def check_claims(kinds: Kinds) -> list[dict[str, Any]]:
-    """Check all claims; `kinds` are those of results/lantern.json."""
-    return check_all(CHECKS, kinds)
 
 
 def _row(kinds: Kinds, key: str, kind: str = "text") -> Cell:
@@ -94,25 +90,23 @@ def _all_longer(keys: tuple[str, ...], base: str) -> Callable[[Kinds], Finding]:
 def _flat(kinds: Kinds) -> Finding:
     """The target spreads its probability so thin that a strict test takes the first draft in at most one of ten
     steps (0.04 in Table 2)."""
-    cells = {kind: _row(kinds, "1/eagle2_rejection", kind) for kind in kinds}
-    numbers = "; ".join(
-        f"{kind}: {r['strict_probability']:.3f}, top-1 mass {r['top1_guided']:.3f}, top-10 {r['top10_guided']:.3f}"
-        for kind, r in ((kind, cell["record"]) for kind, cell in cells.items())
-    )
-    holds = all(cell["record"]["strict_probability"] <= 0.1 for cell in cells.values())
-    return enough(holds, min(cell["num_images"] for cell in cells.values())), numbers
+    parts = []
+    for kind in kinds:
+        cell = _row(kinds, "1/eagle2_rejection", kind)
+        strict, top1, top10 = (cell["record"][name] for name in ("strict_probability", "top1_guided", "top10_guided"))
+        numbers = f"{kind}: {strict:.3f}, top-1 mass {top1:.3f}, top-10 {top10:.3f}"
+        parts.append((enough(strict <= 0.1, cell["num_images"]), numbers))
+    return combine(parts)
 
 
 def _premise(kinds: Kinds) -> Finding:
     """Drawing every code anew from its 100 nearest leaves an image what it was (Figure 3), within 0.05 of the
     attributes and a tenth of the distance."""
-    # Compares `attributes` and `frechet_real` by `_as_good`.
-    before = {"real": kinds["text"]["bounds"]["reconstructed"], "plain": _row(kinds, "1/plain")}
-    after = {source: _premise_cell(kinds, f"{source}/drawn/100") for source in before}
-    return combine(
-        (_as_good(after[source], cell), f"{source}: {_quality(cell)} before and {_quality(after[source])} after")
-        for source, cell in before.items()
-    )
+    parts = []
+    for source, before in (("real", kinds["text"]["bounds"]["reconstructed"]), ("plain", _row(kinds, "1/plain"))):
+        after = _premise_cell(kinds, f"{source}/drawn/100")
+        parts.append((_as_good(after, before), f"{source}: {_quality(before)} before and {_quality(after)} after"))
+    return combine(parts)
 
 
 def _near_beats_random(kinds: Kinds) -> Finding:
@@ -125,17 +119,16 @@ def _near_beats_random(kinds: Kinds) -> Finding:
 def _coupling(kinds: Kinds) -> Finding:
     """Ours: at the zoo's guidance of 2, noise shared by drafter and target, without any relaxation, gains at
     least half of what LANTERN at δ = 0.4 gains over rejection sampling."""
-
-    def part(kind: str) -> Finding:
+    parts = []
+    for kind in kinds:
         names = ("eagle2_rejection", "eagle2_coupled", "lantern_paper_0.4")
         cells = [_row(kinds, f"1/{name}", kind) for name in names]
         strict, coupled, relaxed = (cell["mean_acceptance_length"] for cell in cells)
         errors = [share * cell["acceptance_length_se"] for share, cell in zip((0.5, 1.0, 0.5), cells, strict=True)]
         num = min(cell["num_images"] for cell in cells)
         holds = decide(coupled - 0.5 * (strict + relaxed), math.hypot(*errors), num)
-        return holds, f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed"
-
-    return combine(map(part, kinds))
+        parts.append((holds, f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed"))
+    return combine(parts)
 
 
 def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple[Holds, float, float]:
@@ -146,7 +139,6 @@ def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple
 
 def _sharing_reaches(kinds: Kinds) -> Finding:
     """Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance."""
-    # Compares `mean_acceptance_length` at every guidance scale.
     found = ((scale, reaches(kinds["text"]["guidance"], scale)) for scale in GUIDANCE)
     return combine((holds, f"{scale:g}: {own:.2f} against {other:.2f}") for scale, (holds, own, other) in found)
 
@@ -184,28 +176,25 @@ def _delta_matters_more(kinds: Kinds) -> Finding:
 def _moderate_keeps(kinds: Kinds) -> Finding:
     """A moderate δ (0.05 greedy, 0.1 sampled) costs little quality: at most 0.05 of the attributes and a
     distance that is larger by a tenth (Table 3)."""
-
-    def parts(kind: str, temperature: str, names: tuple[str, ...]) -> Iterator[Finding]:
-        plain, *cells = (_row(kinds, f"{temperature}/{name}", kind) for name in ("plain", *names))
-        yield True, f"{kind} T = {temperature}: {_quality(plain)} plain"
-        yield from ((_as_good(cell, plain), f"{cell['label']} {_quality(cell)}") for cell in cells)
-
-    # Compares `attributes` and `frechet_real` with plain decoding by `_as_good`.
-    moderate = (("1", ("lantern_paper_0.1", "lantern_coupled_0.1")), ("0", ("lantern_0.05",)))
-    return combine(part for kind in kinds for setting in moderate for part in parts(kind, *setting))
+    parts: list[Finding] = []
+    for kind in kinds:
+        for temperature, names in (("1", ("lantern_paper_0.1", "lantern_coupled_0.1")), ("0", ("lantern_0.05",))):
+            plain, *cells = (_row(kinds, f"{temperature}/{name}", kind) for name in ("plain", *names))
+            parts.append((True, f"{kind} T = {temperature}: {_quality(plain)} plain"))
+            parts += [(_as_good(cell, plain), f"{cell['label']} {_quality(cell)}") for cell in cells]
+    return combine(parts)
 
 
 def _large_costs(kinds: Kinds) -> Finding:
     """A large δ costs quality: at 0.4 the distance to real images is larger than plain decoding's (Table 3)."""
-
-    def part(kind: str) -> Finding:
+    parts = []
+    for kind in kinds:
         names = ("plain", "lantern_paper_0.4", "lantern_coupled_0.4")
         plain, *cells = (_row(kinds, f"1/{name}", kind) for name in names)
         distances = ", ".join(f"{cell['frechet_real']:.2f}" for cell in cells)
         holds = all_of(_above(cell, plain, "frechet_real") for cell in cells)
-        return holds, f"{kind}: {distances} against {plain['frechet_real']:.2f}"
-
-    return combine(map(part, kinds))
+        parts.append((holds, f"{kind}: {distances} against {plain['frechet_real']:.2f}"))
+    return combine(parts)
 
 
 def _metrics_alike(kinds: Kinds) -> Finding:
@@ -243,12 +232,11 @@ def _divergences(kinds: Kinds) -> Finding:
 def _plus_accepts_more(kinds: Kinds) -> Finding:
     """LANTERN++'s bound, with k as published and with k scaled to the codebook, accepts more than the strict
     test of the same static tree, sampled and greedy (LANTERN++; text-conditional)."""
-    strict = {"1": "static_rejection", "0": "static_exact"}
-    return combine(
-        _part(f"T = {t}", [_row(kinds, f"{t}/{name}") for name in ("lantern_pp", "lantern_pp_scaled")],
-              _row(kinds, f"{t}/{name}"))
-        for t, name in strict.items()
-    )  # fmt: skip
+    parts = []
+    for t, name in (("1", "static_rejection"), ("0", "static_exact")):
+        cells = [_row(kinds, f"{t}/{plus}") for plus in ("lantern_pp", "lantern_pp_scaled")]
+        parts.append(_part(f"T = {t}", cells, _row(kinds, f"{t}/{name}")))
+    return combine(parts)
 
 
 def _lossless_equal(kinds: Kinds) -> Finding:
@@ -302,3 +290,5 @@ CHECKS: tuple[Check, ...] = (
     _plus_accepts_more,
     _lossless_equal,
 )
+check_claims = partial(check_all, CHECKS)
+"""Check all claims on the `kinds` of results/lantern.json."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +22,18 @@ NUM_FOLDS = 8
 """Parts of the jackknife."""
 
 
-class Judge(Protocol):
-    """Reads the contents and features of images."""
-
-    def read(self, images: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
-        """Return the contents of each image; None if nothing could be read."""
-        ...
-
-    def features(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
-        """Return features (n, d) of images."""
-        ...
-
-
 @dataclass(frozen=True)
-class ZooJudge:
-    """A judge by the zoo's captioner and its vision tower."""
+class Judge:
+    """Reads images with the zoo's captioner and its vision tower."""
 
     reader: Reader
 
     def read(self, images: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
+        """Return the contents of each image; None if nothing could be read."""
         return read_images(self.reader, images)
 
     def features(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+        """Return features (n, d) of images."""
         return image_features(self.reader, images)
 
 

@@ -67,19 +67,23 @@ class Recorder:
         # No draft follows the last code.
         rows = children.any(dim=1).nonzero()[:, 0]
         if len(rows):
-            self._note(judgement, children, rows)
+            self._note(judgement, children[rows], rows)
         return verdict
 
     def _note(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
         self._num_steps += len(rows)
+        tokens, raw = judgement.tree.tokens[rows], judgement.raw[rows, 0]
         law = judgement.warped[rows, 0].double().softmax(dim=-1)
-        for name, logits in (("guided", judgement.raw[rows, 0].double()), ("filtered", judgement.warped[rows, 0])):
-            likeliest = logits.double().softmax(dim=-1).topk(max(TOPS), dim=-1).values
+        for name, mass in (("guided", raw.double().softmax(dim=-1)), ("filtered", law)):
+            likeliest = mass.topk(max(TOPS), dim=-1).values
             for top in TOPS:
                 self._add(f"top{top}_{name}", likeliest[:, :top].sum(dim=-1))
-        first = children[rows].long().argmax(dim=1)
-        draft = judgement.tree.tokens[rows, first]
-        self._note_guesses(judgement, children[rows], rows)
+        # How often the target's likeliest code is among the root's first children, in draft order.
+        order = children.cumsum(dim=1) * children
+        guessed = children & (tokens == raw.argmax(dim=-1)[:, None])
+        for top in DRAFTER_TOPS:
+            self._add(f"guessed_in_top{top}", (guessed & (order <= top)).any(dim=1))
+        draft = tokens.gather(1, children.long().argmax(dim=1)[:, None])[:, 0]
         own = law.gather(1, draft[:, None])[:, 0]
         self._add("strict_probability", own)
         wanted = None
@@ -94,14 +98,6 @@ class Recorder:
             if wanted is not None:
                 replaces_it = (members & (near == wanted[:, None])).any(dim=-1)
                 self._add(f"hit/{setting.name}", replaces_it | (wanted == draft))
-
-    def _note_guesses(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
-        """Count how often the target's likeliest code is among the root's first children, in draft order."""
-        likeliest = judgement.raw[rows, 0].argmax(dim=-1)
-        order = children.cumsum(dim=1) * children
-        guessed = judgement.tree.tokens[rows] == likeliest[:, None]
-        for top in DRAFTER_TOPS:
-            self._add(f"guessed_in_top{top}", (guessed & children & (order <= top)).any(dim=1))
 
     def _add(self, name: str, values: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())

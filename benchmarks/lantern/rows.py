@@ -6,7 +6,7 @@ Values of k are the papers', of 16,384 codes; `World.share` scales them to the c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.method import Method
@@ -59,27 +59,13 @@ def _lantern(name: str, label: str, draw: str, k: int = 1000, delta: float = 0.1
     return Row(name, label, rule)
 
 
-def _static(name: str, label: str, acceptance: dict[str, Any], published_k: bool = False) -> Row:
-    return Row(name, label, acceptance, tree="static", published_k=published_k)
+def _plus(name: str, what: str, published_k: bool) -> Row:
+    label = f"LANTERN++, k = {STATIC_K} {what}, λ = {STATIC_LAMBDA:g}"
+    row = _lantern(name, label, "code", k=STATIC_K, delta=STATIC_LAMBDA, divergence="multiplicative")
+    return replace(row, tree="static", published_k=published_k)
 
 
-_PLUS_RULE = {
-    "kind": "lantern",
-    "divergence": "multiplicative",
-    "k": STATIC_K,
-    "k_counts_draft": False,
-    "delta": STATIC_LAMBDA,
-    "draw": "code",
-}
-_PLUS = (
-    _static(
-        "lantern_pp",
-        f"LANTERN++, k = {STATIC_K} as published, λ = {STATIC_LAMBDA:g}",
-        _PLUS_RULE,
-        published_k=True,
-    ),
-    _static("lantern_pp_scaled", f"LANTERN++, k = {STATIC_K} scaled, λ = {STATIC_LAMBDA:g}", _PLUS_RULE),
-)
+_PLUS = (_plus("lantern_pp", "as published", True), _plus("lantern_pp_scaled", "scaled", False))
 _NAMES = {"coupled": "coupled", "paper": "residual of the paper", "code": "residual of the code"}
 
 MAIN: dict[float, tuple[Row, ...]] = {
@@ -92,14 +78,14 @@ MAIN: dict[float, tuple[Row, ...]] = {
             _lantern(f"lantern_{draw}_{delta}", f"LANTERN, {_NAMES[draw]}, δ = {delta}", draw, delta=delta)
             for draw, delta in (("coupled", 0.1), ("coupled", 0.4), ("paper", 0.1), ("paper", 0.4), ("code", 0.4))
         ),
-        _static("static_rejection", "static tree, rejection sampling", {"kind": "rejection"}),
+        Row("static_rejection", "static tree, rejection sampling", {"kind": "rejection"}, tree="static"),
         *_PLUS,
     ),
     0.0: (
         Row(PLAIN, "plain"),
         Row("eagle2", "EAGLE-2", {"kind": "exact"}),
         *(_lantern(f"lantern_{delta}", f"LANTERN, δ = {delta}", "coupled", delta=delta) for delta in (0.05, 0.2)),
-        _static("static_exact", "static tree, exact", {"kind": "exact"}),
+        Row("static_exact", "static tree, exact", {"kind": "exact"}, tree="static"),
         *_PLUS,
     ),
 }

@@ -1,9 +1,7 @@
-"""Stores results entry by entry: a stopped run resumes, and two runs may write to one file."""
+"""Stores results entry by entry, so that a stopped run resumes."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ SECTIONS = ("bounds", "premise", "rows", "guidance")
 
 
 class Store:
-    """Results of one `kind` of condition in the JSON file at `path`, or in memory if `path` is None."""
+    """Results of one `kind` of condition in the JSON file at `path`."""
 
-    def __init__(self, path: Path | None, kind: str) -> None:
+    def __init__(self, path: Path, kind: str) -> None:
         self.path = path
         self.kind = kind
-        self._memory: dict[str, Any] = {"kinds": {}}
 
     def open(self, settings: dict[str, Any]) -> None:
         """Keep the stored results of this kind if they have the same `settings`, else drop them."""
@@ -29,9 +26,7 @@ class Store:
             if old is None or old["settings"] != settings:
                 if old is not None:
                     progress(f"{self.kind}: the settings have changed; all its cells are measured again")
-                data["kinds"][self.kind] = {"settings": settings}
-            for name in SECTIONS:
-                data["kinds"][self.kind].setdefault(name, {})
+                data["kinds"][self.kind] = {"settings": settings, **{name: {} for name in SECTIONS}}
 
         self.change(begin)
 
@@ -43,26 +38,14 @@ class Store:
     def put(self, section: str, key: str, cell: dict[str, Any]) -> None:
         self.change(lambda data: data["kinds"][self.kind][section].update({key: cell}))
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Any:
         """Return the results of all kinds."""
-        if self.path is None or not self.path.exists():
-            return self._memory
-        found: dict[str, Any] = read_results(self.path)
-        return found
+        return read_results(self.path) if self.path.exists() else {"kinds": {}}
 
     def change(self, how: Callable[[dict[str, Any]], None]) -> None:
-        """Apply `how` to the contents and replace the file, under a lock."""
-        if self.path is None:
-            how(self._memory)
-            return
-        self.path.parent.mkdir(exist_ok=True)
-        lock = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            data = self.read()
-            how(data)
-            part = self.path.with_suffix(".part")
-            write_results(part, data)
-            os.replace(part, self.path)
-        finally:
-            os.close(lock)
+        """Apply `how` to the contents and replace the file."""
+        data = self.read()
+        how(data)
+        part = self.path.with_suffix(".part")
+        write_results(part, data)
+        part.replace(self.path)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-from benchmarks.harness import claims as claims_rule
-from benchmarks.harness.claims import Holds
+from benchmarks.harness.claims import Holds, claims_table
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.plots import trade_off
 from benchmarks.lantern.claims import reaches
 from benchmarks.lantern.recorder import Setting, pick
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, GUIDED_ROWS, KS, MAIN
-from decoding.acceptance.neighbourhood import Divergence
 
 Paper = dict[int, tuple[float, ...]]
 # Table 2: acceptance probabilities of the first draft, LlamaGen XL stage 1, by k and δ.
@@ -34,7 +31,8 @@ PAPER_ABLATION = {
 }
 # Table 1, greedy, LlamaGen-3B, with Vicuna-7B's lengths on text in brackets.
 PAPER_NAIVE = {"sd": "1.40 (2.36)", "medusa": "1.38 (2.52)", "eagle2": "2.11 (4.98)"}
-OTHERS: tuple[tuple[str, Divergence], ...] = (("cosine", "tvd"), ("random", "tvd"), ("l2", "jsd"))
+OTHERS = (("cosine", "tvd", "cosine"), ("random", "tvd", "random"), ("l2", "jsd", "JSD"))
+"""Metric, divergence and label of the rows at the largest k only."""
 QUALITY = "as asked | attributes | distance to real | distance to plain"
 
 
@@ -74,9 +72,8 @@ def settings_table(results: Results) -> str:
     lines = []
     for kind, data in results["kinds"].items():
         one = data["settings"]
-        names = ("num_images", "guidance_scale", "top_k", "codebook_size")
-        cells = [one[name] if name != "top_k" else one[name] or "off" for name in names]
-        lines.append([kind, *cells, one["tree"]["total_tokens"], one["num_reference"]])
+        size = (one["num_images"], one["guidance_scale"], one["top_k"] or "off", one["codebook_size"])
+        lines.append([kind, *size, one["tree"]["total_tokens"], one["num_reference"]])
     return table("condition | images of a row | guidance scale | top-k | codes | nodes of a tree | real images", lines)
 
 
@@ -102,12 +99,11 @@ def _cells(results: Results, key: str) -> Iterator[tuple[str, Results]]:
 def premise_table(results: Results) -> str:
     """Render the quality of images after their codes are replaced."""
     data = results["kinds"]["text"]
-    first = {
-        "real": ("real images", data["bounds"]["reconstructed"]),
-        "plain": ("plain decoding", data["rows"]["1/plain"]),
-    }
     lines = []
-    for source, (label, before) in first.items():
+    for source, label, before in (
+        ("real", "real images", data["bounds"]["reconstructed"]),
+        ("plain", "plain decoding", data["rows"]["1/plain"]),
+    ):
         lines.append([label, "nothing", "", *_quality(before)])
         for key, cell in data["premise"].items():
             if key.startswith(f"{source}/"):
@@ -126,21 +122,17 @@ def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> st
     lines = []
     for kind, cell in _cells(results, f"1/{row}"):
         record, share = cell["record"], results["kinds"][kind]["settings"]["k"]
-        paper_rows = paper if kind == "text" else None
-        strict = f"{record[f'strict_{what}']:.3f}" + (f" ({PAPER_STRICT:.3f})" if paper_rows else "")
+        printed = paper if kind == "text" else None
+        strict = f"{record[f'strict_{what}']:.3f}" + (f" ({PAPER_STRICT:.3f})" if printed else "")
         lines.append([kind, "1 (strict)", *[strict] * len(DELTAS)])
-
-        def means(metric: str, divergence: Divergence, k: int, record: Any = record, share: Any = share) -> list[str]:
+        grid = [(k, "l2", "tvd", str(share[str(k)])) for k in KS]
+        grid += [(KS[-1], metric, divergence, f"{share[str(KS[-1])]}, {label}") for metric, divergence, label in OTHERS]
+        for k, metric, divergence, label in grid:
             settings = (Setting(metric, divergence, share[str(k)], delta) for delta in DELTAS)
-            return [f"{pick(record, what, setting):.3f}" for setting in settings]
-
-        for k in KS:
-            paper_means = [f" ({value:.3f})" for value in paper_rows[k]] if paper_rows else [""] * len(DELTAS)
-            pairs = zip(means("l2", "tvd", k), paper_means, strict=True)
-            lines.append([kind, f"{share[str(k)]}", *(measured + paper_mean for measured, paper_mean in pairs)])
-        for metric, divergence in OTHERS:
-            label = "JSD" if divergence == "jsd" else metric
-            lines.append([kind, f"{share[str(KS[-1])]}, {label}", *means(metric, divergence, KS[-1])])
+            means = [f"{pick(record, what, setting):.3f}" for setting in settings]
+            if printed and label == str(share[str(k)]):
+                means = [f"{mean} ({value:.3f})" for mean, value in zip(means, printed[k], strict=True)]
+            lines.append([kind, label, *means])
     return table(["condition", "k", *(f"δ = {delta}" for delta in DELTAS)], lines)
 
 
@@ -171,10 +163,6 @@ def sweep_table(results: Results) -> str:
     share = results["kinds"]["text"]["settings"]["k"]
     lines = [[share[str(k)], delta, _length(one), *_quality(one)] for (k, delta), one in _points(results).items()]
     return table(f"k | δ | acceptance length | {QUALITY}", lines)
-
-
-def claims_table(results: Results) -> str:
-    return claims_rule.claims_table(results.get("claims", []))
 
 
 def naive_table(results: Results) -> str:
@@ -231,14 +219,15 @@ TABLES = {
     "lantern_guidance": guidance_table,
 }
 LINES = {"lantern_guidance_line": guidance_line}
-"""Functions that render a sentence for a generated part, by its name."""
 
 
 def draw_trade_off(results: Results) -> str:
     """Plot acceptance length against Fréchet distance, for k and δ under coupled noise, and other rules."""
     rows, share = results["kinds"]["text"]["rows"], results["kinds"]["text"]["settings"]["k"]
-    points = _points(results)
-    groups = {f"k = {share[str(k)]}, δ rising": [point for place, point in points.items() if place[0] == k] for k in KS}
+    groups = {
+        f"k = {share[str(k)]}, δ rising": [cell for (other, _), cell in _points(results).items() if other == k]
+        for k in KS
+    }
     for label, names in (
         ("the paper's residual", ("lantern_paper_0.1", "metric_l2", "lantern_paper_0.4")),
         ("EAGLE-2", ("eagle2_rejection", "eagle2_coupled")),

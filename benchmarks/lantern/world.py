@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from actors.loading.method import build_method
 from benchmarks.harness.engines import run_requests
-from benchmarks.lantern.quality import Judge, Score, ZooJudge, count_class, count_prompt
+from benchmarks.lantern.quality import Judge, Score, count_class, count_prompt
 from configs.method import Method as MethodChoice
 from decoding import Completion, Engine, Request, Sampling
 from decoding.contracts import Method
@@ -22,6 +22,7 @@ from models.heads.medusa import MedusaHeads, load_medusa
 from models.llamagen.checkpoints import load_gpt, revision_of
 from models.llamagen.condition import T5Condition, load_t5
 from models.llamagen.eagle import load_image_eagle
+from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
@@ -35,6 +36,7 @@ from zoo.world.grain import draw_grainy_scene, render_grainy, sample_grainy
 from zoo.world.scene import COLOURS, SHAPES, Scene, scene_rng
 
 Pictures = list[NDArray[np.uint8]]
+Drafter = EagleNetwork | LlamaGenTarget | MedusaHeads
 KINDS = ("text", "class")
 SLOTS = 48
 NUM_REFERENCE = 512
@@ -56,23 +58,15 @@ class ImagePrompt:
 
 
 @dataclass(frozen=True)
-class OtherDrafter:
-    """A drafter besides the EAGLE head, and its revision."""
-
-    model: LlamaGenTarget | MedusaHeads
-    revision: str
-
-
-@dataclass(frozen=True)
 class World:
     """Models of one kind of condition. `real` has an image of each of the `prompts`; `reference` has other real images.
 
-    `sampling` has the guidance and filters of all rows; `others` are further drafters by the method's `drafter.kind`.
+    `sampling` has the guidance and filters of all rows; `drafters` has the model and the revision of every drafter that
+    exists, by the method's `drafter.kind`.
     """
 
     kind: str
     target: LlamaGenTarget
-    drafter: EagleNetwork | None
     vq: Vq
     prompts: list[ImagePrompt]
     real: Pictures
@@ -80,14 +74,7 @@ class World:
     judge: Judge
     sampling: Sampling
     revisions: dict[str, str]
-    drafter_revision: str = ""
-    others: dict[str, OtherDrafter] = field(default_factory=dict)
-
-    def revision(self, drafter: str) -> str | None:
-        """Return the revision of a drafter by the method's `drafter.kind`; None if there is none."""
-        if drafter == "eagle":
-            return self.drafter_revision if self.drafter is not None else None
-        return self.others[drafter].revision if drafter in self.others else None
+    drafters: dict[str, tuple[Drafter, str]]
 
     def share(self, k: int) -> int:
         """Scale the paper's `k` of 16,384 codes to the same share of this codebook."""
@@ -100,8 +87,7 @@ class World:
 
     def build(self, choice: MethodChoice) -> Method:
         """Build a configured method; each engine needs its own."""
-        kind = choice.drafter.kind
-        drafter = self.others[kind].model if kind in self.others else self.drafter
+        drafter, _ = self.drafters.get(choice.drafter.kind, (None, ""))
         return build_method(choice, drafter, self.target, self.vq.codebook)
 
     def decode(self, method: Method, requests: Sequence[Request]) -> list[Completion]:
@@ -131,59 +117,57 @@ NAMES = {
     "text": {"target": "image_target", "vq": "image_vq", "condition": "image_t5"},
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
-DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
-OTHERS: dict[str, dict[str, str]] = {"text": {"model": "image_drafter", "medusa": "image_medusa"}, "class": {}}
+DRAFTERS = {
+    "text": {"eagle": "image_eagle", "model": "image_drafter", "medusa": "image_medusa"},
+    "class": {"eagle": "image_class_eagle"},
+}
 TOP_K = {"text": 1000, "class": 0}
 """The paper's top-k, relative to its own codebook (0: off)."""
 
 
-def missing_checkpoints(kind: str, folder: Path = CHECKPOINTS) -> list[str]:
-    return [name for name in (*NAMES[kind].values(), DRAFTERS[kind]) if not (folder / name).is_dir()]
+def load_world(kind: str, num_images: int, seed: int) -> World:
+    """Load the zoo's models of a kind, in float32 on the CPU; for classes, `num_images` is rounded up to a multiple.
 
-
-def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS) -> World:
-    """Load the zoo's models of a kind, in float32 on the CPU; for classes, `num_images` is rounded up to a multiple."""
-    refs = {role: CheckpointRef(str(folder / name)) for role, name in NAMES[kind].items()}
+    Drafters without a checkpoint are left out.
+    """
+    refs = {role: CheckpointRef(str(CHECKPOINTS / name)) for role, name in NAMES[kind].items()}
     gpt = load_gpt(refs["target"], "float32", _CPU)
-    text_encoder = load_t5(refs["condition"], gpt.shape, "float32", _CPU) if kind == "text" else None
-    drafter, own = CheckpointRef(str(folder / DRAFTERS[kind])), None
-    if (folder / DRAFTERS[kind]).is_dir():
-        own = load_image_eagle(drafter, gpt.shape, "float32", _CPU)
-    vq = load_vq(refs["vq"], "float32", _CPU)
-    judge = ZooJudge(load_reader(folder))
-    make = _text_prompts if kind == "text" else _class_prompts
-    prompts, real = make(num_images, seed, text_encoder)
+    if kind == "text":
+        prompts, real = _text_prompts(num_images, seed, load_t5(refs["condition"], gpt.shape, "float32", _CPU))
+    else:
+        prompts, real = _class_prompts(num_images, seed)
     top_k = TOP_K[kind] * gpt.shape.vocab_size // PAPER_CODES
-    sampling = Sampling(gpt.shape.num_image_tokens, top_k=top_k, guidance_scale=GUIDANCE[kind])
     return World(
         kind=kind,
         target=LlamaGenTarget(gpt, name=NAMES[kind]["target"]),
-        drafter=own,
-        vq=vq,
+        vq=load_vq(refs["vq"], "float32", _CPU),
         prompts=prompts,
         real=real,
-        reference=[render_grainy(scene) for scene in _draw_scenes(kind, NUM_REFERENCE, num_images)],
-        judge=judge,
-        sampling=sampling,
+        reference=[render_grainy(_draw_scene(kind, 5_000_000 + num_images + index)) for index in range(NUM_REFERENCE)],
+        judge=Judge(load_reader(CHECKPOINTS)),
+        sampling=Sampling(gpt.shape.num_image_tokens, top_k=top_k, guidance_scale=GUIDANCE[kind]),
         revisions={role: revision_of(ref) for role, ref in refs.items()},
-        drafter_revision=revision_of(drafter) if own is not None else "",
-        others={
-            name: _load_other(name, CheckpointRef(str(folder / place)))
-            for name, place in OTHERS[kind].items()
-            if (folder / place).is_dir()
+        drafters={
+            drafter: _load_drafter(drafter, CHECKPOINTS / name, gpt.shape)
+            for drafter, name in DRAFTERS[kind].items()
+            if (CHECKPOINTS / name).is_dir()
         },
     )
 
 
-def _load_other(kind: str, ref: CheckpointRef) -> OtherDrafter:
-    if kind == "medusa":
-        return OtherDrafter(load_medusa(ref, "float32", _CPU), revision_of(ref))
-    gpt = load_gpt(ref, "float32", _CPU)
-    return OtherDrafter(LlamaGenTarget(gpt, name=Path(ref.path).name), revision_of(ref))
+def _load_drafter(kind: str, folder: Path, shape: GptShape) -> tuple[Drafter, str]:
+    ref = CheckpointRef(str(folder))
+    model: Drafter
+    if kind == "eagle":
+        model = load_image_eagle(ref, shape, "float32", _CPU)
+    elif kind == "medusa":
+        model = load_medusa(ref, "float32", _CPU)
+    else:
+        model = LlamaGenTarget(load_gpt(ref, "float32", _CPU), name=folder.name)
+    return model, revision_of(ref)
 
 
-def _text_prompts(num: int, seed: int, text_encoder: T5Condition | None) -> tuple[list[ImagePrompt], Pictures]:
-    assert text_encoder is not None
+def _text_prompts(num: int, seed: int, text_encoder: T5Condition) -> tuple[list[ImagePrompt], Pictures]:
     prompts, real = [], []
     with torch.inference_mode():
         for index, (_, pixels, prompt) in enumerate(sample_grainy("held_out", num, seed)):
@@ -193,17 +177,17 @@ def _text_prompts(num: int, seed: int, text_encoder: T5Condition | None) -> tupl
     return prompts, real
 
 
-def _class_prompts(num: int, seed: int, _: T5Condition | None) -> tuple[list[ImagePrompt], Pictures]:
+def _class_prompts(num: int, seed: int) -> tuple[list[ImagePrompt], Pictures]:
     """Return prompts with labels in turn, and real images of the same labels."""
-    num = -(-num // NUM_CLASSES) * NUM_CLASSES
+    per_class = -(-num // NUM_CLASSES)
     found: dict[int, list[Scene]] = {label: [] for label in range(NUM_CLASSES)}
-    draw, index = _drawer("class"), seed * 100_000
-    while min(len(scenes) for scenes in found.values()) < num // NUM_CLASSES:
-        scene = draw(index)
+    index = seed * 100_000
+    while min(map(len, found.values())) < per_class:
+        scene = _draw_scene("class", index)
         found[class_of(scene)].append(scene)
         index += 1
     prompts, real = [], []
-    for index in range(num):
+    for index in range(per_class * NUM_CLASSES):
         turn, label = divmod(index, NUM_CLASSES)
         colour, shape = COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]
         prompts.append(ImagePrompt(f"class-{index}", f"{colour} {shape}", label, count_class(colour, shape)))
@@ -211,13 +195,8 @@ def _class_prompts(num: int, seed: int, _: T5Condition | None) -> tuple[list[Ima
     return prompts, real
 
 
-def _drawer(kind: str) -> Callable[[int], Scene]:
+def _draw_scene(kind: str, index: int) -> Scene:
     # Some classes have no held-out scene: a class-conditional model is compared with scenes of its training split, as
     # published models are; the zoo's training does not use these scenes.
     split, only = ("held_out", None) if kind == "text" else ("train", 1)
-    return lambda index: draw_grainy_scene(scene_rng(f"grain/{split}", REAL_SEED, index), split, only)
-
-
-def _draw_scenes(kind: str, num: int, start: int) -> list[Scene]:
-    draw = _drawer(kind)
-    return [draw(5_000_000 + start + index) for index in range(num)]
+    return draw_grainy_scene(scene_rng(f"grain/{split}", REAL_SEED, index), split, only)

@@ -2,7 +2,6 @@
 
     python -m benchmarks.methods                  # all presets of the zoo; writes results/methods.json
     python -m benchmarks.methods --missing        # presets that the committed JSON lacks, with the same cases and seed
-    python -m benchmarks.methods --only tabed_mt  # some of them, printed only
 
 Lossless methods are compared with plain decoding token by token; lossy ones are reported with their quality, and with
 the output of the drafter alone, with all visual tokens and pruned. Presets `zoo_video_*` run on the video pair. Every
@@ -12,10 +11,9 @@ ratio has its standard error over cases.
 from __future__ import annotations
 
 import platform
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,13 +48,13 @@ Completions = dict[str, dict[str, Completion]]
 
 def presets(video: bool = False) -> dict[str, CaptionJob]:
     """Return the zoo's presets on images or on videos by name, plain decoding first."""
-    found = {
+    first = "zoo_video_plain" if video else "zoo_plain"
+    names = [name for name in sorted(PRESETS, key=lambda name: (name != first, name)) if name.startswith("zoo_")]
+    return {
         name.removeprefix("zoo_"): load_preset(CaptionJob, name)
-        for name in sorted(PRESETS)
-        if re.match("zoo_(?!images_)", name) and name.startswith("zoo_video_") == video
+        for name in names
+        if not name.startswith("zoo_images_") and name.startswith("zoo_video_") == video
     }
-    first = "video_plain" if video else "plain"
-    return {first: found.pop(first), **found}
 
 
 def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling, seed: int) -> dict[str, Completion]:
@@ -71,27 +69,26 @@ def measure(
     """Return the metrics of one method on one scenario; `…_se` are standard errors over cases."""
     completions = [done[case.case_id] for case in cases]
     telemetry = [one.telemetry for one in completions]
-    tokens = sum(len(one.token_ids) for one in completions)
+    tokens, steps = sum(len(one.token_ids) for one in completions), sum(one.num_spec_steps for one in telemetry)
     cell: dict[str, Any] = {
         "num_cases": len(cases),
         "num_tokens": tokens,
         **acceptance_of(completions),
         "target_forwards_per_token": sum(one.target_forwards for one in telemetry) / tokens,
-        "drafter_forwards_per_step": sum(one.drafter_forwards for one in telemetry)
-        / max(1, sum(one.num_spec_steps for one in telemetry)),
+        "drafter_forwards_per_step": sum(one.drafter_forwards for one in telemetry) / max(1, steps),
         "acceptance_histogram": sum_histograms(completions),
         "batch_forwards": target_forwards,
     }
+
+    def add_share(name: str, above: Sequence[int], below: Sequence[int]) -> None:
+        cell[name], cell[f"{name}_se"] = sum(above) / max(1, sum(below)), ratio_error(above, below)
+
     scores = [case.score(done[case.case_id].text) for case in cases if case.score is not None]
     if scores:
-        right, stated = zip(*scores, strict=True)
-        cell["accuracy"] = sum(right) / max(1, sum(stated))
-        cell["accuracy_se"] = ratio_error(right, stated)
+        add_share("accuracy", *zip(*scores, strict=True))
     words = [attribute_overlap(done[case.case_id].text, case.truth) for case in cases if case.truth]
     if words:
-        above, below = [2 * shared for shared, _, _ in words], [output + true for _, output, true in words]
-        cell["attribute_f1"] = sum(above) / max(1, sum(below))
-        cell["attribute_f1_se"] = ratio_error(above, below)
+        add_share("attribute_f1", [2 * both for both, _, _ in words], [output + true for _, output, true in words])
     if plain is not None:
         same = sum(done[case.case_id].token_ids == plain[case.case_id].token_ids for case in cases)
         cell["equal_share"] = same / len(cases)
@@ -126,7 +123,7 @@ def run_all(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every name (a preset of `jobs`, or a key of `ALONE` or `PRUNED_ALONE`) with its result; the reference is
     plain decoding at the same temperature."""
-    first = next(iter(jobs))
+    base = next(iter(jobs.values()))
     plain: dict[float, Completions] = {}
     for name in names:
         start = time.perf_counter()
@@ -135,51 +132,45 @@ def run_all(
             drafter = jobs[ALONE[name][1]].model.drafter
             job = job.model_copy(update={"model": job.model.model_copy(update={"target": drafter})})
         sampling = Sampling(**{**job.sampling.model_dump(), "max_new_tokens": MAX_NEW_TOKENS})
-        if sampling.temperature not in plain:
-            base = load(jobs[first])
-            _, plain[sampling.temperature] = run_method(base, jobs[first].method, scenarios, sampling, None, seed)
-        followed = name in PRUNED_ALONE
-        cells, _ = run_method(load(job), job.method, scenarios, sampling, plain[sampling.temperature], seed, followed)
+        temperature, followed = sampling.temperature, name in PRUNED_ALONE
+        if temperature not in plain:
+            _, plain[temperature] = run_method(load(base), base.method, scenarios, sampling, None, seed)
+        cells, _ = run_method(load(job), job.method, scenarios, sampling, plain[temperature], seed, followed)
         lengths = "  ".join(f"{key} {cell['mean_acceptance_length']:.2f}" for key, cell in cells.items())
         progress(f"{name:18s} {time.perf_counter() - start:6.1f} s  {lengths}")
         yield (
             name,
             {
                 "verify_mode": "other model" if name in ALONE or followed else job.method.verify_mode,
-                "temperature": sampling.temperature,
+                "temperature": temperature,
                 "acceptance": "follow" if followed else job.method.acceptance.kind,
                 "scenarios": cells,
             },
         )
 
 
-def names_of(jobs: dict[str, CaptionJob]) -> list[str]:
-    """Return the presets and the names of their drafters alone."""
-    alone = [name for name, (preset, _) in ALONE.items() if preset in jobs]
-    return [*jobs, *alone, *(name for name, preset in PRUNED_ALONE.items() if preset in jobs)]
-
-
-def run_into(results: dict[str, Any], only: list[str] | None, write: Callable[[dict[str, Any]], None]) -> None:
-    """Run the methods missing from `results` (restricted to `only`, if given), calling `write` after each."""
+def run_missing(results: dict[str, Any]) -> None:
+    """Run the methods that `results` lacks, writing the file after each."""
     num_cases, seed = results["num_cases"], results["seed"]
     for jobs, build, place in (
         (presets(), build_scenarios, results["methods"]),
         (presets(video=True), build_video_scenarios, results["video"]["methods"]),
     ):
-        names = names_of(jobs)
-        missing = [name for name in names if name not in place and (only is None or name in only)]
+        alone = {**{name: preset for name, (preset, _) in ALONE.items()}, **PRUNED_ALONE}
+        names = [*jobs, *(name for name, preset in alone.items() if preset in jobs)]
+        missing = [name for name in names if name not in place]
         scenarios = build(num_cases, seed) if missing else {}
         for name, found in run_all(jobs, missing, scenarios, seed):
             place[name] = found
             ordered = {name: place[name] for name in names if name in place}
             place.clear()
             place.update(ordered)
-            write(results)
-    if only is None and not results["pruning"]:
+            save(results)
+    if not results["pruning"]:
         scenarios = build_scenarios(num_cases, seed)
         for name in PRUNINGS:
             results["pruning"][name] = count_seen_cells(presets()[name], scenarios)
-        write(results)
+        save(results)
 
 
 def save(results: dict[str, Any]) -> None:
@@ -190,7 +181,6 @@ def save(results: dict[str, Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line("methods", __doc__)
-    parser.add_argument("--only", nargs="+", metavar="PRESET", help="run these presets only, and write nothing")
     parser.add_argument("--missing", action="store_true", help="run what the committed results lack")
     parser.add_argument("--cases", type=int, default=32, help="cases of each scenario (32)")
     parser.add_argument("--seed", type=int, default=0)
@@ -207,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if options.missing:
         results = read_results(RESULTS)
-    run_into(results, options.only, save if options.only is None else lambda _: None)
+    run_missing(results)
     print(acceptance_table(results), video_table(results), sep="\n\n")
     return 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.harness.claims import (
@@ -29,11 +30,6 @@ TURNS = {"first turn": ("single", "two_images", "clip"), "second turn": ("second
 SINGLES = {"M": "sd_chain", "T": "sd_chain_text", "C": "sd_chain_caption", "P": "sd_chain_pooled"}
 TIE = 0.005
 """Acceptance lengths that differ by less are equal."""
-
-
-def check_claims(results: Results) -> list[dict[str, Any]]:
-    """Check all claims; `results` are those of results/methods.json."""
-    return check_all(CHECKS, results)
 
 
 def length_error(cell: Results) -> float:
@@ -93,20 +89,12 @@ def _tabed_never_third(results: Results) -> Finding:
 def _tabed_trees(results: Results) -> Finding:
     """TABED on token trees of width 2 and 3 is best or second best, on benchmarks and out of distribution
     (TABED, Table 2)."""
-    groups = (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION))
-    return combine(
-        (
-            _never_third(
-                results["methods"],
-                (f"tabed_m_{last}", f"tabed_t_{last}", f"tabed_mt_{last}"),
-                keys,
-                f"d = {width}, {group}:",
-            )
-            for width, last in ((2, "tree"), (3, "tree3"))
-            for group, keys in groups
-        ),
-        "M / T / MT: ",
-    )
+    parts = []
+    for width, last in ((2, "tree"), (3, "tree3")):
+        names = (f"tabed_m_{last}", f"tabed_t_{last}", f"tabed_mt_{last}")
+        for group, keys in (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION)):
+            parts.append(_never_third(results["methods"], names, keys, f"d = {width}, {group}:"))
+    return combine(parts, "M / T / MT: ")
 
 
 def _beats(name: str, others: str) -> Callable[[Results], Finding]:
@@ -146,32 +134,26 @@ def _ratio(methods: Results, names: tuple[str, str], keys: Keys = IN_DISTRIBUTIO
     return relaxed.above(strict, 1.5), numbers
 
 
-def _compare_qualities(methods: Results, other: str) -> Iterable[tuple[str, Measured, Measured]]:
+def _beats_quality(methods: Results, other: str, factor: float, numbers: str) -> Finding:
+    """Return whether LVSpec's accuracy and F1 of attribute words are above `factor` times those of another method."""
+    parts = []
     for what, label in (("accuracy", "parsed"), ("attribute_f1", "F1")):
-        yield label, _quality(methods, "lvspec", what), _quality(methods, other, what)
+        own, rival = (_quality(methods, name, what) for name in ("lvspec", other))
+        shown = numbers.format(label=label, own=own.value, other=rival.value, ratio=own.value / rival.value)
+        parts.append((own.above(rival, factor), shown))
+    return combine(parts, between=", ")
 
 
 def _lvspec_keeps(results: Results) -> Finding:
     """LVSpec keeps at least 98 % of the quality, parsed and by F1 of attribute words (LVSpec, Table 1)."""
-    return combine(
-        (
-            (own.above(plain, 0.98), f"retention {own.value / plain.value:.3f} {label}")
-            for label, own, plain in _compare_qualities(results["methods"], "plain")
-        ),
-        between=", ",
-    )
+    return _beats_quality(results["methods"], "plain", 0.98, "retention {ratio:.3f} {label}")
 
 
 def _lvspec_beats_its_drafter(results: Results) -> Finding:
     """LVSpec's captions are better than those its pruned drafter writes alone, parsed and by F1 of attribute words."""
-    holds, numbers = combine(
-        (
-            (own.above(alone), f"{label} {own.value:.3f} against {alone.value:.3f}")
-            for label, own, alone in _compare_qualities(results["methods"], "pruned_drafter_alone")
-        ),
-        between=", ",
-    )
-    whole = _quality(results["methods"], "drafter_alone", "accuracy")
+    methods = results["methods"]
+    holds, numbers = _beats_quality(methods, "pruned_drafter_alone", 1.0, "{label} {own:.3f} against {other:.3f}")
+    whole = _quality(methods, "drafter_alone", "accuracy")
     return holds, f"{numbers}; the drafter that sees everything: parsed {whole.value:.3f}"
 
 
@@ -275,3 +257,5 @@ CHECKS: tuple[Check, ...] = (
     _guided_beats_uniform,
     _lossless_equal,
 )
+check_claims = partial(check_all, CHECKS)
+"""Check all claims on the contents of results/methods.json."""

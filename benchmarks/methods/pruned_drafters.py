@@ -28,9 +28,7 @@ class FollowDrafter(Acceptance):
     """Accept every draft of a chain, the last one as the token after the path, so that the target adds no token.
 
     The target chooses the first token (prefill) and the token of a step without drafts. No job can choose this rule.
-
-    Raises:
-        ValueError: a tree is not a chain.
+    Raises ValueError if a tree is not a chain.
     """
 
     lossless = False

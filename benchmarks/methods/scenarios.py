@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from models.inputs.clip import Clip
 from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
@@ -66,10 +65,9 @@ def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
         pictures = [render_scene(draw_scene(rng, "held_out")) for _ in range(STORY_IMAGES)]
         prompt = rng.choice(sorted(grammar.PROMPTS.values()))
         # The pair was not trained on five images, so answers have no score.
-        found["story"].append(_from_question(f"story-{index}", ask(prompt, pictures, ""), judged=False))
+        found["story"].append(_case(f"story-{index}", ask(prompt, pictures, ""), None))
         frames = [render_scene(frame) for frame in draw_clip(rng, "held_out", LONG_CLIP_FRAMES)]
-        long_clip = ask(dialogue.CLIP_PROMPT, frames, "")
-        found["long_clip"].append(_from_question(f"long_clip-{index}", long_clip, judged=False))
+        found["long_clip"].append(_case(f"long_clip-{index}", ask(dialogue.CLIP_PROMPT, frames, ""), None))
     return found
 
 
@@ -91,27 +89,19 @@ def _single(num_cases: int, seed: int) -> list[Case]:
     phrasing_of = {prompt: phrasing for phrasing, prompt in grammar.PROMPTS.items()}
     cases = []
     for index, (scene, image, caption, prompt) in enumerate(sample_scenes("held_out", num_cases, seed)):
-        question = ask(prompt, [image], caption)
 
         def score(text: str, scene: Any = scene, phrasing: str = phrasing_of[prompt]) -> tuple[int, int]:
             return count_attributes(scene, phrasing, text.strip())
 
-        cases.append(Case(f"single-{index}", _messages(question), _arrays(question.images), score, caption))
+        cases.append(_case(f"single-{index}", ask(prompt, [image], caption), score, caption))
     return cases
 
 
-def _from_question(case_id: str, question: Question, judged: bool = True) -> Case:
+def _from_question(case_id: str, question: Question) -> Case:
     truth = mask_fillers(question.answer)
-
-    def score(text: str) -> tuple[int, int]:
-        return int(mask_fillers(text.strip()) == truth), 1
-
-    return Case(case_id, _messages(question), _arrays(question.images), score if judged else None)
+    return _case(case_id, question, lambda text: (int(mask_fillers(text.strip()) == truth), 1))
 
 
-def _messages(question: Question) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(message) for message in question.messages)
-
-
-def _arrays(images: list[Image.Image]) -> tuple[NDArray[np.uint8], ...]:
-    return tuple(np.asarray(image.convert("RGB")) for image in images)
+def _case(case_id: str, question: Question, score: Score | None, truth: str = "") -> Case:
+    images = tuple(np.asarray(image.convert("RGB")) for image in question.images)
+    return Case(case_id, tuple(map(dict, question.messages)), images, score, truth)

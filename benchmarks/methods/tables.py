@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.harness import claims as claims_rule
+from benchmarks.harness.claims import claims_table
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.methods.claims import length_error
 from benchmarks.methods.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
@@ -35,32 +35,20 @@ def acceptance_table(results: Results) -> str:
 def cost_table(results: Results) -> str:
     """Render cost and quality of every method on single images."""
     base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
+    digits = {"mean_acceptance_length": 2, "drafted_per_step": 1, "target_forwards_per_token": 3}
     rows = []
     for name, result in results["methods"].items():
         cell = result["scenarios"]["single"]
-        rows.append(
-            (
-                name,
-                result["verify_mode"],
-                f"{cell['mean_acceptance_length']:.2f}",
-                f"{cell['drafted_per_step']:.1f}",
-                f"{cell['target_forwards_per_token']:.3f}",
-                percent(cell["relaxed_share"]),
-                f"{cell['accuracy']:.3f}",
-                f"{cell['accuracy'] / base if base else 0.0:.3f}",
-                f"{cell['attribute_f1']:.3f}",
-                percent(cell["equal_share"]),
-            )
-        )
+        cost = [f"{cell[what]:.{n}f}" for what, n in digits.items()]
+        retention = cell["accuracy"] / base if base else 0.0
+        quality = [f"{value:.3f}" for value in (cell["accuracy"], retention, cell["attribute_f1"])]
+        relaxed, equal = percent(cell["relaxed_share"]), percent(cell["equal_share"])
+        rows.append((name, result["verify_mode"], *cost, relaxed, *quality, equal))
     return table(
         "method | mode | acceptance length | drafted per step | target forwards per token | relaxed | attributes right "
         "| retention | attribute words F1 | equal to plain",
         rows,
     )
-
-
-def claims_table(results: Results) -> str:
-    return claims_rule.claims_table(results.get("claims", []))
 
 
 def video_table(results: Results) -> str:

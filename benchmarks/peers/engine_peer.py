@@ -1,9 +1,16 @@
-"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled`."""
+"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled[/PIECE]`.
+
+With a piece of the CPU backend (`PIECES`), the engine runs without it.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -18,6 +25,21 @@ from configs.schema import Checkpoint
 from configs.trees import ChainTree
 from decoding import Engine, Request, Sampling
 from models.target import Target
+
+CPU, COMPLETE = "models.backends.cpu", "complete"
+PIECES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    COMPLETE: nullcontext,
+    "GEMM kernel": lambda: mock.patch(f"{CPU}.packing.can_multiply", return_value=False),
+    "attention kernel": lambda: mock.patch(f"{CPU}.layer_graph.can_attend", return_value=False),
+    "direct graph calls": lambda: mock.patch(f"{CPU}.layer_graph._picker", return_value=None),
+    "decoder frame": lambda: mock.patch(f"{CPU}.compiled.FrameRecorder.frame", return_value=None),
+    "huge pages": lambda: mock.patch(f"{CPU}.huge_pages._madvise", return_value=None),
+}
+"""Piece → makes a context in which the backend runs without it."""
+
+
+def load_model(path: str, dtype: str) -> Target:
+    return load_target(Checkpoint(path=path, dtype=dtype, device="cpu"), path)
 
 
 def choose_method(mode: str, gamma: int) -> Method:
@@ -34,8 +56,9 @@ class EngineRunner:
     def __init__(self, work: Work, mode: str, is_eager: bool = False) -> None:
         torch.set_num_threads(work.threads)
         self._work = work
+        mode = mode.partition("/")[0]
         folders = [work.target] if mode == "plain" else [work.target, work.drafter]
-        models = [load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders]
+        models = [load_model(path, work.dtype) for path in folders]
         compiled = [] if is_eager else [model.compile() for model in models]
         self._step = "compiled" if compiled and all(compiled) else "eager"
         self._target = models[0]
@@ -58,7 +81,7 @@ class EngineRunner:
         return self.run(batch, min(2 * batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """See `benchmarks.harness.process.Runner`."""
+        """See `benchmarks.harness.process.serve`."""
         if batch not in self._engines:
             method = build_method(self._choice, self._drafter, self._target)
             self._engines[batch] = Engine(self._target, method, batch, self._work.max_context_tokens)
@@ -68,4 +91,5 @@ class EngineRunner:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(EngineRunner))
+    with PIECES[sys.argv[2].partition("/")[2] or COMPLETE]():
+        sys.exit(serve(EngineRunner))

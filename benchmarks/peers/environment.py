@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,11 +46,7 @@ def commands(folder: Path, torch: Sequence[str]) -> list[list[str]]:
 
 
 def make_environment(folder: Path) -> None:
-    """Make the environment, unless it exists and was made by the same commands.
-
-    Raises:
-        EnvironmentRefused: a command fails; the message ends with its output.
-    """
+    """Make the environment, unless the same commands made it before; raise EnvironmentRefused if one fails."""
     folder, torch = folder.absolute(), torch_choice()
     # The recipe does not contain the folder's path, so that several checkouts can share one.
     stamp, recipe = folder / "made-by.json", json.dumps(commands(Path(), torch))
@@ -70,15 +65,9 @@ def make_environment(folder: Path) -> None:
 
 
 def find_library(name: str, folders: Sequence[Path]) -> Path:
-    """Return the first file named `name` under one of `folders`.
-
-    Raises:
-        EnvironmentRefused: there is none.
-    """
-    for folder in folders:
-        for root, _, names in os.walk(folder):
-            if name in names:
-                return Path(root, name)
+    """Return the first file named `name` under one of `folders`; raise EnvironmentRefused if there is none."""
+    if found := next((path for folder in folders for path in folder.rglob(name)), None):
+        return found
     raise EnvironmentRefused(
         f"vLLM needs {name}, which is not installed (Debian and Ubuntu have tcmalloc in libtcmalloc-minimal4; OpenMP "
         f"comes with vLLM in {folders[0]}): install it, or leave vLLM out (--without-vllm)"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.markdown import equality
 from benchmarks.harness.process import Outcome, Peer
 from benchmarks.harness.results import progress
-from benchmarks.harness.verdict import judge, make_row
+from benchmarks.harness.verdict import judge, make_row, turns
 
 
 class Contender(NamedTuple):
@@ -47,40 +47,65 @@ CONTENDERS = (
 )
 
 
+class Cell(NamedTuple):
+    """Batch size, requests of a pass, and passes in each launch."""
+
+    batch: int
+    num_requests: int
+    num_passes: int
+
+
 class Launched(NamedTuple):
-    """Arguments that start the process of a contender."""
+    """A contender, and the interpreter and environment variables of its process."""
 
     contender: Contender
     python: str
-    work_file: Path
-    variables: dict[str, str]
-    log: Path
+    variables: Mapping[str, str]
 
 
 def run_launch(
-    launched: Sequence[Launched], batches: Sequence[int]
-) -> Iterator[tuple[int, dict[str, Peer], dict[str, Any]]]:
-    """Start every process; yield for each batch size its paused peers and the versions of all peers.
+    launched: Sequence[Launched], work_file: Path, cells: Sequence[Cell]
+) -> Iterator[tuple[Cell, dict[str, Peer]]]:
+    """Start every process; yield each cell with its paused peers. Logs are in the folder `logs` beside the work file.
 
     Peers of `single` contenders take part at batch 1 only, and are ended after the last batch of 1.
     """
     with ExitStack() as open_peers:
         peers: dict[str, Peer] = {}
-        for one, python, work_file, variables, log in launched:
+        for one, python, variables in launched:
             start = time.perf_counter()
             command = [python, "-m", one.module, str(work_file), one.mode]
-            peer = open_peers.enter_context(Peer(one.name, command, variables, log))
+            peer = Peer(one.name, command, variables, work_file.parent / "logs" / f"{one.name}.log")
+            peers[one.name] = open_peers.enter_context(peer)
             peer.wait_ready()
             peer.pause()
-            peers[one.name] = peer
             progress(f"{one.name:30s} ready in {time.perf_counter() - start:.1f} s")
-        versions = {name: peer.versions for name, peer in peers.items()}
         singles = {one.contender.name for one in launched if one.contender.single}
-        for number, batch in enumerate(batches):
-            if 1 not in batches[number:]:
+        for number, cell in enumerate(cells):
+            if all(later.batch != 1 for later in cells[number:]):
                 for name in singles:
                     peers[name].close()
-            yield batch, {n: peer for n, peer in peers.items() if batch == 1 or n not in singles}, versions
+            yield cell, {n: peer for n, peer in peers.items() if cell.batch == 1 or n not in singles}
+
+
+def measure_cells(
+    launched: Sequence[Launched],
+    work_file: Path,
+    cells: Sequence[Cell],
+    launches: int,
+    reference: Sequence[dict[str, Any]],
+    dtype: str,
+) -> tuple[dict[Cell, dict[str, Timed]], dict[str, Any]]:
+    """Measure all contenders, launch by launch; return the passes of each cell by contender, and their versions."""
+    timed: dict[Cell, dict[str, Timed]] = {cell: {} for cell in cells}
+    versions: dict[str, Any] = {}
+    for launch in range(launches):
+        progress(f"launch {launch + 1} of {launches}")
+        for cell, peers in run_launch(launched, work_file, cells):
+            versions |= {name: peer.versions for name, peer in peers.items()}
+            orders = list(turns(list(peers), launches * cell.num_passes))[launch::launches]
+            measure_batch(peers, cell.batch, reference[: cell.num_requests], dtype, orders, timed[cell])
+    return timed, versions
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.markdown import GIB, Results, equality, figure, table
+from benchmarks.harness.markdown import GIB, Results, equality, figure, inflated, table
 from benchmarks.harness.verdict import spread
 
 OWN, OWN_DRAFTS = "draftfleet", "draftfleet, drafter"
@@ -34,21 +34,15 @@ def best_rows(results: Results) -> list[Results]:
 
 def peers_table(results: Results) -> str:
     """Render every engine's best variant at every batch size."""
-    return table(
-        "batch | engine | tokens/s | samples/s | acceptance length | outputs equal to the target's | peak memory",
-        [
-            (
-                row["batch"],
-                f"{row['row']} ({row['variant']})" if row["variant"] else row["row"],
-                figure(row["tokens_per_s"], 1),
-                figure(row["samples_per_s"], 2),
-                "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
-                equality(row["verdict"]),
-                f"{row['peak_bytes'] / GIB:.1f} GiB",
-            )
-            for row in best_rows(results)
-        ],
-    )
+    rows = []
+    for row in best_rows(results):
+        name = f"{row['row']} ({row['variant']})" if row["variant"] else row["row"]
+        speeds = figure(row["tokens_per_s"], 1), figure(row["samples_per_s"], 2)
+        length = "" if row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}"
+        memory = f"{row['peak_bytes'] / GIB:.1f} GiB"
+        rows.append((row["batch"], name, *speeds, length, equality(row["verdict"]), memory))
+    columns = "batch | engine | tokens/s | samples/s | acceptance length | outputs equal to the target's | peak memory"
+    return table(columns, rows)
 
 
 def ratio(row: Results, other: Results) -> dict[str, float] | None:
@@ -82,11 +76,9 @@ def peers_setting(results: Results) -> str:
     libraries = "; ".join(", ".join(f"{name} {number}" for name, number in one) for one in versions)
     launches = "one launch" if results["launches"] == 1 else f"{results['launches']} launches"
     return (
-        f"`{results['target']}` inflated to {results['target_shape']}, drafter `{results['drafter']}` inflated to "
-        f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, "
-        f"at most {results['max_new_tokens']} new tokens. Requests: {requests}. "
-        f"Medians of passes, the peers in turn, with the lowest and the highest: {passes}, in {launches}. "
-        f"{results['machine']}. {libraries}."
+        f"{inflated(results)}, γ = {results['gamma']}, at most {results['max_new_tokens']} new tokens. "
+        f"Requests: {requests}. Medians of passes, the peers in turn, with the lowest and the highest: {passes}, in "
+        f"{launches}. {results['machine']}. {libraries}."
     )
 
 

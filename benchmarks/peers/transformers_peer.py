@@ -26,8 +26,7 @@ def load_model(path: str, dtype: str, ignore_eos: bool) -> PreTrainedModel:
     """Load a model whose only generation settings are the checkpoint's end tokens (none with `ignore_eos`) and
     padding."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    model.requires_grad_(False)
     settings, config = model.generation_config, model.config
     ends = settings.eos_token_id if settings.eos_token_id is not None else config.eos_token_id
     pad = next((i for i in (settings.pad_token_id, config.pad_token_id) if i is not None), 0)
@@ -106,7 +105,7 @@ class GenerateRunner:
         return self.run(batch, min(batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """Run a pass; see `benchmarks.harness.process.Runner`. With a drafter, every forward of the target is a
+        """Run a pass; see `benchmarks.harness.process.serve`. With a drafter, every forward of the target is a
         step."""
         prompts = self._work.prompt_ids[:num_requests]
         ends, pad = end_ids(self._model), self._model.generation_config.pad_token_id

@@ -59,7 +59,7 @@ class VllmRunner:
         return self.run(batch, min(batch, num_requests))
 
     def run(self, batch: int, num_requests: int) -> Outcome:
-        """See `benchmarks.harness.process.Runner`."""
+        """See `benchmarks.harness.process.serve`."""
         engine = self._llm.llm_engine
         before = self._counters()
         self._num_passes += 1

@@ -1,53 +1,56 @@
-"""Makes the inputs that all peers of a run share: inflated models, prompts, and the target's own outputs."""
+"""Makes the inputs that all peers of a run share: inflated models, prompts, and the reference.
+
+The reference is the target's own tokens and logit gaps in fp32, by transformers' `generate`.
+"""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.harness.engines import encode, front_end_of
-from benchmarks.harness.process import ROOT, PeerError, Work
-from benchmarks.harness.results import progress, read_results
+from benchmarks.harness.process import Work
+from benchmarks.harness.results import progress
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import named_shape
-from benchmarks.peers.reference import key_of
+from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left
 from zoo.pair import CHECKPOINTS
 
-
-def inflated(name: str, shape: str, dtype: str, scratch: Path) -> Path:
-    """Return the folder of a zoo checkpoint inflated to `shape`, made if it does not exist."""
-    folder = scratch / "pairs" / f"{name}-{shape}-{dtype}"
-    if not folder.exists():
-        progress(f"making {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        inflate_folder(CHECKPOINTS / name, folder, named_shape(shape), dtype)
-    return folder
+GAMMA = 5
+"""Drafts per step."""
+REFERENCE_BATCH = 16
 
 
 def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the folders of the inflated text pair: target and drafter."""
-    return (
-        inflated("text_target", options.target_shape, options.dtype, options.scratch),
-        inflated("text_drafter", options.drafter_shape, options.dtype, options.scratch),
-    )
+    """Return the folders of the text pair, target and drafter, inflated in the scratch folder unless they exist."""
+    folders = []
+    for name, shape in (("text_target", options.target_shape), ("text_drafter", options.drafter_shape)):
+        folders.append(options.scratch / "pairs" / f"{name}-{shape}-{options.dtype}")
+        if not folders[-1].exists():
+            progress(f"making {folders[-1]}")
+            inflate_folder(CHECKPOINTS / name, folders[-1], named_shape(shape), options.dtype)
+    return folders[0], folders[1]
 
 
-def make_work(
-    options: argparse.Namespace, target: Path, drafter: Path, texts: list[str], max_new_tokens: int, max_batch: int
-) -> Work:
-    """Return prompts and limits for all peers; the context window has room for a whole draft after the last token."""
+def make_work(options: argparse.Namespace, texts: list[str], max_new_tokens: int, max_batch: int) -> Work:
+    """Return the pair, prompts and limits for all peers, and write them to `work.json` in the scratch folder.
+
+    The context window has room for a whole draft after the last token.
+    """
+    target, drafter = inflated_pair(options)
     ids = encode(front_end_of(target), texts)
-    longest = max(map(len, ids)) + max_new_tokens + options.gamma + 1
-    return Work(
+    longest = max(map(len, ids)) + max_new_tokens + GAMMA + 1
+    work = Work(
         target=str(target),
         drafter=str(drafter),
         dtype=options.dtype,
         threads=options.threads,
-        gamma=options.gamma,
+        gamma=GAMMA,
         max_batch=max_batch,
         max_context_tokens=-(-longest // 32) * 32,
         max_new_tokens=max_new_tokens,
@@ -55,33 +58,54 @@ def make_work(
         prompt_texts=texts,
         prompt_ids=ids,
     )
+    work.write(options.scratch / "work.json")
+    return work
 
 
-def reference_of(work: Work, variables: Mapping[str, str], scratch: Path) -> list[dict[str, Any]]:
-    """Return the target's own outputs, cached in `scratch` and made by a separate process.
+def key_of(work: Work) -> str:
+    """Return a hash of all inputs of the reference: the target's files, the prompts and the limits."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(work.target).iterdir()):
+        if path.suffix in (".json", ".safetensors"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    digest.update(json.dumps([work.prompt_ids, work.max_new_tokens, work.ignore_eos]).encode())
+    return digest.hexdigest()[:16]
 
-    Raises:
-        PeerError: that process fails.
-    """
-    place = scratch / f"reference-{key_of(work)}.json"
-    if not place.exists():
-        progress(f"decoding the reference in fp32: {len(work.prompt_ids)} prompts")
-        work_file = place.with_suffix(".work.json")
-        work.write(work_file)
-        command = [sys.executable, "-m", "benchmarks.peers.reference", str(work_file), str(place)]
-        done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise PeerError(f"the reference could not be made:\n{done.stderr[-2000:]}")
-    found: list[dict[str, Any]] = read_results(place)
+
+@torch.inference_mode()
+def make_reference(work: Work) -> list[dict[str, Any]]:
+    """Return for every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
+    torch.set_num_threads(work.threads)
+    model = load_model(work.target, "float32", work.ignore_eos)
+    ends, pad = end_ids(model), model.generation_config.pad_token_id
+    found: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
+    for numbers in batches(work.prompt_ids, REFERENCE_BATCH):
+        inputs = pad_left([work.prompt_ids[number] for number in numbers], pad)
+        output = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=work.max_new_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack([logits.topk(2).values for logits in output.logits], dim=1)  # (b, tokens, 2)
+        rows = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        for row, number in enumerate(numbers):
+            tokens = cut(rows[row], ends)
+            near = best[row, : len(tokens)]
+            gap = (near[:, 0] - near[:, 1]).tolist()
+            found[number] = {"tokens": tokens, "top": near[:, 0].tolist(), "gap": gap}
     return found
 
 
-def by_batch(option: str, batches: Sequence[int], numbers: Sequence[int]) -> dict[int, int]:
-    """Return an option's number for each batch size, from one number for all or one number each.
-
-    Raises:
-        ValueError: the option has neither one number nor one per batch size.
-    """
-    if len(numbers) not in (1, len(batches)):
-        raise ValueError(f"{option} takes one number or {len(batches)}, one for each batch size")
-    return dict(zip(batches, list(numbers) * (len(batches) if len(numbers) == 1 else 1), strict=True))
+def reference_of(work: Work, scratch: Path) -> list[dict[str, Any]]:
+    """Return `make_reference`, cached in `scratch`."""
+    place = scratch / f"reference-{key_of(work)}.json"
+    if not place.exists():
+        progress(f"decoding the reference in fp32: {len(work.prompt_ids)} prompts")
+        partial = place.with_suffix(".partial")
+        partial.write_text(json.dumps(make_reference(work)))
+        partial.replace(place)
+    found: list[dict[str, Any]] = json.loads(place.read_text())
+    return found

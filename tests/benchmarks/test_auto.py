@@ -9,7 +9,7 @@ import pytest
 
 from actors.auto.comparison import Block, Comparison
 from benchmarks import auto
-from benchmarks.auto import MIN_ROWS, Alone, Tokens, auto_claims_table, auto_table, check_equal, claims
+from benchmarks.auto import Alone, Tokens, auto_claims_table, auto_table, check_equal, claims
 
 
 def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
@@ -22,9 +22,9 @@ def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
 
 def test_the_table_has_a_row_for_every_workload() -> None:
     cells = [cell("plain", 0.08, "chain-2", "within the interval"), cell("chain-2", 0.31, "chain-2", "the best")]
-    results = auto.results_of(cells, auto.QUICK)
+    results = auto.results_of(cells)
     assert (results["num_best"], results["num_within"], results["num_won_by_plain"]) == (1, 1, 1)
-    assert (results["num_workloads"], results["num_planned"], results["num_gaps_of_5_to_15_percent"]) == (2, 2, 1)
+    assert (results["num_workloads"], results["num_planned"], results["num_gaps_of_5_to_15_percent"]) == (2, 16, 1)
     lines = auto_table(results).splitlines()
     assert lines[2] == (
         "| 2 | 6 | poor | 0.2 | 0.21 | 1.46 | plain | 8 % | chain-2 | within the interval | 8 % | 96 rows, 2 rounds |"
@@ -37,17 +37,17 @@ def test_claims_follow_from_the_workloads_and_a_choice_that_is_another_or_a_work
     good = [cell("plain", 0.05, "plain", "the best")] * 3 + [
         cell("chain-2", 0.31, "chain-2", "within the interval")
     ] * 13
-    assert [holds for _, holds, _ in claims(auto.results_of(good, auto.FULL))] == [True, True, False, True, True]
-    assert [holds for _, holds, _ in claims(auto.results_of(good[1:], auto.FULL))] == [False, True, False, False, False]
+    assert [holds for _, holds, _ in claims(auto.results_of(good))] == [True, True, False, True, True]
+    assert [holds for _, holds, _ in claims(auto.results_of(good[1:]))] == [False, True, False, False, False]
     near = [{**one, "chosen_slowdown": 1.04} for one in good]
-    assert [holds for _, holds, _ in claims(auto.results_of(near, auto.FULL))] == [True] * 5
+    assert [holds for _, holds, _ in claims(auto.results_of(near))] == [True] * 5
     for verdict in ("another", "within the trial's interval"):
         bad = [*good[:-1], cell("chain-2", 0.31, "plain", verdict)]
-        assert [holds for _, holds, _ in claims(auto.results_of(bad, auto.FULL))] == [True, False, False, True, True]
-    table = auto_claims_table(auto.results_of(bad, auto.FULL))
+        assert [holds for _, holds, _ in claims(auto.results_of(bad))] == [True, False, False, True, True]
+    table = auto_claims_table(auto.results_of(bad))
     assert "| the best in 3, within the interval in 12, only within the trial's in 1, another in 0 | **no** |" in table
     assert "| at most 31.0 % slower | **no** |" in table
-    assert [holds for _, holds, _ in claims(auto.results_of([], auto.FULL))] == [False] * 5
+    assert [holds for _, holds, _ in claims(auto.results_of([]))] == [False] * 5
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_f
         config=SimpleNamespace(method=SimpleNamespace(methods=[SimpleNamespace(label=name) for name in names])),
         engine=lambda slots, one: FakeEngine(one.label, turns),
     )
-    alone = Alone(pair, 4, 6, 2)
+    alone = Alone(pair, 4, 6)
     assert (tuple(turns), alone._blocks) == (names, [])
     for _ in range(2):
         alone.measure(2)
@@ -104,7 +104,7 @@ def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_f
     assert {block.round for block in alone._blocks} == {2, 3, 4, 5}
     assert set(alone.comparison.names) == set(names)
     assert alone.lengths == dict.fromkeys(names, 2.5)
-    assert len(alone.tokens) == MIN_ROWS == alone._blocks[0].num_rows
+    assert len(alone.tokens) == 24 == alone._blocks[0].num_rows
 
 
 def test_a_machine_that_changes_meanwhile_widens_the_interval() -> None:

@@ -68,7 +68,8 @@ def test_the_error_over_steps() -> None:
 
 
 def test_the_table_has_three_words() -> None:
-    table = claims_table([{"claim": "a", "holds": holds, "numbers": "1"} for holds in (True, False, None)])
+    claims = [{"claim": "a", "holds": holds, "numbers": "1"} for holds in (True, False, None)]
+    table = claims_table({"claims": claims})
     assert [line.split(" | ")[1] for line in table.splitlines()[2:]] == ["yes", "**no**", "not decided"]
 
 

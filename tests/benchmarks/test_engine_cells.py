@@ -15,7 +15,7 @@ from benchmarks.engine.__main__ import Bench, Cell
 from benchmarks.harness import clock as clocks
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.process import Work
-from benchmarks.peers.reference import make_reference
+from benchmarks.peers.work import make_reference
 from models.inputs.processing import FrontEnd
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor

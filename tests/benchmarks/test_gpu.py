@@ -158,7 +158,7 @@ def test_a_row_whose_outputs_differ_has_no_speed(pair: TextPair, monkeypatch: py
         return called(self, *given).roll(1, 0)
 
     monkeypatch.setattr(CapturedDecoder, "__call__", mixed_up)
-    rows, _ = gpu_decoding.measure_decoding(pair, TINY, CPU, 1e9, lambda: True)
+    rows = gpu_decoding.measure_decoding(pair, TINY, 1e9, lambda: True)["rows"]
     found = {(row["method"], row["step"]): row for row in rows if row["batch"] == 3}
     assert found["plain", "eager"]["tokens_per_s"] is not None
     assert found["plain", "captured"]["tokens_per_s"] is None
@@ -174,7 +174,7 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
             out.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(0))
 
     monkeypatch.setattr(Inflation, "fill", wrong)
-    monkeypatch.setattr(gpu, "measure_images", lambda *_: ([], []))
+    monkeypatch.setattr(gpu, "measure_images", lambda *_: {"rows": [], "left_out": []})
     result = gpu.measure(TINY, CPU, 600.0)
     assert "is another model" in result["failed"]["pair"]
     assert result["skipped"] == {"decoding": "it needs pair", "long": "it needs pair"}
@@ -196,7 +196,8 @@ def test_an_exhausted_time_limit_is_reported() -> None:
 
 def test_a_batch_for_which_no_time_is_left_is_named(pair: TextPair) -> None:
     answers = iter([True, False, False])
-    rows, left_out = gpu_decoding.measure_decoding(pair, TINY, CPU, 1e9, lambda: next(answers))
+    found = gpu_decoding.measure_decoding(pair, TINY, 1e9, lambda: next(answers))
+    rows, left_out = found["rows"], found["left_out"]
     assert {row["batch"] for row in rows} == {1}
     # The first round is always timed.
     assert all(len(row["seconds"]) == 1 for row in rows)

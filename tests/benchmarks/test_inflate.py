@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.inflate import folders as inflate_files
 from benchmarks.inflate import model as inflating
 from benchmarks.inflate.__main__ import main
 from benchmarks.inflate.check import Inputs, compare
 from benchmarks.inflate.folders import inflate_folder
-from benchmarks.inflate.model import Inflation, inflate, inflated_config
+from benchmarks.inflate.model import inflate, inflated_config
 from benchmarks.inflate.shapes import SHAPES, InflationError, Shape, drafter_shape, named_shape, shape_of
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -26,7 +25,7 @@ from tests.toys.weights import randomise
 from zoo.pair import CHECKPOINTS
 
 OLD = Shape(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24)
-ALL = Shape(hidden=64, layers=4, heads=16, kv_heads=4, ffn=40)
+ALL = Shape(hidden=64, layers=4, heads=16, kv_heads=8, ffn=40)
 SMALL = Shape(1024, 4, 16, 16, 704)
 SHAPES_OF_ALL_KINDS = {
     "as it is": OLD,
@@ -34,8 +33,6 @@ SHAPES_OF_ALL_KINDS = {
     "wider": replace(OLD, hidden=64),
     "wider, by no power of four": replace(OLD, hidden=40),
     "more heads and groups": replace(OLD, heads=8, kv_heads=4),
-    "more heads in a group": replace(OLD, heads=8),
-    "groups that grow and multiply": replace(OLD, hidden=48, heads=12, kv_heads=3),
     "more neurons": replace(OLD, ffn=31),
     "everything": ALL,
 }
@@ -86,13 +83,8 @@ def test_a_model_of_another_shape_writes_the_same_tokens_with_the_same_logits(ki
     assert found.logit_difference < 2e-6
 
 
-@pytest.mark.parametrize(
-    "changes", [{"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}], ids=str
-)
-def test_biases_and_tied_embeddings_are_inflated_too(changes: dict[str, Any]) -> None:
-    model = toy(**changes)
-    kinds = {name.rpartition(".")[2] for name in model.state_dict()}
-    assert kinds == ({"weight", "bias"} if "mlp_bias" in changes else {"weight"})
+def test_tied_embeddings_are_inflated_too() -> None:
+    model = toy(tie_word_embeddings=True)
     found = compare(model, inflate(model, ALL), samples(), 12)
     assert found.fault == ""
     assert found.logit_difference < 2e-6
@@ -207,6 +199,7 @@ FAULTS = (
     _extra_layer_writes,
     _extra_layer_writes_into_pads,
     _pads_are_not_zero,
+    _queries_in_another_group,
     _not_a_number,
 )
 
@@ -217,19 +210,6 @@ def test_the_check_sees_a_fault(fault: Callable[[Any], None]) -> None:
     grown = inflate(model, ALL)
     with torch.no_grad():
         fault(grown)
-    assert compare(model, grown, samples(), 12).fault != ""
-
-
-def test_the_check_sees_heads_that_left_their_group() -> None:
-    """Two heads of a group of four are the source's, so moving by one puts none into another group; by three does."""
-    model = toy()
-    grown = inflate(model, ALL)
-    with torch.no_grad():
-        _queries_in_another_group(grown)
-    assert compare(model, grown, samples(), 12).fault == ""
-    with torch.no_grad():
-        _queries_in_another_group(grown)
-        _queries_in_another_group(grown)
     assert compare(model, grown, samples(), 12).fault != ""
 
 
@@ -250,9 +230,7 @@ def test_named_shapes_have_the_sizes_that_they_are_named_for() -> None:
     sizes = {name: shape.num_parameters(32 if name == "XL" else 64) / 1e9 for name, shape in SHAPES.items()}
     assert {name: round(size, 2) for name, size in sizes.items()} == {
         "0.3B": 0.28,
-        "1B": 1.01,
         "7B": 6.48,
-        "32B": 31.21,
         "XL": 0.73,
     }
     for name, shape in SHAPES.items():
@@ -261,7 +239,7 @@ def test_named_shapes_have_the_sizes_that_they_are_named_for() -> None:
             inflated_config(json.loads((CHECKPOINTS / "caption_target" / "config.json").read_text()), shape)
 
 
-@pytest.mark.parametrize("name", ["0.3B", "1B", "7B", "32B"])
+@pytest.mark.parametrize("name", ["0.3B", "7B"])
 @pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
 def test_a_drafter_has_its_share_of_the_targets_weights_and_is_wider_by_a_power_of_four(
     name: str, ratio: float
@@ -270,8 +248,7 @@ def test_a_drafter_has_its_share_of_the_targets_weights_and_is_wider_by_a_power_
     shape = drafter_shape(target, ratio)
     assert shape.num_parameters() == pytest.approx(ratio * target.num_parameters(), rel=0.1)
     inflated_config(json.loads((CHECKPOINTS / "caption_drafter" / "config.json").read_text()), shape)
-    if name != "32B":
-        assert shape.hidden in {64, 256, 1024, 4096}
+    assert shape.hidden in {64, 256, 1024, 4096}
 
 
 def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
@@ -279,7 +256,6 @@ def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
     for shape, reason in (
         (replace(OLD, layers=1), "layers is 2 in the source and would shrink to 1"),
         (replace(ALL, heads=15), "divide"),
-        (replace(ALL, hidden=60, heads=6, kv_heads=4), "evenly"),
         (replace(ALL, heads=8, kv_heads=8), "share keys"),
     ):
         with pytest.raises(InflationError, match=reason):
@@ -291,7 +267,6 @@ def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
             named_shape(name)
     with pytest.raises(InflationError, match="ratio"):
         drafter_shape(OLD, 1.0)
-    assert named_shape("hidden=1024,layers=4,heads=16,kv_heads=16,ffn=704") == SMALL
 
 
 # --- folders -------------------------------------------------------------------------------------------------------
@@ -303,7 +278,6 @@ def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path
     assert [each["dtype"] for each in result["differences"]] == ["float32", "bfloat16"]
     assert all(each["equal_prompts"] == 1 for each in result["differences"])
     assert result["differences"][1]["logit_difference"] == 0.0
-    assert result["checked_layers"] == 4
     # The language model, its two vocabulary matrices and the vision tower, biases and norms left out.
     assert result["num_parameters"] == pytest.approx(SMALL.num_parameters() + 2 * 806 * 1024 + 1.7e6, rel=0.01)
     assert json.loads((tmp_path / "grown" / "inflation.json").read_text())["shape"]["hidden"] == 1024
@@ -312,34 +286,14 @@ def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "grown", dtype="auto")
     assert loaded.dtype == torch.bfloat16
     inside = inflate(inflate_files.load(source, torch.bfloat16), SMALL).state_dict()
-    # Folders have older names for the tensors, which decide what is random in them; what is not random is the same.
-    norm = "model.language_model.norm.weight"
-    assert torch.equal(loaded.state_dict()[norm][:256], inside[norm][:256])
+    assert all(torch.equal(value, inside[name]) for name, value in loaded.state_dict().items())
     target = Target.load(CheckpointRef(str(tmp_path / "grown")), "auto", "cpu")
     assert target.hidden_size == 1024
     assert target.front_end.takes_images
 
 
-def test_a_large_folder_has_shards_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, shape = CHECKPOINTS / "caption_drafter", Shape(256, 3, 4, 4, 256)
-    inflate_folder(source, tmp_path / "one", shape, num_prompts=1, max_new_tokens=2)
-    monkeypatch.setattr(inflate_files, "MAX_SHARD_BYTES", 500_000)
-    inflate_folder(source, tmp_path / "many", shape, num_prompts=1, max_new_tokens=2)
-    shards = sorted((tmp_path / "many").glob("model-*.safetensors"))
-    assert len(shards) > 3
-    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
-    assert {index["weight_map"][name] for name in index["weight_map"]} == {path.name for path in shards}
-    with safe_open(tmp_path / "one" / "model.safetensors", framework="pt") as whole:
-        assert set(whole.keys()) == set(index["weight_map"])
-        for name, file in index["weight_map"].items():
-            with safe_open(tmp_path / "many" / file, framework="pt") as shard:
-                assert torch.equal(shard.get_tensor(name), whole.get_tensor(name)), name
-    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "many", dtype="auto")
-    assert loaded.config.text_config.num_hidden_layers == 3
-
-
 def test_a_folder_that_would_be_another_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(inflating.RULES, "o_proj.weight", ("hq", inflating.RANDOM))
+    monkeypatch.setitem(inflating.RULES, "o_proj.weight", inflating.RANDOM)
     source, shape = CHECKPOINTS / "caption_drafter", Shape(256, 3, 4, 4, 256)
     with pytest.raises(InflationError, match="another model: in float32"):
         inflate_folder(source, tmp_path / "grown", shape, num_prompts=1, max_new_tokens=4)
@@ -365,13 +319,3 @@ def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
     grown = inflated_config(both, Shape(128, 3, 8, 8, 24))
     assert (grown["tie_word_embeddings"], grown["text_config"]["tie_word_embeddings"]) == (False, False)
     assert plain["hidden_size"] == 32
-
-
-def test_a_tied_head_of_a_folder_becomes_a_tensor_of_its_own() -> None:
-    model = toy(tie_word_embeddings=True)
-    stored = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
-    sizes = dict(Inflation(stored, OLD, ALL, 8, 0).names())
-    assert sizes["lm_head.weight"] == (50, 64)
-    grown = LlamaForCausalLM(LlamaConfig(**inflated_config(model.config.to_dict(), ALL)))
-    assert {name: tuple(value.shape) for name, value in grown.state_dict().items()} == sizes
-    assert AutoModelForCausalLM.from_config(grown.config).lm_head.weight.shape == (50, 64)

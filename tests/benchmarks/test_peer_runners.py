@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +13,10 @@ from transformers import LlamaForCausalLM
 from benchmarks.harness.process import Work
 from benchmarks.harness.verdict import Verdict, judge
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import reference as peer_reference
+from benchmarks.peers import work as peer_work
 from benchmarks.peers.engine_peer import EngineRunner
-from benchmarks.peers.reference import key_of, make_reference
 from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
-from benchmarks.peers.work import make_work
+from benchmarks.peers.work import key_of, make_reference, make_work, reference_of
 from tests.toys.text import llama, text_config
 from tests.toys.weights import make_tokenizer
 
@@ -127,9 +124,7 @@ def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
         EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", IS_EAGER)
 
 
-def test_a_reference_belongs_to_its_prompts_limits_and_weights(
-    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reference_belongs_to_its_prompts_limits_and_weights(work: Work, tmp_path: Path) -> None:
     keys = {key_of(work)}
     keys.add(key_of(replace(work, max_new_tokens=13)))
     keys.add(key_of(replace(work, ignore_eos=True)))
@@ -137,10 +132,9 @@ def test_a_reference_belongs_to_its_prompts_limits_and_weights(
     keys.add(key_of(replace(work, target=work.drafter)))
     assert len(keys) == 5
     assert key_of(replace(work, dtype="bfloat16", threads=2, drafter="elsewhere")) in keys
-    work.write(tmp_path / "work.json")
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "work.json"), str(tmp_path / "reference.json")])
-    assert peer_reference.main() == 0
-    assert json.loads((tmp_path / "reference.json").read_text()) == make_reference(work)
+    assert reference_of(work, tmp_path) == make_reference(work)
+    (tmp_path / f"reference-{key_of(work)}.json").write_text("[]")
+    assert reference_of(work, tmp_path) == []
 
 
 def test_prompts_of_like_length_are_batched_and_padded_on_the_left() -> None:
@@ -157,8 +151,11 @@ def test_a_text_is_cut_behind_its_end() -> None:
     assert cut([5, 2], frozenset()) == [5, 2]
 
 
-def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(work: Work) -> None:
-    options = peers.parse(["--threads", "1"])
-    made = make_work(options, Path(work.target), Path(work.drafter), PROMPTS, 40, 32)
+def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_work, "inflated_pair", lambda _: (Path(work.target), Path(work.drafter)))
+    made = make_work(peers.parse(["--scratch", str(tmp_path)]), PROMPTS, 40, 32)
     assert made.prompt_ids == work.prompt_ids
     assert made.max_context_tokens == 64  # 5 + 40 + 5 + 1, in steps of 32
+    assert Work.read(tmp_path / "work.json") == made

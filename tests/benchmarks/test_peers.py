@@ -17,9 +17,8 @@ from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import Verdict, first_difference, judge, make_row, spread, turns, ulp
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import rounds as peer_launches
-from benchmarks.peers.rounds import CONTENDERS, Launched, Timed, measure_batch, run_launch
+from benchmarks.peers.rounds import CONTENDERS, Cell, Launched, Timed, measure_batch, run_launch
 from benchmarks.peers.tables import TABLES, best_rows, peers_claims_table, peers_table, ratio
-from benchmarks.peers.work import by_batch
 
 REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
@@ -216,10 +215,9 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
     monkeypatch.setattr(Process, "noted", noted)
     single = next(one for one in CONTENDERS if one.single)._replace(name="single")
     other = next(one for one in CONTENDERS if not one.single)._replace(name="other")
-    launched = [Launched(one, "python", tmp_path, {}, tmp_path) for one in (single, other)]
-    for batch, there, versions in run_launch(launched, batches):
-        assert set(versions) == {"single", "other"}
-        noted.append(f"batch {batch}: {', '.join(there)}")
+    launched = [Launched(one, "python", {}) for one in (single, other)]
+    for cell, there in run_launch(launched, tmp_path / "work.json", [Cell(batch, 8, 1) for batch in batches]):
+        noted.append(f"batch {cell.batch}: {', '.join(there)}")
     # What was ended early is ended again with the rest, which does nothing.
     assert list(dict.fromkeys(noted)) == ["open single", "open other", *events, "close other"]
 
@@ -236,43 +234,23 @@ def test_few_rounds_begin_far_apart() -> None:
     assert [order[0] for order in turns(list("abcdefghi"), 3)] == ["a", "d", "g"]
 
 
-def test_requests_are_counted_for_each_batch_size() -> None:
-    assert by_batch("--some", (1, 8, 32), [8]) == {1: 8, 8: 8, 32: 8}
-    assert by_batch("--some", (1, 8, 32), [8, 2, 1]) == {1: 8, 8: 2, 32: 1}
-    with pytest.raises(ValueError, match="one number or 3"):
-        by_batch("--some", (1, 8, 32), [8, 2])
-
-
 def test_a_full_run_has_eight_requests_for_every_slot() -> None:
     options = peers.parse([])
-    assert options.batches == [1, 8, 32]
-    assert options.requests_per_slot == dict.fromkeys((1, 8, 32), 8)
-    assert options.repeats == dict.fromkeys((1, 8, 32), 2)
-    assert (options.max_new_tokens, options.gamma) == (64, 5)
-    assert peers.parse(["--quick"]).repeats == dict.fromkeys((1, 8, 32), 1)
+    assert (options.requests_per_slot, options.repeats, options.launches) == ([8] * 3, [2] * 3, 2)
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--only", "nobody"],
-        ["--batches", "0"],
-        ["--requests-per-slot", "0"],
-        ["--launches", "0"],
-        ["--repeats", "0"],
-        ["--requests-per-slot", "8", "2"],
-    ],
+    "arguments", [["--requests-per-slot", "8", "2", "0"], ["--launches", "0"], ["--repeats", "1", "1"]]
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(arguments)
 
 
-def test_a_quick_or_a_partial_run_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_partial_run_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place = tmp_path / "results" / "peers.json"
     monkeypatch.setattr(peers, "RESULTS", place)
     monkeypatch.setattr(peers, "measure", lambda *_: RESULTS)
-    assert peers.main(["--quick"]) == 0
     assert peers.main(["--without-vllm"]) == 0
     assert not place.exists()
     assert peers.main([]) == 0
