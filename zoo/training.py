@@ -25,24 +25,20 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps, samples per step and learning rate of one model; the other fields apply to some models only.
-
-    `num_images` are encoded once for a GPT; `rounds` is how often a video model repeats its caption training with
-    warm-up.
-    """
+    """Steps, samples per step and learning rate of one model; the other fields apply to some models only."""
 
     steps: int
     batch: int
     lr: float
     tower_steps: int = 0
-    tower_batch: int = 0
-    tower_lr: float = 0.0
     tuned_tower_lr: float = 0.0
     """Learning rate of the tower while the whole model is trained."""
     sharpen_steps: int = 0
     polish_steps: int = 0
     num_images: int = 0
+    """Images of a GPT, encoded once."""
     rounds: int = 1
+    """How often a video model repeats its caption training with warm-up."""
     filler_odds: tuple[float, ...] = FILLER_ODDS
 
     def shorten(self, share: float) -> Recipe:

@@ -112,12 +112,7 @@ def test_features_do_not_depend_on_the_batch(reader: Reader) -> None:
 
 def test_what_cannot_be_measured_is_refused(reader: Reader) -> None:
     image = np.zeros((96, 96, 3), dtype=np.uint8)
-    with pytest.raises(ValueError, match="0 images and 0 prompts"):
-        measure_described(reader, [], [])
-    with pytest.raises(ValueError, match="1 images and 2 labels"):
+    with pytest.raises(ValueError, match="zip"):
         measure_class(reader, [image], [1, 2])
     with pytest.raises(ValueError, match="not a prompt of the grainy world: 'a cat'"):
         measure_described(reader, [image], ["a cat"])
-    for bad in (image.astype(np.float32), image[:, :, 0], image[:, :, :2]):
-        with pytest.raises(ValueError, match="an image must be uint8"):
-            image_features(reader, [bad])

@@ -1,7 +1,4 @@
-"""Defines the zoo's LlamaGen GPTs: sizes, training on VQ codes with a tenth of the conditions dropped, plain sampling.
-
-Sampling uses a cache of transformers and draws from the same distribution as the engine.
-"""
+"""Defines the zoo's LlamaGen GPTs: sizes, and training on VQ codes with a tenth of the conditions dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import DynamicCache, PreTrainedTokenizerFast, T5EncoderModel
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
@@ -142,49 +139,6 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
 def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     """Return the logits [n, 144, V] of each code; see `code_states`."""
     return gpt.output(code_states(gpt, batch, dropped))
-
-
-@torch.no_grad()
-def sample_codes(
-    gpt: Gpt,
-    batch: Codes,
-    seed: int,
-    guidance_scale: float = 1.0,
-    temperature: float = 1.0,
-    mass: list[Tensor] | None = None,
-) -> Tensor:
-    """Draw codes [n, grid²] for the conditions of a batch; temperature 0 takes the likeliest.
-
-    `mass` receives, per code, the probabilities [n, 10] of the ten likeliest codes, after guidance, at temperature 1.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    guided = guidance_scale > 1
-    # The null lane comes second.
-    lanes = [condition_columns(gpt, batch, torch.full((len(batch.codes),), lane)) for lane in (False, True)]
-    inputs, mask = (torch.cat(parts) for parts in zip(*lanes[: 2 if guided else 1]))
-    num_tokens = gpt.shape.num_image_tokens
-    whole = attention_mask(mask, num_tokens)
-    cache = DynamicCache(config=gpt.config)
-    drawn: list[Tensor] = []
-    start = 0
-    for _ in range(num_tokens):
-        end = start + inputs.shape[1]
-        positions = torch.arange(start, end).expand(len(inputs), -1)
-        hidden = gpt(inputs, positions, whole[:, :, start:end, :end], use_cache=True, past_key_values=cache)
-        logits = gpt.output(hidden.last_hidden_state[:, -1]).float()
-        if guided:
-            conditional, unconditional = logits.chunk(2)
-            logits = unconditional + guidance_scale * (conditional - unconditional)
-        if mass is not None:
-            mass.append(logits.softmax(-1).topk(10).values)
-        if temperature == 0:
-            drawn.append(logits.argmax(-1))
-        else:
-            odds = (logits / temperature).softmax(-1)
-            drawn.append(torch.multinomial(odds, 1, generator=generator)[:, 0])
-        inputs = gpt.embed_tokens(drawn[-1])[:, None].repeat(2 if guided else 1, 1, 1)
-        start = end
-    return torch.stack(drawn, dim=1)
 
 
 def pick(codes: Codes, rows: Tensor) -> Codes:

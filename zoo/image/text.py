@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from zoo.tokenizer import train_tokenizer
+from zoo.pair import train_tokenizer
 from zoo.training import Recipe, cosine_share, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
 from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids
-from zoo.tokenizer import train_tokenizer
+from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids, train_tokenizer
 from zoo.world import listing
 from zoo.world.grammar import FILLERS
 from zoo.world.scene import scene_rng

@@ -9,24 +9,13 @@ import torch
 from decoding import Request, Sampling
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.scoring import count_stated, load_targets, measure_texts, value_table
+from zoo.quality import count_stated, load_targets, measure_texts
 from zoo.text.pair import render
 from zoo.text.samples import encode, held_out_questions
 from zoo.world import listing
 from zoo.world.scene import Scene, scene_rng
 
-QUALITY_JSON = Path(__file__).parents[1] / "text_quality.json"
 MAX_NEW_TOKENS = 200
-ROWS = (
-    ("answers right, target", "target_answers_right"),
-    ("answers right, drafter", "drafter_answers_right"),
-    ("stated attributes right, target", "target_attributes_right"),
-    ("stated attributes right, drafter", "drafter_attributes_right"),
-    ("tokens of true answers that are the top 1, filler words left out, target", "target_tokens_right"),
-    ("tokens of true answers that are the top 1, filler words left out, drafter", "drafter_tokens_right"),
-    ("mean acceptance length, 5 drafted", "mean_acceptance_length"),
-    ("mean tokens of an answer", "mean_answer_tokens"),
-)
 
 
 def true_answer(scene: Scene, phrasing: str) -> str:
@@ -72,10 +61,6 @@ def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[s
     def score(index: int, text: str) -> tuple[bool, tuple[int, int]]:
         return listing.states(*asked[index], text), attributes_right(*asked[index], text)
 
-    found |= measure_texts(pair, lambda model: requests, score, "answer")
+    texts, _ = measure_texts(pair, requests, score, "answer")
+    found |= texts
     return {"num_questions": num, **{name: round(value, 4) for name, value in found.items()}}
-
-
-def quality_table(measured: dict[str, float]) -> str:
-    """Render the measured numbers as a Markdown table."""
-    return value_table("measured on held-out scenes", ROWS, measured)
