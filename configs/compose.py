@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
 from typing import Any
 
-from configs.presets import JOBS, METHODS, PRESETS
+from configs.presets import METHODS
 from configs.yaml_file import ConfigError, read_yaml
 
 
@@ -45,17 +44,3 @@ def named_method(name: str, origin: str) -> dict[str, Any]:
     section = read_yaml(METHODS / f"{name}.yaml")["method"]
     assert isinstance(section, dict)
     return section
-
-
-def replacement_of(path: str | Path) -> str | None:
-    """Return the command-line arguments that replace a job file of an earlier version, or None.
-
-    Earlier job files `configs/NAME.yaml` are now `configs/jobs/NAME.yaml`; some are a shared job file with overrides.
-    """
-    path = Path(path)
-    if path.parent.name != "configs" or path.suffix != ".yaml":
-        return None
-    job, *overrides = PRESETS.get(path.stem, (path.stem,))
-    if not (JOBS / f"{job}.yaml").is_file():
-        return None
-    return " ".join([f"--config {path.parent / 'jobs' / job}.yaml", *overrides])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from configs.compose import replacement_of, resolve_methods
+from configs.compose import resolve_methods
 from configs.presets import preset
 from configs.yaml_file import ConfigError, parse, read_yaml
 
@@ -121,8 +121,6 @@ def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...]
     Raises:
         ConfigError: the file or an override is invalid.
     """
-    if not Path(path).exists() and (successor := replacement_of(path)):
-        raise ConfigError(f"{path}: was replaced; use {successor}")
     data = read_yaml(path)
     for override in overrides:
         if override.startswith("method."):

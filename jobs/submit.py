@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -97,12 +98,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--driver-memory-bytes", type=positive, metavar="N")
     add("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
     instead = parser.add_mutually_exclusive_group()
-    about = "a submission's id; without one, the last submission of --config"
-    for flag, action in (
-        ("--follow", f"show the log instead: {about}"),
-        ("--status", "say how it stands instead"),
-        ("--stop", "stop it instead"),
-    ):
+    about = "show the log instead: a submission's id; without one, the last submission of --config"
+    for flag, action in {
+        "--follow": about,
+        "--status": "say how it stands instead",
+        "--stop": "stop it instead",
+    }.items():
         instead.add_argument(flag, nargs="?", const="", metavar="ID", help=action)
     return parser.parse_intermixed_args(argv)
 
@@ -270,7 +271,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     if asked == "follow":
         cluster.ask(submission_id)  # raises ConfigError for an unknown id
         try:
-            known = cluster.follow(submission_id, _show)
+            known = cluster.follow(submission_id, functools.partial(print, end="", flush=True))
         except KeyboardInterrupt:
             print(f"\nthe job continues; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
             return FAILED
@@ -287,11 +288,6 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
 def exit_status(known: Known) -> int:
     """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
     return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

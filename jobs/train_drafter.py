@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jobs.train_drafter", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
-    arguments = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_intermixed_args(argv)
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
