@@ -10,11 +10,8 @@ from configs.yaml_file import ConfigError, read_yaml
 
 
 def resolve_methods(data: dict[str, Any], origin: str) -> None:
-    """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place.
-
-    Raises:
-        ConfigError: no method has this name.
-    """
+    """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place. Raises
+    ConfigError if no method has this name."""
     if isinstance(data.get("method"), str):
         data["method"] = named_method(data["method"], f"{origin}: method")
     auto = data["method"].get("auto") if isinstance(data.get("method"), dict) else None
@@ -31,11 +28,7 @@ def method_names() -> list[str]:
 
 
 def named_method(name: str, origin: str) -> dict[str, Any]:
-    """Read the section of a named method.
-
-    Raises:
-        ConfigError: no method has this name.
-    """
+    """Read the section of a named method. Raises ConfigError if no method has this name."""
     names = method_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3)

@@ -27,11 +27,8 @@ def _kind(value: Any) -> str:
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one `section.field=value` in place; the value is read as YAML.
-
-    Raises:
-        ConfigError: there is no `=`, or the path leads through a value that is not a mapping.
-    """
+    """Set one `section.field=value` in place; the value is read as YAML. Raises ConfigError if there is no `=`, or the
+    path leads through a value that is not a mapping."""
     dotted, separator, raw = override.partition("=")
     keys = dotted.split(".")
     if not separator or not all(keys):
@@ -116,11 +113,8 @@ def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
 
 
 def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...] = ()) -> JobModel:
-    """Read one job file, apply overrides in order, resolve named methods, and validate the result.
-
-    Raises:
-        ConfigError: the file or an override is invalid.
-    """
+    """Read one job file, apply overrides in order, resolve named methods, and validate the result. Raises ConfigError
+    if the file or an override is invalid."""
     data = read_yaml(path)
     for override in overrides:
         if override.startswith("method."):
@@ -131,11 +125,7 @@ def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...]
 
 
 def load_preset(model: type[JobModel], name: str, overrides: tuple[str, ...] = ()) -> JobModel:
-    """Load a preset of `configs.presets` with further overrides.
-
-    Raises:
-        KeyError: no preset has this name.
-        ConfigError: an override is invalid.
-    """
+    """Load a preset of `configs.presets` with further overrides. Raises KeyError if no preset has this name, and the
+    errors of `load_job`."""
     path, defaults = preset(name)
     return load_job(model, path, (*defaults, *overrides))

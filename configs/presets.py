@@ -51,11 +51,8 @@ PRESETS: dict[str, tuple[str, ...]] = {
 
 
 def preset(name: str) -> tuple[Path, tuple[str, ...]]:
-    """Return the job file and the overrides of a preset; a job file's stem is a preset without overrides.
-
-    Raises:
-        KeyError: no preset or job file has this name.
-    """
+    """Return the job file and the overrides of a preset; a job file's stem is a preset without overrides. Raises
+    KeyError if no preset or job file has this name."""
     job, *overrides = PRESETS.get(name, (name,))
     if not (JOBS / f"{job}.yaml").is_file():
         raise KeyError(name)

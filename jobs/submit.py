@@ -109,11 +109,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the requested action and return the exit status.
-
-    Raises:
-        ConfigError: the command line or the job is invalid, or the cluster cannot be reached.
-    """
+    """Run the requested action and return the exit status. Raises ConfigError if the command line or the job is
+    invalid, or the cluster cannot be reached."""
     address = arguments.address or next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), "")
     if not address:
         raise ConfigError("--address: give the address of the cluster's dashboard, such as http://HEAD:8265")
@@ -143,11 +140,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace) -> Submission:
-    """Check the job as far as possible on this machine, and return its submission.
-
-    Raises:
-        ConfigError: the job file or an override is invalid, or a path does not exist on the cluster.
-    """
+    """Check the job as far as possible on this machine, and return its submission. Raises ConfigError if the job file
+    or an override is invalid, or a path does not exist on the cluster."""
     if arguments.config is None:
         raise ConfigError("--config: name the job's YAML, or a submission's id behind --follow, --status or --stop")
     is_training = arguments.job == "train_drafter"
@@ -186,11 +180,8 @@ def _fitting(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_left_behind(value: Any, where: str = "") -> None:
-    """Check that no model has a relative path that exists on this machine but is not uploaded.
-
-    Raises:
-        ConfigError: there is one; the message names its dotted path.
-    """
+    """Check that no model has a relative path that exists on this machine but is not uploaded. Raises ConfigError if
+    there is one, with its dotted path."""
     if not isinstance(value, dict):
         return
     for name, inner in value.items():
@@ -225,11 +216,8 @@ def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]
 
 
 def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the resources to reserve for the driver, as keyword arguments of Ray's client.
-
-    Raises:
-        ConfigError: a custom resource has no number.
-    """
+    """Return the resources to reserve for the driver, as keyword arguments of Ray's client. Raises ConfigError if a
+    custom resource has no number."""
     custom: dict[str, float] = {}
     for text in arguments.driver_resource:
         name, _, number = text.partition("=")
@@ -247,11 +235,8 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def next_number(earlier: Sequence[Known], again: bool) -> int:
-    """Return the number of the next submission.
-
-    Raises:
-        ConfigError: the job is running, or has succeeded and `--again` is not set.
-    """
+    """Return the number of the next submission. Raises ConfigError if the job is running, or has succeeded and
+    `--again` is not set."""
     if not earlier:
         return 1
     last = earlier[-1]

@@ -31,13 +31,8 @@ from pipeline.synthesis.summary import ImageSummary
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
-    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
-
-    Raises:
-        ConfigError: another job has taken the attempt.
-        Fenced: a later attempt has taken over.
-        RuntimeError: rows are missing from the output.
-    """
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises
+    the errors of `run_graph`."""
     method = plan.config.method
     wall_s, waits, publisher = run_graph(plan, results, rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)

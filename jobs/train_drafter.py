@@ -60,11 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: TrainDrafterJob) -> dict[str, Any]:
-    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
-
-    Raises:
-        ConfigError: the output belongs to another run, or the target or the source is invalid.
-    """
+    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements. Raises
+    ConfigError if the output belongs to another run, or the target or the source is invalid."""
     source = freeze_source(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
     output = claim_output(job, source, found.revisions["target"])

@@ -173,8 +173,7 @@ def build_video(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
 def train_videos(
     model: Qwen2_5_VLForConditionalGeneration, batches: Iterator[Batch], recipe: Recipe, tower_steps: int, seed: int
 ) -> None:
-    """Train a model in place: `tower_steps` of the tower on labels, then the whole model on captions and weighted
-    labels."""
+    """Train the tower in place on labels, then the whole model on captions and weighted labels."""
     torch.manual_seed(seed)
     tower, width = model.model.visual, model.config.text_config.hidden_size
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(video_samples.HEADS.values())))

@@ -146,11 +146,8 @@ def write_tar(rows: list[Row], path: Path) -> None:
 
 
 def caption_both_ways() -> dict[str, summary.Summary]:
-    """Run every job; return the summaries of both runs, each over both kinds of shards.
-
-    Raises:
-        ConfigError: a job is refused.
-    """
+    """Run every job; return the summaries of both runs, each over both kinds of shards. Raises ConfigError if a job is
+    refused."""
     jobs = {}
     for (run, how), (kind, what) in itertools.product(RUNS.items(), KINDS.items()):
         paths = (f"source.path={OUT}/source/{kind}", f"sink.path={OUT}/{run}/{kind}")

@@ -43,11 +43,8 @@ WIDE_TREE = (
 
 
 def run(out: Path) -> list[str]:
-    """Write prompts below `out`, synthesize them twice and print the results; return the failures.
-
-    Raises:
-        ConfigError: a job is refused.
-    """
+    """Write prompts below `out`, synthesize them twice and print the results; return the failures. Raises ConfigError
+    if a job is refused."""
     prompts = draw_prompts(NUM_PROMPTS, SEED)
     write_prompts(prompts, out / "source/prompts")
     print(f"wrote {len(prompts)} prompts into {out}/source/prompts, 2 of them broken on purpose")
@@ -68,10 +65,7 @@ def run(out: Path) -> list[str]:
 
 
 def draw_prompts(count: int, seed: int) -> list[dict[str, Any]]:
-    """Draw rows of the split `demo`: every second one of a single object, and two that cannot be synthesised.
-
-    `label` is for class-conditional models, which know single objects.
-    """
+    """Draw rows of the split `demo`, half of them of one object, with a label; two more cannot be synthesised."""
     rows: list[dict[str, Any]] = []
     for index in range(count):
         scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)

@@ -30,11 +30,8 @@ CONFIGS = {"speculative": "zoo_video_sd", "plain": "zoo_video_plain"}
 
 
 def run(out: Path) -> list[str]:
-    """Write the files below `out`, caption them twice and print the results; return the failures.
-
-    Raises:
-        ConfigError: a job is refused.
-    """
+    """Write the files below `out`, caption them twice and print the results; return the failures. Raises ConfigError if
+    a job is refused."""
     motions = write_videos(out / "source/videos", NUM_VIDEOS, SEED)
     print(
         f"wrote {len(motions)} mp4 files of {DURATION_S} s into {out}/source/videos, by {' and '.join(CODECS)} in turn"

@@ -53,11 +53,8 @@ def load_targets(folder: Path, part: str) -> dict[str, Target]:
 
 
 def decode(model: TargetModel, requests: Sequence[Request], drafter: TargetModel | None = None) -> list[Completion]:
-    """Return completions in the order of their requests, decoded plainly or with a drafter's chains.
-
-    Raises:
-        RuntimeError: a request failed.
-    """
+    """Return completions in the order of their requests, decoded plainly or with a drafter's chains. Raises
+    RuntimeError if a request failed."""
     method = Method(NoDrafter(), Chain(1), Exact())
     if drafter is not None:
         method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), Chain(NUM_DRAFTED), Exact())
@@ -69,8 +66,7 @@ def decode(model: TargetModel, requests: Sequence[Request], drafter: TargetModel
 
 
 def count_stated(truth: str, text: str) -> tuple[int, int]:
-    """Return how many attribute words of a text equal the true text's at the same position, and the larger of both
-    counts."""
+    """Return how many attribute words equal the true text's at the same position, and the larger of both counts."""
     true, found = grammar.stated(truth), grammar.stated(text)
     return sum(one == other for one, other in zip(true, found)), max(len(true), len(found))
 
@@ -142,12 +138,8 @@ def answer_all(model: Target, questions: list[Question]) -> list[str]:
 
 
 def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
-    """Return the number of right attributes, and of stated attributes.
-
-    A caption states its tone, its texture and four attributes per object (cell, size, colour, shape), each compared
-    with the object in the stated cell. A text in no known phrasing counts as if it stated as many attributes as the
-    truth, all wrong.
-    """
+    """Return the number of right attributes, and of stated ones: tone, texture and four attributes per object (cell,
+    size, colour, shape). In a text in another phrasing all attributes of the truth are wrong."""
     parsed = grammar.parse_caption(text)
     if parsed is None or parsed[0] != phrasing:
         return 0, 2 + 4 * len(scene.things)
@@ -157,8 +149,7 @@ def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
 
 
 def count_matching(things: Iterable[Thing], others: Iterable[Thing]) -> int:
-    """Return how many attributes (cell, size, colour, shape) of `things` match the object of `others` in the same
-    cell."""
+    """Return how many attributes (cell, size, colour, shape) of `things` match the other object in the same cell."""
     by_cell = {other.cell: other for other in others}
     pairs = [(thing, by_cell[thing.cell]) for thing in things if thing.cell in by_cell]
     return sum(1 + (a.size == b.size) + (a.colour == b.colour) + (a.shape == b.shape) for a, b in pairs)

@@ -128,8 +128,7 @@ def pad_rows(rows: Iterable[tuple[list[int], list[float]]], pad: int) -> tuple[T
 def draw_pools(
     draw: Callable[[random.Random], tuple[list[int], *tuple[Any, ...]]], stream: str, seed: int, size: int
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield lists of `size` samples without end; pools of `POOL` · `size` samples are sorted by the length of their ids
-    against padding."""
+    """Yield lists of `size` samples without end; pools of 16 · `size` samples are sorted by length against padding."""
     index = 0
     while True:
         samples = [draw(scene_rng(stream, seed, index + number)) for number in range(POOL * size)]

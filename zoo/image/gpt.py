@@ -72,8 +72,7 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
 
 
 def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
-    """Return the attributes of conditions at each code's position, [n, 144, 4]; see `Codes`. Those of a class are the
-    same at all positions."""
+    """Return the attributes of conditions at each code's position, [n, 144, 4]; see `Codes`."""
     side = torch.arange(GRID) * CELLS // GRID
     cells = (side[:, None] * CELLS + side).flatten()
     asked = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
@@ -105,10 +104,8 @@ def encode_scenes(
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
-    """Return the attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens` codes.
-
-    Causal; padded condition positions are masked, but each position attends to itself.
-    """
+    """Return the causal attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens`
+    codes; padded condition positions are masked, but each position attends to itself."""
     seen = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
     length = seen.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -148,11 +145,8 @@ def pick(codes: Codes, rows: Tensor) -> Codes:
 
 
 def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
-    """Build an untrained GPT, its weights drawn from a seed.
-
-    Embeddings are initialised from the VQ model's codes [V, dim], so that similar codes have similar input and output
-    embeddings: learning 4,096 codes one by one would take longer than all other training.
-    """
+    """Build an untrained GPT, its weights drawn from a seed; with a codebook [V, dim], similar codes have similar input
+    and output embeddings, because learning 4,096 codes one by one would take longer than all other training."""
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():

@@ -63,20 +63,14 @@ def load_reader(folder: Path = CHECKPOINTS) -> Reader:
 
 
 def read_images(reader: Reader, images: Sequence[np.ndarray]) -> list[Seen | None]:
-    """Return the objects and the tone that the captioner reads in each image; None without a valid caption.
-
-    The ground's texture is left out: the captioner, which was not trained on grain, reads it as dots.
-    """
+    """Return the objects and the tone that the captioner reads in each image; None without a valid caption."""
     answers = answer_all(reader, [ask(PROMPTS[PHRASING], [Image.fromarray(image)], "") for image in images])
     return [caption and (caption[1][0], caption[1][1]) for caption in map(parse_caption, answers)]
 
 
 def measure_described(reader: Reader, images: Sequence[np.ndarray], prompts: Sequence[str]) -> Described:
-    """Compare captions of images with their prompts.
-
-    Raises:
-        ValueError: there is not one prompt per image, or a prompt of another world.
-    """
+    """Compare captions of images with their prompts. Raises ValueError if there is not one prompt per image, or a
+    prompt of another world."""
     whole = right = asked = 0
     for wanted, seen in zip(map(_wanted, prompts), read_images(reader, images), strict=True):
         whole += wanted == seen
@@ -198,8 +192,7 @@ def draw_codes(gpt: Gpt, conditions: Codes, sampling: Sampling, seed: int) -> Te
 
 @torch.no_grad()
 def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq, seed: int) -> dict[str, float]:
-    """Measure a GPT on held-out codes (teacher-forced), and its images, greedy and at temperature 1, with and without
-    guidance."""
+    """Measure a GPT on held-out codes, and its images, greedy and at temperature 1, with and without guidance."""
     losses, tops = [], []
     for rows in torch.arange(len(gallery.images)).split(BATCH):
         batch = pick(gallery.codes, rows)

@@ -30,8 +30,7 @@ def attributes_right(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
 
 @torch.no_grad()
 def tokens_right(model: Target, asked: list[tuple[Scene, str]]) -> float:
-    """Return the share of the true answers' tokens, without filler words, that are the model's top-1,
-    teacher-forced."""
+    """Return the share of the true answers' tokens, without filler words, that are the model's top-1."""
     right = total = 0
     for scene, phrasing in asked:
         answer = true_answer(scene, phrasing)
@@ -45,11 +44,8 @@ def tokens_right(model: Target, asked: list[tuple[Scene, str]]) -> float:
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; return the contents of zoo/text_quality.json.
-
-    Raises:
-        RuntimeError: a question failed, or speculative answers differ from plain ones.
-    """
+    """Measure a saved pair; return the contents of zoo/text_quality.json. Raises RuntimeError if a question failed, or
+    speculative answers differ from plain ones."""
     asked = held_out_questions(num, seed)
     pair = load_targets(folder, "text")
     # Measured before an engine takes over the models.

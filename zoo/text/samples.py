@@ -32,8 +32,7 @@ def held_out_prompts(num: int, seed: int) -> list[str]:
 
 
 def encode(prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
-    """Return the ids of a conversation of one turn, laid out as by the chat template, and the loss weight of each
-    id."""
+    """Return the ids of a conversation of one turn, laid out as by the chat template, and their loss weights."""
     return encode_turn(tokenizer.bos_token + render(prompt), f" {answer}", tokenizer)
 
 

@@ -47,11 +47,8 @@ def attributes_right(motion: Motion, phrasing: str, text: str) -> tuple[int, int
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; return the contents of zoo/video_quality.json.
-
-    Raises:
-        RuntimeError: a clip failed, or speculative captions differ from plain ones.
-    """
+    """Measure a saved pair; return the contents of zoo/video_quality.json. Raises RuntimeError if a clip failed, or
+    speculative captions differ from plain ones."""
     clips = held_out_clips(num, seed)
 
     def score(index: int, text: str) -> tuple[bool, tuple[int, int]]:
