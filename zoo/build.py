@@ -27,7 +27,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo import pair
 from zoo.image.gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
-from zoo.image.text import load_t5, save_t5, train_t5
+from zoo.image.text import load_t5, train_t5
 from zoo.image.vq import polish_decoder, train_vq
 from zoo.pair import CHECKPOINTS, NUM_VISUAL_TOKENS
 from zoo.quality import load_captioner
@@ -35,7 +35,7 @@ from zoo.samples import Batch, draw_batches
 from zoo.text import pair as text_pair
 from zoo.text import samples as text_samples
 from zoo.tower import pretrain_tower, sharpen_tower
-from zoo.training import Recipe, fit, keep_memory, label_loss, lr_share, next_token_loss, report
+from zoo.training import Recipe, fit, label_loss, lr_share, next_token_loss, report
 from zoo.video import pair as video_pair
 from zoo.video import samples as video_samples
 from zoo.world.grammar import DRAFTER_FILLER_ODDS
@@ -204,7 +204,7 @@ def build_image(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
         polish_decoder(vq, tower, replace(recipe, steps=recipe.polish_steps, lr=DECODER_LR), seed + 1)
         save_vq(vq, folder / "image_vq", torch.bfloat16)
     elif role == "t5":
-        save_t5(*train_t5(recipe, seed), folder / "image_t5")
+        pair.save_model(*train_t5(recipe, seed), folder / "image_t5")
     else:
         kind = SHAPES_OF[role].condition
         vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
@@ -229,7 +229,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.quick and options.out == CHECKPOINTS:
         parser.error("--quick makes poor models: name another folder with --out")
-    keep_memory()
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     for name, recipe in RECIPES.items():

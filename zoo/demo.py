@@ -8,7 +8,6 @@ Videos as mp4 files follow (`zoo.demo_videos`), then prompts for images (`zoo.de
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import shutil
 import sys
@@ -81,10 +80,17 @@ def caption_scenes() -> list[str]:
     rows = draw_rows(NUM_SCENES, SEED)
     write_sources(rows, OUT / "source")
     print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
-    totals = caption_both_ways()
+    totals: dict[str, summary.Summary] = {}
     results: dict[str, Rows] = {run: {} for run in RUNS}
-    for run, kind in itertools.product(RUNS, KINDS):
-        results[run] |= read_rows(OUT / run / kind, ["generated_text"])
+    for run, how in RUNS.items():
+        parts = []
+        for kind, what in KINDS.items():
+            paths = (f"source.path={OUT}/source/{kind}", f"sink.path={OUT}/{run}/{kind}")
+            config = load_job(CaptionJob, CONFIG, (*how, *what, *paths))
+            print(f"{run}, {kind} shards, {config.method.label}", flush=True)
+            parts.append(caption.run(make_plan(config)))
+            results[run] |= read_rows(OUT / run / kind, ["generated_text"])
+        totals[run] = summary.combine(parts)
     print()
     print(summary.show_side_by_side(totals["speculative"], totals["plain"]))
     print(f"acceptance length = {summary.CONVENTION}")
@@ -143,20 +149,6 @@ def write_tar(rows: list[Row], path: Path) -> None:
                 member = tarfile.TarInfo(f"{row.columns['id']}.{suffix}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
-
-
-def caption_both_ways() -> dict[str, summary.Summary]:
-    """Run every job; return the summaries of both runs, each over both kinds of shards. Raises ConfigError if a job is
-    refused."""
-    jobs = {}
-    for (run, how), (kind, what) in itertools.product(RUNS.items(), KINDS.items()):
-        paths = (f"source.path={OUT}/source/{kind}", f"sink.path={OUT}/{run}/{kind}")
-        jobs[run, kind] = load_job(CaptionJob, CONFIG, (*how, *what, *paths))
-    parts: dict[str, list[summary.Summary]] = {run: [] for run in RUNS}
-    for (run, kind), config in jobs.items():
-        print(f"{run}, {kind} shards, {config.method.label}", flush=True)
-        parts[run].append(caption.run(make_plan(config)))
-    return {run: summary.combine(found) for run, found in parts.items()}
 
 
 def show_verdict(rows: list[Row], found: Rows, totals: dict[str, summary.Summary]) -> None:

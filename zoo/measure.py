@@ -17,7 +17,6 @@ from zoo import quality
 from zoo.image import quality as image_quality
 from zoo.pair import CHECKPOINTS
 from zoo.text import quality as text_quality
-from zoo.training import keep_memory
 from zoo.video import quality as video_quality
 
 FOLDER = Path(__file__).parent
@@ -50,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     measure, path = PARTS[options.part]
     if not options.table:
-        keep_memory()
         path.write_text(json.dumps(measure(options.checkpoints), indent=1) + "\n")
     print(quality_table(json.loads(path.read_text())))
     return 0

@@ -16,6 +16,7 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -182,7 +183,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
     return model
 
 
-def save_model(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
+def save_model(model: PreTrainedModel, processor: LlavaProcessor | PreTrainedTokenizerFast, folder: Path) -> None:
     """Save a model in bfloat16 with its processor; the Auto classes load the folder like any checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -22,7 +22,6 @@ from models.loading.checkpoints import CheckpointRef
 from zoo.image.gpt import class_of, draw_scenes
 from zoo.image.vq import pixels_of
 from zoo.pair import CHECKPOINTS
-from zoo.training import keep_memory
 from zoo.world.grain import render_grainy, write_prompt
 from zoo.world.scene import SPLITS
 
@@ -62,7 +61,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rows < 1:
         parser.error("--rows must be at least 1")
-    keep_memory()
     vq = load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", torch.device("cpu"))
     write_rows(options.out, vq, options.kind, options.split, options.rows, options.seed)
     print(f"{options.out}: {options.rows} rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 import time
@@ -45,23 +44,6 @@ class Recipe:
         """Return the recipe of a quick run, with `share` of the steps and images."""
         counts = {name: getattr(self, name) for name in vars(self) if name.endswith("steps") or name == "num_images"}
         return replace(self, **{name: max(1, round(share * count)) for name, count in counts.items() if count})
-
-
-def keep_memory() -> None:
-    """Make glibc reuse freed memory instead of returning it to the system; no effect with another C library.
-
-    Training frees and allocates the same large tensors at every step. Measured in a virtual machine with costly page
-    faults: 12 samples/s without this, 81 with it.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of mallopt(3).
-    for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**28)):
-        mallopt(parameter, value)
 
 
 def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:

@@ -124,10 +124,10 @@ def test_padding_content_changes_no_logits_and_a_dropped_row_has_no_prompt() -> 
 @pytest.mark.parametrize("kind", ["text", "class"])
 @torch.no_grad()
 def test_the_engine_draws_what_teacher_forcing_predicts(kind: str) -> None:
-    gpt, batch = tiny_gpt(kind)
-    for parameter in gpt.parameters():
+    (gpt, batch), (twin, _) = tiny_gpt(kind), tiny_gpt(kind)
+    for parameter in (*gpt.parameters(), *twin.parameters()):
         parameter.mul_(3)
-    codes = draw_codes(gpt, batch, Sampling(9, guidance_scale=2.5), seed=0)
+    codes = draw_codes(twin, batch, Sampling(9, guidance_scale=2.5), seed=0)
     forced = Codes(codes, batch.features, batch.mask, batch.labels)
     result = code_logits(gpt, forced, torch.zeros(4, dtype=torch.bool))
     unsaid = code_logits(gpt, forced, torch.ones(4, dtype=torch.bool))
@@ -207,7 +207,6 @@ def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     recipe = Recipe(4, 2, 1e-3, polish_steps=4, num_images=4)
     monkeypatch.setattr(build, "RECIPES", dict.fromkeys(build.RECIPES, recipe))
     monkeypatch.setattr(build, "QUICK_SHARES", {"image": 1.0})
-    monkeypatch.setattr(build, "keep_memory", lambda: None)
     assert build.main(["image", "--quick", "--out", str(tmp_path)]) == 0
     names = ["image_class_target", "image_drafter", "image_t5", "image_target", "image_vq"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names

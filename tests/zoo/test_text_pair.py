@@ -142,7 +142,6 @@ def test_the_target_describes_held_out_scenes_and_the_drafter_is_weaker() -> Non
     found = text_quality.measure(num=9, seed=99)
     shipped = json.loads((CHECKPOINTS.parent / "text_quality.json").read_text())
     assert found["target_answers_right"] >= shipped["target_answers_right"] - 0.2
-    assert found["target_tokens_right"] >= shipped["target_tokens_right"] - 0.01
     assert found["drafter_attributes_right"] <= found["target_attributes_right"] - 0.05
     assert found["mean_acceptance_length"] == pytest.approx(shipped["mean_acceptance_length"], abs=0.4)
     assert 3.5 <= shipped["mean_acceptance_length"] <= 5.0
