@@ -261,18 +261,14 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
             print(f"\nthe job continues; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
             return FAILED
         print(f"{submission_id}: {known.status}", file=sys.stderr)
-        return exit_status(known)
+        # 1 if the job failed and the cluster reports no status.
+        return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
     known = cluster.stop(submission_id) if asked == "stop" else cluster.ask(submission_id)
     print("\n".join(known.lines()))
     if asked == "stop" and not known.has_ended:
         print(f"{submission_id} has not ended yet", file=sys.stderr)
         return FAILED
     return DONE
-
-
-def exit_status(known: Known) -> int:
-    """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
-    return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 
 
 if __name__ == "__main__":

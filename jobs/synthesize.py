@@ -71,13 +71,13 @@ def preview_page(plan: SynthesisPlan) -> str:
     rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
     rows.sort(key=lambda row: (place.get(row["prompt_id"], len(place)), row["replica"]))
     del rows[preview.MAX_ROWS + 1 :]
-    images = {row["sample_id"]: [_pixels(row)] for row in rows if row.get("image")}
+    images = {
+        row["sample_id"]: [decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])]
+        for row in rows
+        if row.get("image")
+    }
     note = f"{plan.num_results or len(rows)} images · {plan.config.method.label} · target {plan.pair.target_id}"
     return preview.render_page(plan.job_id, note, [{**row, "generated_text": _caption(row)} for row in rows], images)
-
-
-def _pixels(row: dict[str, Any]) -> Any:
-    return decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
 
 
 def _caption(row: dict[str, Any]) -> str:
