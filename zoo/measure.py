@@ -14,7 +14,6 @@ from pathlib import Path
 
 from docgen.markdown import table
 from zoo import quality
-from zoo.image import quality as image_quality
 from zoo.pair import CHECKPOINTS
 from zoo.text import quality as text_quality
 from zoo.video import quality as video_quality
@@ -24,18 +23,16 @@ PARTS = {
     "caption": (quality.measure, FOLDER / "quality.json"),
     "text": (text_quality.measure, FOLDER / "text_quality.json"),
     "video": (video_quality.measure, FOLDER / "video_quality.json"),
-    "image": (image_quality.measure, FOLDER / "synthesis_quality.json"),
 }
 """The measure of each part and the file of its numbers."""
-ROLES = ("target", "drafter", "class_target")
 
 
 def quality_table(measured: dict[str, float]) -> str:
-    """Render measured numbers as two Markdown tables: one column per model, then the numbers of no single model."""
-    roles = [role for role in ROLES if any(key.startswith(f"{role}_") for key in measured)]
+    """Render measured numbers as two Markdown tables: one column per model, then the numbers of the pair."""
     names = [key.removeprefix("target_") for key in measured if key.startswith("target_")]
+    roles = ("target", "drafter")
     rows = [[name.replace("_", " "), *(f"{measured[f'{role}_{name}']:.3f}" for role in roles)] for name in names]
-    others = [key for key in measured if not any(key.startswith(f"{role}_") for role in roles)]
+    others = [key for key in measured if not key.startswith(("target_", "drafter_"))]
     shared = [[key.replace("_", " "), f"{measured[key]:.3f}".removesuffix(".000")] for key in others]
     return f"{table(('by model', *roles), rows)}\n\n{table(('', 'value'), shared)}"
 

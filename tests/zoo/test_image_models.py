@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from decoding import Sampling
+from decoding import Request, Sampling
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
+from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
@@ -22,21 +23,38 @@ from zoo.image.gpt import (
     Codes,
     asked_places,
     attention_mask,
-    code_logits,
+    code_states,
     draw_scenes,
     encode_scenes,
     smooth_features,
     train_gpt,
 )
-from zoo.image.quality import GUIDANCE, draw_codes, load_reader, measure_described
+from zoo.image.quality import GUIDANCE, load_reader, measure_described
 from zoo.image.text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
 from zoo.image.vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
+from zoo.quality import decode
 from zoo.training import Recipe
 from zoo.world.grain import sample_grainy, write_prompt
 from zoo.world.scene import Scene, Thing
 
 CPU = torch.device("cpu")
+
+
+def draw_codes(gpt: Gpt, batch: Codes, sampling: Sampling) -> torch.Tensor:
+    """Codes (n, grid²) for the conditions of a batch, by the engine without a drafter."""
+    requests = []
+    for row in range(len(batch.codes)):
+        if batch.features is None:
+            condition: np.ndarray | int = int(batch.labels[row])
+        else:
+            condition = batch.features[row, batch.mask[row]].numpy()
+        requests.append(Request(f"image-{row}", "", (), sampling, condition=condition))
+    return torch.tensor([done.token_ids for done in decode(LlamaGenTarget(gpt), requests)])
+
+
+def code_logits(gpt: Gpt, batch: Codes, dropped: torch.Tensor) -> torch.Tensor:
+    return gpt.output(code_states(gpt, batch, dropped))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +83,7 @@ def test_guided_images_of_the_shipped_target_show_most_of_what_is_asked(vq: Vq) 
     gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / "image_target")), "float32", CPU)
     scenes = draw_scenes("text", "test", 10, 4)
     batch = encode_scenes("text", scenes, vq, *load_t5(CHECKPOINTS))
-    codes = draw_codes(gpt, batch, Sampling(144, 1.0, guidance_scale=GUIDANCE["text"]), seed=0)
+    codes = draw_codes(gpt, batch, Sampling(144, 1.0, guidance_scale=GUIDANCE["text"]))
     images, prompts = draw_images(vq, codes, gpt.shape.grid), [write_prompt(scene) for scene in scenes]
     seen = measure_described(load_reader(), images, prompts)
     unasked = measure_described(load_reader(), images, [*prompts[1:], prompts[0]])
@@ -127,7 +145,7 @@ def test_the_engine_draws_what_teacher_forcing_predicts(kind: str) -> None:
     (gpt, batch), (twin, _) = tiny_gpt(kind), tiny_gpt(kind)
     for parameter in (*gpt.parameters(), *twin.parameters()):
         parameter.mul_(3)
-    codes = draw_codes(twin, batch, Sampling(9, guidance_scale=2.5), seed=0)
+    codes = draw_codes(twin, batch, Sampling(9, guidance_scale=2.5))
     forced = Codes(codes, batch.features, batch.mask, batch.labels)
     result = code_logits(gpt, forced, torch.zeros(4, dtype=torch.bool))
     unsaid = code_logits(gpt, forced, torch.ones(4, dtype=torch.bool))
@@ -214,4 +232,4 @@ def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert again.shape == VQ_SHAPE
     gpt = load_gpt(CheckpointRef(str(tmp_path / "image_drafter")), "float32", CPU)
     batch = encode_scenes("text", draw_scenes("text", "test", 2, 0), again, *load_t5(tmp_path))
-    assert draw_codes(gpt, batch, Sampling(144, 1.0, guidance_scale=2.0), seed=0).shape == (2, 144)
+    assert draw_codes(gpt, batch, Sampling(144, 1.0, guidance_scale=2.0)).shape == (2, 144)

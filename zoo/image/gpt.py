@@ -133,11 +133,6 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     return hidden[:, columns.shape[1] - 1 :]
 
 
-def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the logits [n, 144, V] of each code; see `code_states`."""
-    return gpt.output(code_states(gpt, batch, dropped))
-
-
 def pick(codes: Codes, rows: Tensor) -> Codes:
     """Return the given rows of encoded images."""
     parts = (codes.features, codes.mask, codes.labels, codes.asked)
