@@ -208,8 +208,8 @@ def build_image(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
     else:
         kind = SHAPES_OF[role].condition
         vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
-        t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
-        codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, t5, tokenizer)
+        encoder = load_t5(folder) if kind == "text" else ()
+        codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, *encoder)
         gpt = build_gpt(role, seed, vq.quantize.directions().detach())
         train_gpt(gpt, codes, recipe, seed)
         save_gpt(gpt, folder / f"image_{role}", torch.bfloat16)

@@ -31,7 +31,7 @@ from zoo.image.gpt import (
 )
 from zoo.image.quality import GUIDANCE, load_reader, measure_described
 from zoo.image.text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
-from zoo.image.vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
+from zoo.image.vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
 from zoo.quality import decode
 from zoo.training import Recipe
@@ -66,7 +66,7 @@ def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
     samples = sample_grainy("test", 20, 2)
     images, prompts = [pixels for _, pixels, _ in samples], [prompt for _, _, prompt in samples]
     codes = vq.encode(pixels_of(images))
-    seen = measure_described(load_reader(), draw_images(vq, codes.flatten(1), codes.shape[1]), prompts)
+    seen = measure_described(load_reader(), images_of(vq.decode(codes)), prompts)
     assert seen.whole >= 0.6
     assert seen.attributes >= 0.9
     assert len(codes.unique()) > 800, "many codes, few of them twice"
@@ -84,7 +84,10 @@ def test_guided_images_of_the_shipped_target_show_most_of_what_is_asked(vq: Vq) 
     scenes = draw_scenes("text", "test", 10, 4)
     batch = encode_scenes("text", scenes, vq, *load_t5(CHECKPOINTS))
     codes = draw_codes(gpt, batch, Sampling(144, 1.0, guidance_scale=GUIDANCE["text"]))
-    images, prompts = draw_images(vq, codes, gpt.shape.grid), [write_prompt(scene) for scene in scenes]
+    images, prompts = (
+        images_of(vq.decode(codes.view(-1, gpt.shape.grid, gpt.shape.grid))),
+        [write_prompt(scene) for scene in scenes],
+    )
     seen = measure_described(load_reader(), images, prompts)
     unasked = measure_described(load_reader(), images, [*prompts[1:], prompts[0]])
     assert seen.attributes >= 0.45

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerFast, T5EncoderModel
+from transformers import T5EncoderModel
 
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
@@ -90,13 +91,13 @@ def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
 
 @torch.no_grad()
 def encode_scenes(
-    kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None, tokenizer: PreTrainedTokenizerFast | None
+    kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None = None, tokenizer: Any = None
 ) -> Codes:
     """Render scenes and encode them to codes, and with `t5` encode their prompts."""
     parts = [scenes[first : first + 50] for first in range(0, len(scenes), 50)]
     codes = torch.cat([vq.encode(pixels_of([render_grainy(scene) for scene in part])).flatten(1) for part in parts])
     asked = asked_places(kind, scenes)
-    if t5 is None or tokenizer is None:
+    if t5 is None:
         return Codes(codes, None, None, torch.tensor([class_of(scene) for scene in scenes]), asked)
     encoded = [encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in part]) for part in parts]
     features, mask = (torch.cat(both) for both in zip(*encoded))
@@ -113,35 +114,24 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
     return (causal & seen[:, None, :] | own)[:, None]
 
 
-def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the condition's embeddings [n, columns, D] and their mask; rows of `dropped` [n] have no condition."""
-    if batch.labels is not None:
-        labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
-        return gpt.condition(labels)[:, None], torch.ones(len(labels), 1, dtype=torch.bool)
-    assert batch.features is not None
-    assert batch.mask is not None
-    # The null embeddings are at the row's own padding, as in the second lane of guidance.
-    return torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features)), batch.mask
-
-
 def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     """Return the hidden states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
-    columns, mask = condition_columns(gpt, batch, dropped)
+    if batch.labels is not None:
+        columns = gpt.condition(torch.where(dropped, gpt.shape.num_classes, batch.labels))[:, None]  # [n, columns, D]
+        mask = torch.ones(len(columns), 1, dtype=torch.bool)
+    else:
+        # The null embeddings are at the row's own padding, as in the second lane of guidance.
+        columns = torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features))
+        mask = batch.mask
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
     hidden = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
     return hidden[:, columns.shape[1] - 1 :]
 
 
-def pick(codes: Codes, rows: Tensor) -> Codes:
-    """Return the given rows of encoded images."""
-    parts = (codes.features, codes.mask, codes.labels, codes.asked)
-    return Codes(codes.codes[rows], *(None if part is None else part[rows] for part in parts))
-
-
-def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
-    """Build an untrained GPT, its weights drawn from a seed; with a codebook [V, dim], similar codes have similar input
-    and output embeddings, because learning 4,096 codes one by one would take longer than all other training."""
+def build_gpt(role: str, seed: int, codebook: Tensor) -> Gpt:
+    """Build an untrained GPT, its weights drawn from a seed; similar codes of a codebook [V, dim] get similar input and
+    output embeddings, because learning 4,096 codes one by one would take longer than all other training."""
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():
@@ -149,10 +139,9 @@ def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
             # Layers output zero at first, so that the first steps use the similarity of codes.
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
             nn.init.normal_(parameter, std=0.0 if adds else parameter.shape[1] ** -0.5)
-    if codebook is not None:
-        features = smooth_features(codebook, gpt.shape.dim)
-        gpt.embed_tokens.weight.data = 0.5 * features
-        gpt.output.weight.data = 0.04 * features
+    features = smooth_features(codebook, gpt.shape.dim)
+    gpt.embed_tokens.weight.data = 0.5 * features
+    gpt.output.weight.data = 0.04 * features
     return gpt
 
 
@@ -190,9 +179,9 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
         nonlocal order
         if len(order) < recipe.batch:
             order = torch.randperm(len(codes.codes), generator=generator)
-        batch, order = pick(codes, order[: recipe.batch]), order[recipe.batch :]
+        rows, order = order[: recipe.batch], order[recipe.batch :]
+        batch = Codes(*(None if part is None else part[rows] for part in vars(codes).values()))
         dropped = torch.rand(recipe.batch, generator=generator) < DROPPED_SHARE
-        assert batch.asked is not None
         # bfloat16 GEMMs are faster on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
             states = code_states(gpt, batch, dropped)
