@@ -97,11 +97,18 @@ def caption_scenes() -> list[str]:
     wanted = {row.columns["id"]: BROKEN.get(index, "") for index, row in enumerate(rows)}
     problems = check("captions", results, wanted)
     print()
+    found = results["speculative"]
     for row in rows[:NUM_SHOWN]:
         print(f"{row.columns['id']}: {row.columns['question']}")
-        show_caption(row.columns["truth"], results["speculative"][row.columns["id"]]["generated_text"])
+        show_caption(row.columns["truth"], found[row.columns["id"]]["generated_text"])
     print()
-    show_verdict(rows, results["speculative"], totals)
+    good = [row for row in rows if not found[row.columns["id"]]["error_type"]]
+    print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
+    parsed = [parse_caption(found[row.columns["id"]]["generated_text"]) for row in good]
+    right = sum(one is not None and one[1] == row.scene.truth for one, row in zip(parsed, good))
+    print(f"captions    {right} of {len(good)} parse to the truth of their scene")
+    ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
+    show_speed("tokens per engine second, speculative / plain", ratio, SLOW_DRAFTER)
     if not problems:
         print("texts       equal in both runs, sample by sample")
     print()
@@ -149,17 +156,6 @@ def write_tar(rows: list[Row], path: Path) -> None:
                 member = tarfile.TarInfo(f"{row.columns['id']}.{suffix}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
-
-
-def show_verdict(rows: list[Row], found: Rows, totals: dict[str, summary.Summary]) -> None:
-    """Account for all rows, check captions against their scenes, and print the speed-up."""
-    good = [row for row in rows if not found[row.columns["id"]]["error_type"]]
-    print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
-    parsed = [parse_caption(found[row.columns["id"]]["generated_text"]) for row in good]
-    right = sum(one is not None and one[1] == row.scene.truth for one, row in zip(parsed, good))
-    print(f"captions    {right} of {len(good)} parse to the truth of their scene")
-    ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
-    show_speed("tokens per engine second, speculative / plain", ratio, SLOW_DRAFTER)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,17 @@ def run(out: Path) -> list[str]:
     prompts = draw_prompts(NUM_PROMPTS, SEED)
     write_prompts(prompts, out / "source/prompts")
     print(f"wrote {len(prompts)} prompts into {out}/source/prompts, 2 of them broken on purpose")
-    totals = {name: synthesise(name, out) for name in CONFIGS}
-    results = {name: read_rows(out / "images" / name, ["prompt_id", "image"]) for name in CONFIGS}
+    totals: dict[str, ImageSummary] = {}
+    results: dict[str, Rows] = {}
+    for name, preset in CONFIGS.items():
+        overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
+        config = load_preset(SynthesizeJob, preset, overrides)
+        print(f"images, {config.method.label}", flush=True)
+        totals[name] = synthesize.run(make_plan(config))
+        results[name] = read_rows(out / "images" / name, ["prompt_id", "image"])
+    relaxed, plain = totals["lantern"], totals["plain"]
     print()
-    print(summary.show_side_by_side(totals["lantern"], totals["plain"]))
+    print(summary.show_side_by_side(relaxed, plain))
     print()
     problems = check("images", results, {f"{row['id']}#0": BROKEN.get(row["id"], "") for row in prompts})
     if not problems:
@@ -59,7 +66,10 @@ def run(out: Path) -> list[str]:
         reader = load_reader()
         for name, found in results.items():
             show_images(name, prompts, found, out / f"images_{name}.png", reader)
-    show_gain(totals)
+    ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
+    print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
+    ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
+    show_speed("codes per engine second, LANTERN / plain", ratio, WIDE_TREE)
     print()
     return problems
 
@@ -92,20 +102,3 @@ def show_images(name: str, prompts: list[dict[str, Any]], found: Rows, path: Pat
     seen = measure_described(reader, images, texts)
     shares = f"{seen.attributes:.0%} of what the prompts ask is in them, {seen.whole:.0%} have all of it"
     print(f"images      {len(images)} on {path}: {shares} (read by the captioner)")
-
-
-def show_gain(totals: dict[str, ImageSummary]) -> None:
-    """Print the savings and the cost of LANTERN."""
-    relaxed, plain = totals["lantern"], totals["plain"]
-    ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
-    print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
-    ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
-    show_speed("codes per engine second, LANTERN / plain", ratio, WIDE_TREE)
-
-
-def synthesise(name: str, out: Path) -> ImageSummary:
-    """Run one job."""
-    overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
-    config = load_preset(SynthesizeJob, CONFIGS[name], overrides)
-    print(f"images, {config.method.label}", flush=True)
-    return synthesize.run(make_plan(config))

@@ -36,7 +36,14 @@ def run(out: Path) -> list[str]:
     print(
         f"wrote {len(motions)} mp4 files of {DURATION_S} s into {out}/source/videos, by {' and '.join(CODECS)} in turn"
     )
-    results = {name: caption_videos(name, out) for name in CONFIGS}
+    results: dict[str, Rows] = {}
+    for run_name, preset in CONFIGS.items():
+        where = out / run_name / "videos"
+        config = load_preset(CaptionJob, preset, (f"source.path={out}/source/videos", f"sink.path={where}"))
+        print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
+        caption.run(make_plan(config))
+        rows = read_rows(where, ["generated_text"])
+        results[run_name] = {sample_id.partition("#")[0]: row for sample_id, row in rows.items()}
     print()
     texts = {name: results["speculative"].get(name, {}).get("generated_text", "") for name in motions}
     for name, motion in list(motions.items())[:NUM_SHOWN]:
@@ -71,13 +78,3 @@ def write_video(path: Path, frames: list[Image.Image], codec: str) -> None:
         for frame in frames:
             output.mux(stream.encode(av.VideoFrame.from_image(frame)))
         output.mux(stream.encode())
-
-
-def caption_videos(run_name: str, out: Path) -> Rows:
-    """Run one job; return its rows by file name."""
-    where = out / run_name / "videos"
-    config = load_preset(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
-    print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
-    caption.run(make_plan(config))
-    rows = read_rows(where, ["generated_text"])
-    return {sample_id.partition("#")[0]: row for sample_id, row in rows.items()}
