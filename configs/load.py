@@ -22,10 +22,6 @@ JobModel = TypeVar("JobModel", bound=BaseModel)
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
 
 
-def _kind(value: Any) -> str:
-    return {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(value).__name__, "a number")
-
-
 def apply_override(data: dict[str, Any], override: str) -> None:
     """Set one `section.field=value` in place; the value is read as YAML. Raises ConfigError if there is no `=`, or the
     path leads through a value that is not a mapping."""
@@ -40,7 +36,8 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         if child is None:
             child = node[key] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is not a section but {_kind(child)}")
+            kind = {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(child).__name__, "a number")
+            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is not a section but {kind}")
         node = child
     node[keys[-1]] = value
 

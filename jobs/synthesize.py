@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
 
 from ray.data import Dataset
 
@@ -77,12 +76,9 @@ def preview_page(plan: SynthesisPlan) -> str:
         if row.get("image")
     }
     note = f"{plan.num_results or len(rows)} images · {plan.config.method.label} · target {plan.pair.target_id}"
-    return preview.render_page(plan.job_id, note, [{**row, "generated_text": _caption(row)} for row in rows], images)
-
-
-def _caption(row: dict[str, Any]) -> str:
-    """Return the prompt or class label of an image as text; empty if it has neither."""
-    return row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
+    for row in rows:
+        row["generated_text"] = row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
+    return preview.render_page(plan.job_id, note, rows, images)
 
 
 COMMAND = Command(
