@@ -57,11 +57,8 @@ def choose_torch(index: str) -> list[str]:
 
 
 def interpreters() -> list[str]:
-    """Fitting interpreters, newest first: each is run once, because a name on the PATH may be an empty shim.
-
-    Raises:
-        Refused: there is none.
-    """
+    """Fitting interpreters, newest first: each is run once, because a name on the PATH may be an empty shim. Raises
+    Refused if there is none."""
     names = [f"python3.{minor}" for minor in range(TOO_NEW[1] - 1, OLDEST[1] - 1, -1)]
     found: dict[tuple[int, ...], str] = {}
     for name in [*names, sys.executable, "python3", "python"]:
@@ -85,11 +82,8 @@ def version_of(interpreter: str) -> tuple[int, ...] | None:
 
 
 def make_venv(interpreter: str) -> None:
-    """Create `.venv` with this interpreter; one of the same version is kept.
-
-    Raises:
-        Refused: the venv or ensurepip module is missing, with the package that has it.
-    """
+    """Create `.venv` with this interpreter; one of the same version is kept. Raises Refused if the venv or ensurepip
+    module is missing, with the package that has it."""
     version = version_of(interpreter)
     pip_works = run([str(venv_python()), "-m", "pip", "--version"]).returncode == 0
     if pip_works and version_of(str(venv_python())) == version:
@@ -130,11 +124,7 @@ def resolves(requirement: str, *arguments: str) -> bool:
 
 
 def install(arguments: list[str]) -> None:
-    """Install into `.venv`, showing pip's own lines only when it fails.
-
-    Raises:
-        Refused: pip failed.
-    """
+    """Install into `.venv`, showing pip's own lines only when it fails. Raises Refused if pip failed."""
     print(f"make: installing into {VENV.name} (a few minutes the first time)", flush=True)
     done = run([str(venv_python()), "-m", "pip", "install", "--disable-pip-version-check", *arguments])
     if done.returncode:

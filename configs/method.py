@@ -97,8 +97,9 @@ class Method(Section):
 
     @model_validator(mode="after")
     def _legal(self) -> Method:
-        if self.auto is not None:
-            self._check_alone()
+        for name, field in type(self).model_fields.items():
+            if self.auto is not None and name not in ("name", "auto") and getattr(self, name) != field.default:
+                raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
         if not self.contexts:
             raise ValueError("contexts: give at least one; [{kind: full}] is the default")
         if isinstance(self.drafter, ModelDrafter):
@@ -108,12 +109,6 @@ class Method(Section):
         self._check_acceptance()
         self._check_controller()
         return self
-
-    def _check_alone(self) -> None:
-        """Check that a method with `auto` has no choices besides its candidates."""
-        for name, field in type(self).model_fields.items():
-            if name not in ("name", "auto") and getattr(self, name) != field.default:
-                raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
 
     def _check_acceptance(self) -> None:
         rule = self.acceptance

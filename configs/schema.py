@@ -14,8 +14,6 @@ from configs.pool import Pool
 from configs.section import Device, Place, Section
 from configs.source import Source
 
-# --- prompt --------------------------------------------------------------------------------------------------------
-
 
 class Message(Section):
     """One turn of the conversation; `text` may contain `{column}` placeholders."""
@@ -68,15 +66,8 @@ class RowColumns(Section):
     """In place of `sampling.max_new_tokens`."""
 
 
-def _short_prompt(value: Any) -> Any:
-    return {"text": value} if isinstance(value, str) else value
-
-
-SHORT_PROMPT = BeforeValidator(_short_prompt)
+SHORT_PROMPT = BeforeValidator(lambda value: {"text": value} if isinstance(value, str) else value)
 """Validator that accepts a string in place of a section with the key `text`."""
-
-
-# --- model ---------------------------------------------------------------------------------------------------------
 
 
 class Weights(Section):
@@ -141,9 +132,6 @@ class Sampling(Section):
     """Strings that end the text; they are removed from it."""
     ignore_eos: bool = False
     """Continue after an EOS token."""
-
-
-# --- running -------------------------------------------------------------------------------------------------------
 
 
 class Sink(Section):

@@ -17,11 +17,8 @@ class ConfigError(ValueError):
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Parse one YAML file into a mapping.
-
-    Raises:
-        ConfigError: the file is missing, is not valid YAML, or is not a mapping.
-    """
+    """Parse one YAML file into a mapping. Raises ConfigError if the file is missing, is not valid YAML, or is not a
+    mapping."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -66,11 +63,8 @@ def _construct(loader: yaml.SafeLoader) -> Any:
 
 
 def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
-    """Count nodes, with each alias counted as a copy of its value.
-
-    Raises:
-        yaml.MarkedYAMLError: there are too many nodes, a node contains itself, or a mapping has a key twice.
-    """
+    """Count nodes, with each alias counted as a copy of its value. Raises yaml.MarkedYAMLError if there are too many
+    nodes, a node contains itself, or a mapping has a key twice."""
     if (known := counted.get(id(node))) is not None:
         if known < 0:
             raise _problem("a value contains itself", node)

@@ -28,8 +28,8 @@ def generate(root: Path) -> dict[Path, str]:
         REFERENCE / "presets.md": methods.presets_page(root),
         Path("docs/design/size.md"): size.size_page(),
     }
-    for job, command, model in config.JOBS:
-        pages[REFERENCE / f"config-{job}.md"] = config.reference(job, command, model)
+    for job, model in config.JOBS.items():
+        pages[REFERENCE / f"config-{job}.md"] = config.reference(job, model)
         pages[REFERENCE / f"schema/{job}.json"] = config.json_schema(model)
     for path, body in (("README.md", methods.short_table(root)), ("docs/methods/index.md", methods.long_table(root))):
         pages[Path(path)] = markdown.fill((root / path).read_text(), "methods", body)

@@ -16,16 +16,13 @@ from pipeline.synthesis.rows import IMAGES
 SEARCHED = ("pipeline", "actors", "decoding", "models")
 
 
-def type_name(kind: pa.DataType) -> str:
-    """Return the readable name of an Arrow type."""
-    return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
-
-
 def rows_of(columns: Columns) -> list[list[str]]:
     """Return name, type and meaning of every column."""
-    return [
-        [f"`{name}`", "struct" if name == "telemetry" else type_name(kind), meaning] for name, kind, meaning in columns
-    ]
+    rows = []
+    for name, kind, meaning in columns:
+        shown = f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+        rows.append([f"`{name}`", "struct" if name == "telemetry" else shown, meaning])
+    return rows
 
 
 def columns_page() -> str:
@@ -49,8 +46,14 @@ def columns_page() -> str:
 
 
 def error_codes_page(root: Path) -> str:
-    """Render the error codes, their meanings, and the modules that use them."""
-    used = _modules_with(root, set(ERROR_CODES))
+    """Render the error codes, their meanings, and the modules that contain them as string constants."""
+    used: dict[str, list[str]] = {code: [] for code in ERROR_CODES}
+    for path in (path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))):
+        name = path.relative_to(root).as_posix()
+        if name != "pipeline/rows/schemas.py":  # defines the codes
+            constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+            for code in {*ERROR_CODES}.intersection(value for value in constants if isinstance(value, str)):
+                used[code].append(f"`{name}`")
     rows = [[f"`{code}`", meaning, ", ".join(used[code])] for code, meaning in ERROR_CODES.items()]
     return page(
         "Error codes",
@@ -72,16 +75,3 @@ def metrics_page() -> str:
         "`method`; see [monitoring](../guides/monitoring.md).",
         table(("metric", "kind", "label", "meaning"), rows),
     )
-
-
-def _modules_with(root: Path, codes: set[str]) -> dict[str, list[str]]:
-    """Return code → modules that contain it as a string constant, except for `schemas.py`, which defines the codes."""
-    found: dict[str, list[str]] = {code: [] for code in codes}
-    paths = [path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))]
-    for path in paths:
-        name = path.relative_to(root).as_posix()
-        if name != "pipeline/rows/schemas.py":
-            constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-            for code in codes.intersection(value for value in constants if isinstance(value, str)):
-                found[code].append(f"`{name}`")
-    return found

@@ -29,18 +29,14 @@ def parser_of(module: str) -> argparse.ArgumentParser:
     return seen[0]
 
 
-def jobs(root: Path) -> list[str]:
-    """Return the dotted names of the modules of `jobs` that have a command line."""
-    paths = sorted((root / "jobs").glob("*.py"))
-    return [f"jobs.{path.stem}" for path in paths if '__name__ == "__main__"' in path.read_text()]
-
-
 def commands_page(root: Path) -> str:
     """Render the options of every job, exit statuses, and make targets."""
     parts = ["Run jobs from the checkout: `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
-    for module in jobs(root):
-        parser = parser_of(module)
-        parts += [f"## {module}", _first_paragraph(parser.description), table(("option", "meaning"), _options(parser))]
+    for path in sorted((root / "jobs").glob("*.py")):
+        if '__name__ == "__main__"' in path.read_text():
+            parser = parser_of(f"jobs.{path.stem}")
+            about = " ".join((parser.description or "").strip().split("\n\n")[0].split())
+            parts += [f"## jobs.{path.stem}", about, table(("option", "meaning"), _options(parser))]
     parts += ["## Exit status", table(("status", "meaning"), EXIT_STATUS)]
     parts += ["## make", table(("command", "meaning"), make_targets((root / "Makefile").read_text()))]
     return page("Commands", *parts)
@@ -69,7 +65,3 @@ def _options(parser: argparse.ArgumentParser) -> list[list[str]]:
         required = " (required)" if action.required and action.option_strings else ""
         rows.append([f"`{name}{value}`", f"{action.help or ''}{required}"])
     return rows
-
-
-def _first_paragraph(text: str | None) -> str:
-    return " ".join((text or "").strip().split("\n\n")[0].split())

@@ -19,12 +19,9 @@ from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from docgen.markdown import page, table
 
-COMMON = "The keys of a YAML file for `{command}`. `required` has no default. Unknown keys are refused."
-JOBS: tuple[tuple[str, str, type[BaseModel]], ...] = (
-    ("caption", "python -m jobs.caption", CaptionJob),
-    ("synthesize", "python -m jobs.synthesize", SynthesizeJob),
-    ("train", "python -m jobs.train_drafter", TrainDrafterJob),
-)
+COMMON = "The keys of a YAML file for `python -m jobs.{}`. `required` has no default. Unknown keys are refused."
+JOBS: dict[str, type[BaseModel]] = {"caption": CaptionJob, "synthesize": SynthesizeJob, "train": TrainDrafterJob}
+"""The schema of each kind of job file."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +43,17 @@ class Field:
 def fields(model: type[BaseModel]) -> list[Field]:
     """Return the fields of a job's schema in order, without duplicates."""
     found: dict[str, Field] = {}
-    for path, kind, default, described in _walk(model):
-        field = Field(path, kind, default, described)
+    for field in _walk(model):
         found.setdefault(field.key, field)
     return list(found.values())
 
 
-def reference(job: str, command: str, model: type[BaseModel]) -> str:
+def reference(job: str, model: type[BaseModel]) -> str:
     """Render the page of one job: a table for each section."""
     sections: dict[str, list[Field]] = {}
     for field in fields(model):
         sections.setdefault(field.path.split(".")[0].split("[")[0], []).append(field)
-    parts = [COMMON.format(command=command)]
+    parts = [COMMON.format("train_drafter" if job == "train" else job)]
     for name, inside in sections.items():
         kinds = any(field.kind for field in inside)
         head = ("field", "kind", "default", "meaning") if kinds else ("field", "default", "meaning")
@@ -70,18 +66,15 @@ def reference(job: str, command: str, model: type[BaseModel]) -> str:
 
 def _walk(
     model: type[BaseModel], prefix: str = "", kind: str = "", above: tuple[type[BaseModel], ...] = ()
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield path, kind, default and description of every leaf; a recursive section is listed once."""
+) -> Iterator[Field]:
+    """Yield every leaf; a recursive section is listed once."""
     for name, field in model.model_fields.items():
         found = [inner for inner in _sections_in(field.annotation) if inner not in above]
-        meaning = field.description or (name == "kind" and model.__doc__) or ""
-        described = " ".join(meaning.split())
+        described = " ".join((field.description or (name == "kind" and model.__doc__) or "").split())
         if name == "kind" and _choice_of(model):
-            yield prefix + name, kind, "default" if model.__name__ in _default_kinds() else "", described
-        elif not found:
-            yield prefix + name, kind, _shown(field.default), described
-        elif described:
-            yield prefix + name, kind, _section_default(field.default), described
+            yield Field(prefix + name, kind, "default" if _is_default(model) else "", described)
+        elif described or not found:
+            yield Field(prefix + name, kind, _shown(field.default, is_section=bool(found)), described)
         for inner in found:
             below = prefix + name + ("[]." if _is_list(field.annotation) else ".")
             yield from _walk(inner, below, _choice_of(inner) or kind, (*above, model))
@@ -99,21 +92,19 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation) is tuple
 
 
-def _shown(default: Any) -> str:
-    """Format a default as in YAML."""
+def _shown(default: Any, is_section: bool) -> str:
+    """Format a default as in YAML; the default of a section is only shown if it is null."""
     if default is PydanticUndefined:
         return "required"
+    if is_section:
+        return "`null`" if default is None else ""
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=str)}`"
 
 
-def _section_default(default: Any) -> str:
-    return "required" if default is PydanticUndefined else "`null`" if default is None else ""
-
-
-def _default_kinds() -> set[str]:
+def _is_default(choice: type[BaseModel]) -> bool:
     method = Method()
     choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
-    return {type(choice).__name__ for choice in choices}
+    return any(type(one) is choice for one in choices)
 
 
 def _choice_of(model: type[BaseModel]) -> str:
@@ -123,8 +114,7 @@ def _choice_of(model: type[BaseModel]) -> str:
 
 
 def json_schema(model: type[BaseModel]) -> str:
-    """Return the JSON schema of a job file, for editors, with the short forms: names of methods, and a prompt as
-    text."""
+    """Return the JSON schema of a job file, with the short forms: names of methods, and a prompt as text."""
     schema = model.model_json_schema()
     properties = schema["properties"]
     if "prompt" in properties:

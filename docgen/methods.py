@@ -5,6 +5,7 @@ A method's page begins with its title, one sentence, and a line `**Mode:** lossl
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -15,14 +16,12 @@ import yaml
 from configs.compose import method_names, named_method
 from configs.load import load_job
 from configs.method import Method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
+from docgen.config import JOBS
 from docgen.markdown import page, table
 
 FOLDER = Path("docs/methods")
 _HEAD = re.compile(r"# (?P<title>.+)\n\n(?P<summary>.+?)\n\n\*\*Mode:\*\* (?P<mode>[^\n]+?)\.?\n", re.DOTALL)
-KINDS = {"synthesize": SynthesizeJob, "train": TrainDrafterJob, "caption": CaptionJob}
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,8 @@ def short_table(root: Path) -> str:
 
 def long_table(root: Path) -> str:
     """Render name, mode and summary, for the index of methods."""
-    return table(
-        ("method", "mode", "summary"),
-        [[f"[{method.title}]({method.file})", method.mode, method.summary] for method in read(root)],
-    )
+    rows = [[f"[{method.title}]({method.file})", method.mode, method.summary] for method in read(root)]
+    return table(("method", "mode", "summary"), rows)
 
 
 def presets_page(root: Path) -> str:
@@ -71,7 +68,7 @@ def presets_page(root: Path) -> str:
     jobs = []
     for path in sorted((root / "configs/jobs").glob("*.yaml")):
         kind = job_kind(path)
-        job = load_job(KINDS[kind], path)
+        job = load_job(JOBS[kind], path)
         named = yaml.safe_load(path.read_text()).get("method", "")
         if isinstance(job, TrainDrafterJob):
             named, mode = f"`{job.head.kind}` head", ""
@@ -101,13 +98,8 @@ def presets_page(root: Path) -> str:
 
 def comment_of(path: Path) -> str:
     """Return the leading comment of a YAML file, without indented example commands."""
-    lines = []
-    for line in path.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("#  "):
-            lines.append(line.removeprefix("# "))
-    return " ".join(lines).rstrip(":")
+    comment = itertools.takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(line.removeprefix("# ") for line in comment if not line.startswith("#  ")).rstrip(":")
 
 
 def job_kind(path: Path) -> str:

@@ -16,9 +16,12 @@ def first_sentence(path: Path) -> str:
     """Return the first sentence of a module's docstring or of a C++ source's leading comment; empty without one."""
     text = path.read_text(encoding="utf-8")
     if path.suffix in SOURCES:
-        lines = [line.removeprefix("//").strip() for line in text.splitlines() if line.startswith("//")]
-        return _cut(" ".join(lines))
-    return _cut(ast.get_docstring(ast.parse(text)) or "")
+        text = " ".join(line.removeprefix("//").strip() for line in text.splitlines() if line.startswith("//"))
+    else:
+        text = ast.get_docstring(ast.parse(text)) or ""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    found = re.match(r"(.+?[.:;])(?= [A-Z]|$)", paragraph)
+    return (found[1] if found else paragraph).rstrip(":;")
 
 
 def modules_page(root: Path) -> str:
@@ -35,12 +38,5 @@ def modules_page(root: Path) -> str:
             if init.exists() and (sentence := first_sentence(init)):
                 parts.append(sentence)
             if modules:
-                rows = [[f"`{path.name}`", first_sentence(path)] for path in modules]
-                parts.append(table(("module", "content"), rows))
+                parts.append(table(("module", "content"), [[f"`{one.name}`", first_sentence(one)] for one in modules]))
     return page("Modules", *parts)
-
-
-def _cut(text: str) -> str:
-    paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    found = re.match(r"(.+?[.:;])(?= [A-Z]|$)", paragraph)
-    return (found[1] if found else paragraph).rstrip(":;")

@@ -35,13 +35,8 @@ __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 
 
 def run(plan: Plan) -> summary.Summary:
-    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
-
-    Raises:
-        ConfigError: another job has taken the attempt.
-        Fenced: a later attempt has taken over.
-        RuntimeError: rows are missing from the output.
-    """
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises
+    the errors of `run_graph`."""
     method = plan.config.method
     wall_s, waits, publisher = run_graph(plan, results)
     done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)

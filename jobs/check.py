@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check one output and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m jobs.check", description=__doc__)
     parser.add_argument("output", help="the output directory, as sink.path has it")
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
         found = audit(OutputDir(arguments.output))
     except ConfigError as error:

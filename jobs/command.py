@@ -50,10 +50,9 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """The command of one kind of job.
+    """The command of one kind of job: `make_plan(config, limit, probe_output, resume)` plans it, `run(plan)` runs it.
 
-    `make_plan(config, limit, probe_output, resume, shard)` plans it, `run(plan)` runs it, `describe` returns the text
-    of a dry run; `verb` begins the message at the start of a job.
+    `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """
 
     module: str
@@ -69,12 +68,31 @@ class Command(Generic[Config, AnyPlan]):
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
+        estimates = arguments.estimate is not None
         with signals.caught() as stop:
             try:
                 config = load_job(self.model, arguments.config, tuple(arguments.overrides))
-                if arguments.estimate is not None:
-                    return self._estimate(config, arguments)
-                return self._dry_run(config, arguments) if arguments.dry_run else self._run(config, arguments, stop)
+                if estimates and (arguments.dry_run or arguments.limit is not None):
+                    raise ConfigError(
+                        "--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do"
+                    )
+                flags = (
+                    arguments.allow_mixed,
+                    arguments.retry_errors,
+                    arguments.accept_touched,
+                    arguments.skip_digests,
+                )
+                runs = not estimates and not arguments.dry_run
+                plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard))
+                if arguments.dry_run:
+                    print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
+                    return DONE
+                if resume.is_complete(plan):
+                    print(f"nothing is missing in {plan.output.shown()}")
+                    if runs:
+                        print(resume.resume_lines(plan)[-1])
+                    return DONE
+                return self._run(plan, arguments, stop) if runs else self._estimate(plan, arguments)
             except ConfigError as error:
                 print(f"refused: {error}", file=sys.stderr)
                 return REFUSED
@@ -101,21 +119,8 @@ class Command(Generic[Config, AnyPlan]):
             add(flag, action="store_true", help=about)
         return parser.parse_intermixed_args(argv)
 
-    def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
-        """Print the plan and the first rendered prompt; write nothing and start nothing."""
-        plan = self.make_plan(config, arguments.limit, False, resume_options(arguments), Shard.parse(arguments.shard))
-        for part in (*resume.resume_lines(plan), *self.describe(plan)):
-            print(part)
-        return DONE
-
-    def _estimate(self, config: Config, arguments: argparse.Namespace) -> int:
+    def _estimate(self, plan: AnyPlan, arguments: argparse.Namespace) -> int:
         """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
-        if arguments.dry_run or arguments.limit is not None:
-            raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
-        plan = self.make_plan(config, None, False, resume_options(arguments), Shard.parse(arguments.shard))
-        if resume.is_complete(plan):
-            print(f"nothing is missing in {plan.output.shown()}")
-            return DONE
         pilot = estimate.draw(plan.datasource, arguments.estimate)
         print(f"trying {pilot.size:,} samples of {len(pilot.tables):,} spans out of {pilot.num_spans:,}", flush=True)
         try:
@@ -129,13 +134,8 @@ class Command(Generic[Config, AnyPlan]):
         print(f"{made.show()}\n{made.to_json()}")
         return DONE
 
-    def _run(self, config: Config, arguments: argparse.Namespace, stop: Stop) -> int:
+    def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
-        plan = self.make_plan(config, arguments.limit, True, resume_options(arguments), Shard.parse(arguments.shard))
-        if resume.is_complete(plan):
-            print(f"nothing is missing in {plan.output.shown()}")
-            print(resume.resume_lines(plan)[-1])
-            return DONE
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:
             done = self.run(plan)
@@ -180,13 +180,6 @@ class Command(Generic[Config, AnyPlan]):
 def is_set(arguments: argparse.Namespace, flag: str) -> bool:
     """Return whether a flag is set on the command line."""
     return bool(getattr(arguments, flag.strip("-").replace("-", "_")))
-
-
-def resume_options(arguments: argparse.Namespace) -> ResumeOptions:
-    """Return the resume options of the command line."""
-    return ResumeOptions(
-        arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests
-    )
 
 
 def _price(text: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -100,22 +101,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--driver-memory-bytes", type=positive, metavar="N")
     add("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
     instead = parser.add_mutually_exclusive_group()
-    about = "a submission's id; without one, the last submission of --config"
-    for flag, action in (
-        ("--follow", f"show the log instead: {about}"),
-        ("--status", "say how it stands instead"),
-        ("--stop", "stop it instead"),
-    ):
+    about = "show the log instead: a submission's id; without one, the last submission of --config"
+    for flag, action in {
+        "--follow": about,
+        "--status": "say how it stands instead",
+        "--stop": "stop it instead",
+    }.items():
         instead.add_argument(flag, nargs="?", const="", metavar="ID", help=action)
     return parser.parse_intermixed_args(argv)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the requested action and return the exit status.
-
-    Raises:
-        ConfigError: the command line or the job is invalid, or the cluster cannot be reached.
-    """
+    """Run the requested action and return the exit status. Raises ConfigError if the command line or the job is
+    invalid, or the cluster cannot be reached."""
     address = arguments.address or next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), "")
     if not address:
         raise ConfigError("--address: give the address of the cluster's dashboard, such as http://HEAD:8265")
@@ -155,8 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
 def prepare(arguments: argparse.Namespace, shard: Shard = WHOLE) -> Submission:
     """Check the job as far as possible on this machine, and return its submission, or that of one shard.
 
-    Raises:
-        ConfigError: the job file or an override is invalid, or a path does not exist on the cluster.
+    Raises ConfigError if the job file or an override is invalid, or a path does not exist on the cluster.
     """
     if arguments.config is None:
         raise ConfigError("--config: name the job's YAML, or a submission's id behind --follow, --status or --stop")
@@ -197,11 +194,8 @@ def _fitting(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_left_behind(value: Any, where: str = "") -> None:
-    """Check that no model has a relative path that exists on this machine but is not uploaded.
-
-    Raises:
-        ConfigError: there is one; the message names its dotted path.
-    """
+    """Check that no model has a relative path that exists on this machine but is not uploaded. Raises ConfigError if
+    there is one, with its dotted path."""
     if not isinstance(value, dict):
         return
     for name, inner in value.items():
@@ -236,11 +230,8 @@ def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]
 
 
 def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the resources to reserve for the driver, as keyword arguments of Ray's client.
-
-    Raises:
-        ConfigError: a custom resource has no number.
-    """
+    """Return the resources to reserve for the driver, as keyword arguments of Ray's client. Raises ConfigError if a
+    custom resource has no number."""
     custom: dict[str, float] = {}
     for text in arguments.driver_resource:
         name, _, number = text.partition("=")
@@ -258,11 +249,8 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def next_number(earlier: Sequence[Known], again: bool) -> int:
-    """Return the number of the next submission.
-
-    Raises:
-        ConfigError: the job is running, or has succeeded and `--again` is not set.
-    """
+    """Return the number of the next submission. Raises ConfigError if the job is running, or has succeeded and
+    `--again` is not set."""
     if not earlier:
         return 1
     last = earlier[-1]
@@ -282,18 +270,23 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     if asked == "follow":
         cluster.ask(submission_id)  # raises ConfigError for an unknown id
         try:
-            known = cluster.follow(submission_id, _show)
+            known = cluster.follow(submission_id, functools.partial(print, end="", flush=True))
         except KeyboardInterrupt:
             print(f"\nthe job continues; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
             return FAILED
         print(f"{submission_id}: {known.status}", file=sys.stderr)
-        return exit_status(known)
+        return _exit_status(known)
     known = cluster.stop(submission_id) if asked == "stop" else cluster.ask(submission_id)
     print("\n".join(known.lines()))
     if asked == "stop" and not known.has_ended:
         print(f"{submission_id} has not ended yet", file=sys.stderr)
         return FAILED
     return DONE
+
+
+def _exit_status(known: Known) -> int:
+    """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
+    return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 
 
 def _look_at_all(cluster: Cluster, asked: str, submission_ids: Sequence[str]) -> int:
@@ -315,17 +308,7 @@ def _look_at_all(cluster: Cluster, asked: str, submission_ids: Sequence[str]) ->
     except KeyboardInterrupt:
         print("\nthe jobs continue; --follow shows them again, --stop ends them", file=sys.stderr)
         return FAILED
-    return next(filter(None, map(exit_status, states.values())), DONE)
-
-
-def exit_status(known: Known) -> int:
-    """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
-    return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
-
-
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    return next(filter(None, map(_exit_status, states.values())), DONE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
 
 from ray.data import Dataset
 
@@ -31,13 +30,8 @@ from pipeline.synthesis.summary import ImageSummary
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
-    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
-
-    Raises:
-        ConfigError: another job has taken the attempt.
-        Fenced: a later attempt has taken over.
-        RuntimeError: rows are missing from the output.
-    """
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises
+    the errors of `run_graph`."""
     method = plan.config.method
     wall_s, waits, publisher = run_graph(plan, results, rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
@@ -76,18 +70,15 @@ def preview_page(plan: SynthesisPlan) -> str:
     rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
     rows.sort(key=lambda row: (place.get(row["prompt_id"], len(place)), row["replica"]))
     del rows[preview.MAX_ROWS + 1 :]
-    images = {row["sample_id"]: [_pixels(row)] for row in rows if row.get("image")}
+    images = {
+        row["sample_id"]: [decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])]
+        for row in rows
+        if row.get("image")
+    }
     note = f"{plan.num_results or len(rows)} images · {plan.config.method.label} · target {plan.pair.target_id}"
-    return preview.render_page(plan.job_id, note, [{**row, "generated_text": _caption(row)} for row in rows], images)
-
-
-def _pixels(row: dict[str, Any]) -> Any:
-    return decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
-
-
-def _caption(row: dict[str, Any]) -> str:
-    """Return the prompt or class label of an image as text; empty if it has neither."""
-    return row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
+    for row in rows:
+        row["generated_text"] = row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
+    return preview.render_page(plan.job_id, note, rows, images)
 
 
 COMMAND = Command(

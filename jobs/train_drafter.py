@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m jobs.train_drafter", description=__doc__)
     parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
-    arguments = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_intermixed_args(argv)
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
@@ -60,11 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: TrainDrafterJob) -> dict[str, Any]:
-    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
-
-    Raises:
-        ConfigError: the output belongs to another run, or the target or the source is invalid.
-    """
+    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements. Raises
+    ConfigError if the output belongs to another run, or the target or the source is invalid."""
     source = freeze_source(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
     output = claim_output(job, source, found.revisions["target"])

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, type=Path, help="the file to write, for method.drafter.vocabulary.path")
     parser.add_argument("--column", default="generated_text", help="the column of Parquet files that holds the texts")
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="job output, Parquet file or text file; any URL")
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     try:
         counted = _count(arguments)
         write_tokens(arguments.out, counted.tokens, f"{counted.num_texts} texts by the tokenizer of {arguments.target}")
@@ -39,8 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"refused: {arguments.out} cannot be written: {error.strerror or error}", file=sys.stderr)
         return REFUSED
-    for line in _lines(counted, arguments.out):
-        print(line)
+    shares = ", ".join(f"{100 * share:g} % by {counted.size_for(share):,}" for share in SHARES)
+    different = f"{counted.num_tokens:,} tokens, {len(counted.tokens):,} of them different"
+    print(f"texts         {counted.num_texts:,} of {different}")
+    print(f"covered       {shares}")
+    print(f"list          {arguments.out} (as method.drafter.vocabulary.path; .size takes the first so many)")
     return DONE
 
 
@@ -55,16 +58,6 @@ def _count(arguments: argparse.Namespace) -> Counted:
     if not counted.tokens:
         raise ConfigError(f"{', '.join(arguments.sources)}: there is no text to count")
     return counted
-
-
-def _lines(counted: Counted, out: Path) -> list[str]:
-    shares = ", ".join(f"{100 * share:g} % by {counted.size_for(share):,}" for share in SHARES)
-    different = f"{counted.num_tokens:,} tokens, {len(counted.tokens):,} of them different"
-    return [
-        f"texts         {counted.num_texts:,} of {different}",
-        f"covered       {shares}",
-        f"list          {out} (as method.drafter.vocabulary.path; .size takes the first so many)",
-    ]
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from pydantic import BaseModel
 from configs.compose import method_names
 from docgen import columns, config, methods
 from docgen.__main__ import outdated
-from docgen.markdown import broken_links
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "jobs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "docgen", "tests")
 MAX_README_LINES = 200
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def read(path: str) -> str:
@@ -37,7 +38,7 @@ def test_an_outdated_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(map(str, outdated(ROOT))) == ["docs/reference/error-codes.md"]
 
 
-@pytest.mark.parametrize(("job", "model"), [(job, model) for job, _, model in config.JOBS])
+@pytest.mark.parametrize(("job", "model"), config.JOBS.items())
 def test_every_field_has_a_meaning(job: str, model: type[BaseModel]) -> None:
     missing = [field.key for field in config.fields(model) if not field.meaning]
     assert missing == [], job
@@ -66,6 +67,29 @@ def test_the_readme_is_short() -> None:
 
 
 # --- links, paths, commands ----------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings: lower case, punctuation dropped, spaces replaced by hyphens."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(text: str, folder: Path) -> list[str]:
+    """Return relative link targets of a page in `folder` whose file or heading does not exist; external URLs are
+    skipped."""
+    broken = []
+    for found in LINK.finditer(CODE.sub("", text)):
+        target = found[1] or found[2]
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        page = folder / path if path else None
+        if page is not None and not page.exists():
+            broken.append(path)
+        elif anchor and anchor not in anchors(page.read_text(encoding="utf-8") if page else text):
+            broken.append(f"{path}#{anchor}")
+    return broken
 
 
 def documents() -> list[str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,35 +16,35 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
+from models.heads.eagle import save_eagle
+from models.heads.files import keep_as_safetensors
+from models.heads.medusa import save_medusa
+from models.heads.teacher import TrainingSample
+from models.heads.training import Pace, Trainer, fresh_eagle, fresh_medusa
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.vq_files import load_vq, save_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo import pair, samples
-from zoo.heads import build_head
+from models.target import Target
+from zoo import pair
 from zoo.image.gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
-from zoo.image.text import load_t5, save_t5, train_t5
+from zoo.image.text import load_t5, train_t5
 from zoo.image.vq import polish_decoder, train_vq
-from zoo.pair import CHECKPOINTS
+from zoo.pair import CHECKPOINTS, NUM_VISUAL_TOKENS
 from zoo.quality import load_captioner
+from zoo.samples import Batch, draw_batches
 from zoo.text import pair as text_pair
 from zoo.text import samples as text_samples
 from zoo.tower import pretrain_tower, sharpen_tower
-from zoo.training import Recipe, fit, keep_memory, label_loss, lr_share, next_token_loss, report
+from zoo.training import Recipe, fit, label_loss, lr_share, next_token_loss, report
 from zoo.video import pair as video_pair
 from zoo.video import samples as video_samples
 from zoo.world.grammar import DRAFTER_FILLER_ODDS
 
 RECIPES = {
-    "caption_target": Recipe(
-        3000, 32, 1e-3, tower_steps=2000, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=3e-4, sharpen_steps=1000,
-        polish_steps=400,
-    ),
-    "caption_drafter": Recipe(
-        2000, 32, 2e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4,
-        filler_odds=DRAFTER_FILLER_ODDS,
-    ),
+    "caption_target": Recipe(3000, 32, 1e-3, 2000, tuned_tower_lr=3e-4, sharpen_steps=1000, polish_steps=400),
+    "caption_drafter": Recipe(2000, 32, 2e-3, 800, tuned_tower_lr=5e-4, filler_odds=DRAFTER_FILLER_ODDS),
     # The model of the context `caption`: between target and drafter in size and quality.
-    "caption_captioner": Recipe(1400, 32, 1.5e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4),
+    "caption_captioner": Recipe(1400, 32, 1.5e-3, 800, tuned_tower_lr=5e-4),
     "caption_eagle": Recipe(1200, 32, 1e-3),
     "caption_medusa": Recipe(800, 32, 1e-3),
     "video_target": Recipe(1400, 24, 1.5e-3, tower_steps=700, rounds=2),
@@ -55,13 +56,14 @@ RECIPES = {
     "image_target": Recipe(3000, 32, 2e-3, num_images=20000),
     "image_drafter": Recipe(1200, 16, 3e-3, num_images=20000),
     "image_class_target": Recipe(2000, 16, 3e-3, num_images=8000),
-}  # fmt: skip
+}
 QUICK_SHARES = {"caption": 0.12, "video": 0.01, "text": 0.01, "image": 0.02}
 """Share of all numbers of steps and images that `--quick` runs."""
 POLISH_SHARE = 0.2
 """Learning rates of a caption model's last stage, relative to the stages before."""
 DECODER_LR = 1.5e-3
 """Learning rate of the VQ model's decoder in its last stage."""
+NUM_MEDUSA_HEADS = 4
 LABEL_WEIGHT = 0.2
 """Loss weight of the labels in a video model's second stage: enough that the tower keeps its features while the
 language model learns to read them."""
@@ -74,10 +76,10 @@ def build_caption(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
         return
     model = pair.build_model(role, pair.build_tokenizer(), seed)
     tower, width = model.model.vision_tower, pair.ARCHITECTURES[role]["vision"]
-    pretrain_tower(tower, width, recipe.tower_steps, recipe.tower_batch, recipe.tower_lr, seed)
+    pretrain_tower(tower, width, recipe.tower_steps, seed)
     train_captions(model, recipe, seed)
     if recipe.sharpen_steps:
-        sharpen_tower(tower, width, recipe.sharpen_steps, recipe.tower_batch, seed)
+        sharpen_tower(tower, width, recipe.sharpen_steps, seed)
     if recipe.polish_steps:
         rates = {"lr": recipe.lr * POLISH_SHARE, "tuned_tower_lr": recipe.tuned_tower_lr * POLISH_SHARE}
         train_captions(model, replace(recipe, steps=recipe.polish_steps, **rates), seed + 1)
@@ -90,8 +92,44 @@ def train_captions(model: LlavaForConditionalGeneration, recipe: Recipe, seed: i
     tower = list(model.model.vision_tower.parameters())
     rest = [p for name, p in model.named_parameters() if not name.startswith("model.vision_tower.")]
     groups = [{"params": tower, "lr": recipe.tuned_tower_lr}, {"params": rest, "lr": recipe.lr}]
-    batches = samples.draw_batches("train", seed, recipe.batch, pair.build_tokenizer(), odds=recipe.filler_odds)
+    batches = draw_batches("train", seed, recipe.batch, pair.build_tokenizer(), recipe.filler_odds)
     fit_tokens(model, batches, groups, recipe, max_warmup_steps=200)
+
+
+def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train one head for the target in `folder`, and save it in the same folder."""
+    target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
+    batches = draw_batches("train", seed + (7 if kind == "eagle" else 8), recipe.batch, pair.build_tokenizer())
+    settings = {"schedule": "cosine", "clip": "norm", "clip_limit": 1.0, "noise_tokens": None}
+    pace = Pace(recipe.steps, recipe.lr, seed, warmup_steps=recipe.steps // 10, **settings)
+    head = fresh_eagle(target, seed) if kind == "eagle" else fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
+    trainer, total = Trainer(target, head, pace), 0.0
+    for step, batch in enumerate(islice(batches, recipe.steps), start=1):
+        taught = training_samples_of(batch, target)
+        total += trainer.learn(list(enumerate(taught, start=(step - 1) * len(taught)))) or 0.0
+        if step % 100 == 0 or step == recipe.steps:
+            report(f"step {step}/{recipe.steps} loss {total / (step % 100 or 100):.4f}")
+            total = 0.0
+    out = folder / f"caption_{kind}"
+    if kind == "eagle":
+        save_eagle(head.network, out, torch.bfloat16)
+    else:
+        save_medusa(head.heads, out, torch.bfloat16)
+    keep_as_safetensors(out)
+
+
+def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:
+    """Return the conversations of a batch one by one, without padding."""
+    training_samples, used = [], 0
+    for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
+        ids = batch.ids[row, :size]
+        num_images = int((ids == target.model.config.image_token_id).sum()) // NUM_VISUAL_TOKENS
+        inputs = {"input_ids": ids[None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
+        if num_images:
+            inputs["pixel_values"] = batch.inputs["pixel_values"][used : used + num_images]
+        used += num_images
+        training_samples.append(TrainingSample(target.prefix(inputs), batch.weights[row, :size] > 0))
+    return training_samples
 
 
 def build_text(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
@@ -104,7 +142,7 @@ def build_text(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def fit_tokens(
-    model: nn.Module, batches: Iterator[samples.Batch], groups: list[dict], recipe: Recipe, max_warmup_steps: int
+    model: nn.Module, batches: Iterator[Batch], groups: list[dict], recipe: Recipe, max_warmup_steps: int
 ) -> None:
     """Train a language model in place on the tokens of batches."""
     optimizer = torch.optim.AdamW(groups, weight_decay=0.02, betas=(0.9, 0.98))
@@ -133,14 +171,9 @@ def build_video(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def train_videos(
-    model: Qwen2_5_VLForConditionalGeneration,
-    batches: Iterator[samples.Batch],
-    recipe: Recipe,
-    tower_steps: int,
-    seed: int,
+    model: Qwen2_5_VLForConditionalGeneration, batches: Iterator[Batch], recipe: Recipe, tower_steps: int, seed: int
 ) -> None:
-    """Train a model in place: `tower_steps` of the tower on labels, then the whole model on captions and weighted
-    labels."""
+    """Train the tower in place on labels, then the whole model on captions and weighted labels."""
     torch.manual_seed(seed)
     tower, width = model.model.visual, model.config.text_config.hidden_size
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(video_samples.HEADS.values())))
@@ -171,12 +204,12 @@ def build_image(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
         polish_decoder(vq, tower, replace(recipe, steps=recipe.polish_steps, lr=DECODER_LR), seed + 1)
         save_vq(vq, folder / "image_vq", torch.bfloat16)
     elif role == "t5":
-        save_t5(*train_t5(recipe, seed), folder / "image_t5")
+        pair.save_model(*train_t5(recipe, seed), folder / "image_t5")
     else:
         kind = SHAPES_OF[role].condition
         vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
-        t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
-        codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, t5, tokenizer)
+        encoder = load_t5(folder) if kind == "text" else ()
+        codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, *encoder)
         gpt = build_gpt(role, seed, vq.quantize.directions().detach())
         train_gpt(gpt, codes, recipe, seed)
         save_gpt(gpt, folder / f"image_{role}", torch.bfloat16)
@@ -193,12 +226,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a short run that checks the recipe; needs --out")
     parser.add_argument("--only", choices=RECIPES, help="train one model, keep the others as they are in --out")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args(argv)
     if options.quick and options.out == CHECKPOINTS:
         parser.error("--quick makes poor models: name another folder with --out")
-    keep_memory()
-    torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     for name, recipe in RECIPES.items():

@@ -6,14 +6,12 @@ Writes the prompts, runs both jobs, and writes a sheet of the images. The caller
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from PIL import Image
 from transformers.utils.logging import disable_progress_bar
 
@@ -24,7 +22,7 @@ from pipeline.reports import summary
 from pipeline.reports.contact_sheet import contact_sheet
 from pipeline.synthesis.plan import make_plan
 from pipeline.synthesis.summary import ImageSummary
-from zoo.demo_output import Rows, read_rows, show_speed
+from zoo.demo_output import Rows, check, read_rows, show_speed
 from zoo.image.gpt import class_of
 from zoo.image.quality import Reader, load_reader, measure_described
 from zoo.world.grain import draw_grainy_scene, write_prompt
@@ -44,107 +42,63 @@ WIDE_TREE = (
 )
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One row of the source; the label is for class-conditional models, which know single objects."""
-
-    sample_id: str
-    text: str
-    label: int | None
-
-
 def run(out: Path) -> list[str]:
-    """Write prompts below `out`, synthesize them twice and print the results; return the failures.
-
-    Raises:
-        ConfigError: a job is refused.
-    """
+    """Write prompts below `out`, synthesize them twice and print the results; return the failures. Raises ConfigError
+    if a job is refused."""
     prompts = draw_prompts(NUM_PROMPTS, SEED)
     write_prompts(prompts, out / "source/prompts")
     print(f"wrote {len(prompts)} prompts into {out}/source/prompts, 2 of them broken on purpose")
-    totals = {name: synthesise(name, out) for name in CONFIGS}
-    results = {name: read_rows(out / "images" / name, ["prompt_id", "image"]) for name in CONFIGS}
+    totals: dict[str, ImageSummary] = {}
+    results: dict[str, Rows] = {}
+    for name, preset in CONFIGS.items():
+        overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
+        config = load_preset(SynthesizeJob, preset, overrides)
+        print(f"images, {config.method.label}", flush=True)
+        totals[name] = synthesize.run(make_plan(config))
+        results[name] = read_rows(out / "images" / name, ["prompt_id", "image"])
+    relaxed, plain = totals["lantern"], totals["plain"]
     print()
-    print(summary.show_side_by_side(totals["lantern"], totals["plain"]))
+    print(summary.show_side_by_side(relaxed, plain))
     print()
-    problems = check(prompts, results)
+    problems = check("images", results, {f"{row['id']}#0": BROKEN.get(row["id"], "") for row in prompts})
     if not problems:
         disable_progress_bar()
         reader = load_reader()
         for name, found in results.items():
             show_images(name, prompts, found, out / f"images_{name}.png", reader)
-    show_gain(totals)
-    print()
-    return problems
-
-
-def draw_prompts(count: int, seed: int) -> list[Prompt]:
-    """Draw prompts of the split `demo`: every second one of a single object, and two that cannot be synthesised."""
-    prompts = []
-    for index in range(count):
-        scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)
-        label = class_of(scene) if len(scene.things) == 1 else None
-        prompts.append(Prompt(f"prompt-{index:02}", write_prompt(scene), label))
-    prompts.insert(5, Prompt(EMPTY, "   ", None))
-    prompts.insert(9, Prompt(TOO_LONG, " and ".join(prompt.text for prompt in prompts), None))
-    return prompts
-
-
-def write_prompts(prompts: list[Prompt], folder: Path) -> None:
-    """Write one Parquet file: ids, prompts, labels."""
-    folder.mkdir(parents=True)
-    columns = {
-        "id": [prompt.sample_id for prompt in prompts],
-        "prompt": [prompt.text for prompt in prompts],
-        "label": pa.array([prompt.label for prompt in prompts], pa.int64()),
-    }
-    pq.write_table(pa.table(columns), folder / "prompts.parquet")
-
-
-def show_images(name: str, prompts: list[Prompt], found: Rows, path: Path, reader: Reader) -> None:
-    """Write all images of a run to one sheet, and print the share of prompts that they match."""
-    good = [prompt for prompt in prompts if prompt.sample_id not in BROKEN]
-    images = [pixels(found[image_id(prompt)]) for prompt in good]
-    texts = [prompt.text for prompt in good]
-    path.write_bytes(contact_sheet(images, texts, side_px=SIDE_PX, title=name))
-    seen = measure_described(reader, images, texts)
-    shares = f"{seen.attributes:.0%} of what the prompts ask is in them, {seen.whole:.0%} have all of it"
-    print(f"images      {len(images)} on {path}: {shares} (read by the captioner)")
-
-
-def show_gain(totals: dict[str, ImageSummary]) -> None:
-    """Print the savings and the cost of LANTERN."""
-    relaxed, plain = totals["lantern"], totals["plain"]
     ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
     print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
     ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
     show_speed("codes per engine second, LANTERN / plain", ratio, WIDE_TREE)
-
-
-def synthesise(name: str, out: Path) -> ImageSummary:
-    """Run one job."""
-    overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
-    config = load_preset(SynthesizeJob, CONFIGS[name], overrides)
-    print(f"images, {config.method.label}", flush=True)
-    return synthesize.run(make_plan(config))
-
-
-def image_id(prompt: Prompt) -> str:
-    """Return the id of a prompt's only image."""
-    return f"{prompt.sample_id}#0"
-
-
-def pixels(row: dict[str, Any]) -> NDArray[np.uint8]:
-    """Return the image of a result row as pixels."""
-    return np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"))
-
-
-def check(prompts: list[Prompt], results: dict[str, Rows]) -> list[str]:
-    """Return the failures: wrong ids and error codes."""
-    wanted = {image_id(prompt): BROKEN.get(prompt.sample_id, "") for prompt in prompts}
-    problems = []
-    for name, found in results.items():
-        wrong = sorted({sample_id: row["error_type"] for sample_id, row in found.items()}.items() ^ wanted.items())
-        if wrong:
-            problems.append(f"images, {name}: rows are not as planned: {wrong[:4]}")
+    print()
     return problems
+
+
+def draw_prompts(count: int, seed: int) -> list[dict[str, Any]]:
+    """Draw rows of the split `demo`, half of them of one object, with a label; two more cannot be synthesised."""
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)
+        label = class_of(scene) if len(scene.things) == 1 else None
+        rows.append({"id": f"prompt-{index:02}", "prompt": write_prompt(scene), "label": label})
+    rows.insert(5, {"id": EMPTY, "prompt": "   ", "label": None})
+    rows.insert(9, {"id": TOO_LONG, "prompt": " and ".join(row["prompt"] for row in rows), "label": None})
+    return rows
+
+
+def write_prompts(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Write one Parquet file."""
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), folder / "prompts.parquet")
+
+
+def show_images(name: str, prompts: list[dict[str, Any]], found: Rows, path: Path, reader: Reader) -> None:
+    """Write all images of a run to one sheet, and print the share of prompts that they match."""
+    good = [row for row in prompts if row["id"] not in BROKEN]
+    files = [io.BytesIO(found[f"{row['id']}#0"]["image"]["bytes"]) for row in good]
+    images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
+    texts = [row["prompt"] for row in good]
+    path.write_bytes(contact_sheet(images, texts, side_px=SIDE_PX, title=name))
+    seen = measure_described(reader, images, texts)
+    shares = f"{seen.attributes:.0%} of what the prompts ask is in them, {seen.whole:.0%} have all of it"
+    print(f"images      {len(images)} on {path}: {shares} (read by the captioner)")

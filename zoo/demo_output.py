@@ -1,4 +1,4 @@
-"""Functions shared by the parts of the demo: reads the rows of a run and prints captions beside the truth."""
+"""Functions shared by the parts of the demo: reads and checks the rows of runs, prints captions beside the truth."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ def read_rows(output: Path, columns: Sequence[str]) -> Rows:
     return {row["sample_id"]: row for table in tables for row in table.to_pylist()}
 
 
-def errors_of(found: Rows) -> dict[str, str]:
-    """Return the error codes of the rows that have one."""
-    return {sample_id: row["error_type"] for sample_id, row in found.items() if row["error_type"]}
+def check(noun: str, results: dict[str, Rows], wanted: dict[str, str]) -> list[str]:
+    """Return the failures of runs by name: ids or error codes unlike `wanted`, and texts that differ between runs."""
+    problems = []
+    for name, found in results.items():
+        wrong = sorted({key: row["error_type"] for key, row in found.items()}.items() ^ wanted.items())
+        if wrong:
+            problems.append(f"{noun}, {name}: rows are not as planned: {wrong[:4]}")
+    texts = [{key: row.get("generated_text") for key, row in found.items()} for found in results.values()]
+    if any(some != texts[0] for some in texts):
+        problems.append(f"{noun}: results differ between the runs")
+    return problems
 
 
 def show_caption(truth: str, caption: str) -> None:

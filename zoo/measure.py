@@ -1,6 +1,6 @@
 """Measures the quality of shipped or rebuilt models on held-out scenes: `python -m zoo.measure PART`.
 
-Writes the numbers as JSON and prints their table; with `--table` it prints the table of the committed file for
+Writes the numbers as JSON and prints them as tables; with `--table` it prints those of the committed file for
 zoo/README.md.
 """
 
@@ -12,34 +12,42 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
+from docgen.markdown import table
 from zoo import quality
-from zoo.image import synthesis_quality
 from zoo.pair import CHECKPOINTS
 from zoo.text import quality as text_quality
-from zoo.training import keep_memory
 from zoo.video import quality as video_quality
 
-PARTS = {"caption": quality, "text": text_quality, "video": video_quality, "image": synthesis_quality}
+FOLDER = Path(__file__).parent
+PARTS = {
+    "caption": (quality.measure, FOLDER / "quality.json"),
+    "text": (text_quality.measure, FOLDER / "text_quality.json"),
+    "video": (video_quality.measure, FOLDER / "video_quality.json"),
+}
+"""The measure of each part and the file of its numbers."""
+
+
+def quality_table(measured: dict[str, float]) -> str:
+    """Render measured numbers as two Markdown tables: one column per model, then the numbers of the pair."""
+    names = [key.removeprefix("target_") for key in measured if key.startswith("target_")]
+    roles = ("target", "drafter")
+    rows = [[name.replace("_", " "), *(f"{measured[f'{role}_{name}']:.3f}" for role in roles)] for name in names]
+    others = [key for key in measured if not key.startswith(("target_", "drafter_"))]
+    shared = [[key.replace("_", " "), f"{measured[key]:.3f}".removesuffix(".000")] for key in others]
+    return f"{table(('by model', *roles), rows)}\n\n{table(('', 'value'), shared)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m zoo.measure", description="Measure models of the zoo.")
     parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--table", action="store_true", help="print the table of the JSON file, measure nothing")
+    parser.add_argument("--table", action="store_true", help="print the table of the committed file, measure nothing")
     parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
-    parser.add_argument("--json", type=Path, help="file that is read or written (default: the committed one)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args(argv)
-    part = PARTS[options.part]
-    path = options.json or part.QUALITY_JSON
+    measure, path = PARTS[options.part]
     if not options.table:
-        keep_memory()
-        torch.set_num_threads(options.threads)
-        path.write_text(json.dumps(part.measure(options.checkpoints), indent=1) + "\n")
-    print(part.quality_table(json.loads(path.read_text())))
+        path.write_text(json.dumps(measure(options.checkpoints), indent=1) + "\n")
+    print(quality_table(json.loads(path.read_text())))
     return 0
 
 

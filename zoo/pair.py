@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     CLIPVisionConfig,
     GenerationConfig,
@@ -15,11 +16,11 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from zoo.tokenizer import train_tokenizer
 from zoo.world import dialogue, grammar
 from zoo.world.scene import change_scene, draw_clip, draw_scene, scene_rng
 
@@ -48,6 +49,37 @@ ARCHITECTURES = {
     "drafter": {"hidden": 64, "heads": 1, "layers": 2, "ffn": 192, "vision": 64, "vision_layers": 3},
     "captioner": {"hidden": 128, "heads": 2, "layers": 2, "ffn": 256, "vision": 64, "vision_layers": 3},
 }
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    specials: Sequence[str | AddedToken],
+    layout: str = "$A",
+    vocab_size: int = 2048,
+    lowercase: bool = False,
+    **settings: Any,
+) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer: every word of the world is one token, any other text becomes bytes.
+
+    `layout` places a special token beside the text `$A`; `settings` are transformers'.
+    """
+    core = Tokenizer(models.BPE())
+    if lowercase:
+        core.normalizer = normalizers.Lowercase()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=lowercase)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(specials),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    placed = [(word, core.token_to_id(word)) for word in layout.split() if word != "$A"]
+    if placed:
+        pair = f"{layout} {layout.replace('$A', '$B')}"
+        core.post_processor = processors.TemplateProcessing(single=layout, pair=pair, special_tokens=placed)
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **settings)
 
 
 def grammar_texts(num_scenes: int, seed: int) -> list[str]:
@@ -151,7 +183,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
     return model
 
 
-def save_model(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
+def save_model(model: PreTrainedModel, processor: LlavaProcessor | PreTrainedTokenizerFast, folder: Path) -> None:
     """Save a model in bfloat16 with its processor; the Auto classes load the folder like any checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from zoo.pair import IMAGE_PX, NUM_VISUAL_TOKENS, SPECIALS
@@ -22,6 +24,8 @@ CLIP_FRAMES = 3
 FILLER_WORDS = {word for words in grammar.FILLERS.values() for word in words}
 # Fillers cannot be predicted: a lower weight reduces gradient noise and does not change the optimal probabilities.
 FILLER_WEIGHT = 0.3
+POOL = 16
+"""Batches that are drawn together and sorted by length."""
 MIXTURE = {"caption": 0.78, "second": 0.09, "change": 0.06, "clip": 0.04, "text": 0.03}
 
 
@@ -40,11 +44,11 @@ class Batch:
     `labels` [heads, tokens] are the attribute labels of the visual tokens of videos.
     """
 
-    ids: torch.Tensor
-    weights: torch.Tensor
-    mask: torch.Tensor
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    labels: torch.Tensor | None = None
+    ids: Tensor
+    weights: Tensor
+    mask: Tensor
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
 
 
 def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = grammar.FILLER_ODDS) -> Conversation:
@@ -83,64 +87,56 @@ def as_from_file(image: Image.Image, quality: int | None) -> np.ndarray:
     return np.asarray(image)
 
 
-def pixels_of(images: list[np.ndarray]) -> torch.Tensor:
+def pixels_of(images: list[np.ndarray]) -> Tensor:
     """Normalise uint8 images [96, 96, 3] as the processor does, to float32 [n, 3, 96, 96]."""
     stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
     return (stacked / 255.0 - 0.5) / 0.25
 
 
-def encode_answer(
-    answer: str, tokenizer: PreTrainedTokenizerFast, fillers: Collection[str] = FILLER_WORDS
+def encode_turn(
+    prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast, fillers: Collection[str] = FILLER_WORDS
 ) -> tuple[list[int], list[float]]:
-    """Return the ids of an answer, eos included, and the loss weight of each id."""
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    words = [tokenizer.decode([token]).strip() for token in ids]
+    """Return the ids of a rendered prompt and of its answer, eos included, and the loss weight of each id."""
+    asked, answered = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
+    words = [tokenizer.decode([token]).strip() for token in answered]
     weights = [FILLER_WEIGHT if word in fillers else 1.0 for word in words]
-    return [*ids, tokenizer.eos_token_id], [*weights, 1.0]
+    return [*asked, *answered, tokenizer.eos_token_id], [*[0.0] * len(asked), *weights, 1.0]
 
 
 def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
     """Return the ids of a conversation, laid out as the chat template does, and the loss weight of each id."""
-    ids: list[int] = [tokenizer.bos_token_id]
-    weights: list[float] = [0.0]
-    for turn, (prompt, answer) in enumerate(conversation.turns):
-        images = (SPECIALS["image"] * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes) if turn == 0 else ""
-        asked = tokenizer(f"USER: {images}{prompt} ASSISTANT:", add_special_tokens=False)["input_ids"]
-        answered, answer_weights = encode_answer(f" {answer}", tokenizer)
-        ids += [*asked, *answered]
-        weights += [*[0.0] * len(asked), *answer_weights]
+    before = tokenizer.bos_token + "USER: " + (SPECIALS["image"] * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes)
+    ids: list[int] = []
+    weights: list[float] = []
+    for prompt, answer in conversation.turns:
+        turn_ids, turn_weights = encode_turn(f"{before}{prompt} ASSISTANT:", f" {answer}", tokenizer)
+        ids += turn_ids
+        weights += turn_weights
+        before = "USER: "
     return ids, weights
 
 
-def pad_rows(rows: Sequence[tuple[list[int], list[float]]], pad: int) -> tuple[torch.Tensor, ...]:
+def pad_rows(rows: Iterable[tuple[list[int], list[float]]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return right-padded ids, weights and mask [b, L] of encoded rows."""
-    length = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [pad] * (length - len(row)) for row, _ in rows])
-    weights = torch.tensor([row + [0.0] * (length - len(row)) for _, row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row, _ in rows])
+    all_ids, all_weights = zip(*rows)
+    ids = pad_sequence([torch.tensor(ids) for ids in all_ids], batch_first=True, padding_value=pad)
+    weights = pad_sequence([torch.tensor(weights) for weights in all_weights], batch_first=True)
+    mask = pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids in all_ids], batch_first=True)
     return ids, weights, mask
 
 
-Sample = TypeVar("Sample")
-
-
 def draw_pools(
-    draw: Callable[[random.Random], Sample],
-    length: Callable[[Sample], int],
-    stream: str,
-    seed: int,
-    size: int,
-    pool: int,
-) -> Iterator[list[Sample]]:
-    """Yield lists of `size` samples without end; pools of `pool` · `size` samples are sorted by length against
-    padding."""
+    draw: Callable[[random.Random], tuple[list[int], *tuple[Any, ...]]], stream: str, seed: int, size: int
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield lists of `size` samples without end; pools of 16 · `size` samples are sorted by length against padding."""
     index = 0
     while True:
-        drawn = sorted((draw(scene_rng(stream, seed, index + number)) for number in range(pool * size)), key=length)
-        index += pool * size
-        starts = [start * size for start in range(pool)]
+        samples = [draw(scene_rng(stream, seed, index + number)) for number in range(POOL * size)]
+        samples.sort(key=lambda sample: len(sample[0]))
+        index += POOL * size
+        starts = list(range(0, POOL * size, size))
         scene_rng(stream, seed, -index).shuffle(starts)
-        yield from (drawn[start : start + size] for start in starts)
+        yield from (samples[start : start + size] for start in starts)
 
 
 def draw_batches(
@@ -148,16 +144,15 @@ def draw_batches(
     seed: int,
     batch_size: int,
     tokenizer: PreTrainedTokenizerFast,
-    pool: int = 16,
     odds: Sequence[float] = grammar.FILLER_ODDS,
 ) -> Iterator[Batch]:
     """Yield training batches without end; see `draw_pools`."""
 
-    def draw(rng: random.Random) -> tuple[tuple[list[int], list[float]], Conversation, random.Random]:
+    def draw(rng: random.Random) -> tuple[list[int], list[float], Conversation, random.Random]:
         conversation = draw_conversation(split, rng, odds)
-        return encode(conversation, tokenizer), conversation, rng
+        return *encode(conversation, tokenizer), conversation, rng
 
-    for samples in draw_pools(draw, lambda sample: len(sample[0][0]), split, seed, batch_size, pool):
-        images = [render_like_a_file(scene, rng) for _, conversation, rng in samples for scene in conversation.scenes]
+    for samples in draw_pools(draw, split, seed, batch_size):
+        images = [render_like_a_file(scene, rng) for *_, conversation, rng in samples for scene in conversation.scenes]
         inputs = {"pixel_values": pixels_of(images)} if images else {}
-        yield Batch(*pad_rows([row for row, *_ in samples], tokenizer.pad_token_id), inputs)
+        yield Batch(*pad_rows([sample[:2] for sample in samples], tokenizer.pad_token_id), inputs)

@@ -40,7 +40,7 @@ HEADS = {
 }  # fmt: skip
 # Mostly small objects, which a tower learns last.
 CROWDED_SIZE_ODDS = (0.6, 0.25, 0.15)
-SHARPEN_LR = 3e-4
+BATCH, LR, SHARPEN_LR = 64, 1e-3, 3e-4
 
 
 def label_patches(scene: Scene) -> Tensor:
@@ -67,12 +67,10 @@ def draw_crowded(rng: random.Random, split: str) -> Scene:
             return crowded
 
 
-def draw_labelled(
-    draw: Callable[[random.Random, str], Scene], seed: int, step: int, batch_size: int
-) -> tuple[Tensor, Tensor]:
+def draw_labelled(draw: Callable[[random.Random, str], Scene], seed: int, step: int) -> tuple[Tensor, Tensor]:
     """Return the pixels [b, 3, 96, 96] and labels [6 heads, b, 36] of a training step."""
     images, labels = [], []
-    for index in range((step - 1) * batch_size, step * batch_size):
+    for index in range((step - 1) * BATCH, step * BATCH):
         rng = scene_rng("train", seed, index)
         scene = draw(rng, "train")
         images.append(render_like_a_file(scene, rng))
@@ -85,24 +83,24 @@ def label_head(width: int) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
 
 
-def pretrain_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int, lr: float, seed: int) -> None:
+def pretrain_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:
     """Train a CLIP tower in place to predict the attributes from its patch features."""
     torch.manual_seed(seed)
     head = label_head(width)
     parameters = [*tower.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = OneCycleLR(optimizer, lr, total_steps=num_steps + 1, pct_start=0.1)
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1)
     tower.train()
 
     def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
-        pixels, labels = draw_labelled(draw_scene, seed + 1, step, batch_size)
+        pixels, labels = draw_labelled(draw_scene, seed + 1, step)
         features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
         return label_loss(head(features), labels, HEADS)
 
-    fit(step_loss, [schedule], parameters, num_steps, batch_size, "tower")
+    fit(step_loss, [schedule], parameters, num_steps, BATCH, "tower")
 
 
-def sharpen_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int, seed: int) -> None:
+def sharpen_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:
     """Train a tower in place on crowded scenes; the first tenth of the steps fits heads to its present features."""
     torch.manual_seed(seed)
     head = label_head(width)
@@ -112,7 +110,7 @@ def sharpen_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int,
     rates = [lambda step: 1.0 - 0.9 * step / num_steps, lambda step: min(1.0, 1.1 * (1.0 - step / num_steps))]
 
     def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
-        pixels, labels = draw_labelled(draw_crowded, seed + 2, step, batch_size)
+        pixels, labels = draw_labelled(draw_crowded, seed + 2, step)
         with torch.no_grad():
             before = present(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
         is_fitted = step > max(1, num_steps // 10)
@@ -121,4 +119,4 @@ def sharpen_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int,
         moved = mse_loss(features, before)
         return moved + loss, {**right, "moved": moved.item()}
 
-    fit(step_loss, [LambdaLR(optimizer, rates)], tower.parameters(), num_steps, batch_size, "sharpen")
+    fit(step_loss, [LambdaLR(optimizer, rates)], tower.parameters(), num_steps, BATCH, "sharpen")

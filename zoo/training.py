@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 import time
@@ -25,47 +24,26 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps, samples per step and learning rate of one model; the other fields apply to some models only.
-
-    `num_images` are encoded once for a GPT; `rounds` is how often a video model repeats its caption training with
-    warm-up.
-    """
+    """Steps, samples per step and learning rate of one model; the other fields apply to some models only."""
 
     steps: int
     batch: int
     lr: float
     tower_steps: int = 0
-    tower_batch: int = 0
-    tower_lr: float = 0.0
     tuned_tower_lr: float = 0.0
     """Learning rate of the tower while the whole model is trained."""
     sharpen_steps: int = 0
     polish_steps: int = 0
     num_images: int = 0
+    """Images of a GPT, encoded once."""
     rounds: int = 1
+    """How often a video model repeats its caption training with warm-up."""
     filler_odds: tuple[float, ...] = FILLER_ODDS
 
     def shorten(self, share: float) -> Recipe:
         """Return the recipe of a quick run, with `share` of the steps and images."""
         counts = {name: getattr(self, name) for name in vars(self) if name.endswith("steps") or name == "num_images"}
         return replace(self, **{name: max(1, round(share * count)) for name, count in counts.items() if count})
-
-
-def keep_memory() -> None:
-    """Make glibc reuse freed memory instead of returning it to the system; no effect with another C library.
-
-    Training frees and allocates the same large tensors at every step. Measured in a virtual machine with costly page
-    faults: 12 samples/s without this, 81 with it.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of mallopt(3).
-    for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**28)):
-        mallopt(parameter, value)
 
 
 def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:

@@ -28,8 +28,7 @@ from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
 from zoo.image.gpt import NUM_CLASSES, class_of
-from zoo.image.quality import load_reader
-from zoo.image.synthesis_quality import GUIDANCE
+from zoo.image.quality import GUIDANCE, load_reader
 from zoo.image.vq import images_of, pixels_of
 from zoo.pair import CHECKPOINTS
 from zoo.world.grain import draw_grainy_scene, render_grainy, sample_grainy

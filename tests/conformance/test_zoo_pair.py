@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoProcessor
 
 from actors.loading.pair import Pair, load
 from configs.load import load_job
@@ -21,7 +22,8 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.target import Target
 from tests.conformance.checks import check_telemetry, run
-from zoo.quality import ask, load_pair, other_questions
+from zoo.pair import CHECKPOINTS
+from zoo.quality import ask, load_captioner, other_questions
 from zoo.world import sample_scenes
 
 TREES: dict[str, Callable[[], TreePolicy]] = {
@@ -56,12 +58,13 @@ def requests() -> tuple[Request, ...]:
 @cache
 def generated() -> dict[str, tuple[int, ...]]:
     """Output of transformers' `generate` for the target alone, one prompt at a time."""
-    processor, models = load_pair()
+    processor = AutoProcessor.from_pretrained(CHECKPOINTS / "caption_target")
+    model = load_captioner(CHECKPOINTS, "target")
     found = {}
     for request in requests():
         pictures: dict[str, Any] = {"images": [list(request.images)]} if request.images else {}
         inputs = processor(text=[request.prompt], return_tensors="pt", **pictures)
-        out = models["target"].generate(**inputs, max_new_tokens=request.sampling.max_new_tokens, do_sample=False)
+        out = model.generate(**inputs, max_new_tokens=request.sampling.max_new_tokens, do_sample=False)
         found[request.sample_id] = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
     return found
 

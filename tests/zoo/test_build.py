@@ -12,25 +12,14 @@ from transformers import AutoModelForImageTextToText
 from models.heads.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo.build import BUILDERS, RECIPES, build_caption, main
-from zoo.heads import build_head, training_samples_of
+from zoo.build import BUILDERS, RECIPES, build_caption, build_head, main, training_samples_of
 from zoo.pair import CHECKPOINTS, build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
 from zoo.tower import draw_crowded, label_patches
 from zoo.training import Recipe
 from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing, scene_rng, split_of
 
-TINY = Recipe(
-    tower_steps=2,
-    tower_batch=4,
-    tower_lr=1e-3,
-    steps=2,
-    batch=4,
-    lr=1e-3,
-    tuned_tower_lr=1e-3,
-    sharpen_steps=2,
-    polish_steps=1,
-)
+TINY = Recipe(2, 4, 1e-3, tower_steps=2, tuned_tower_lr=1e-3, sharpen_steps=2, polish_steps=1)
 
 
 def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_repeats(tmp_path: Path) -> None:
@@ -62,7 +51,7 @@ def test_a_quick_run_never_overwrites_the_shipped_models(part: str, capsys: pyte
 
 def test_only_answers_are_learned_and_fillers_weigh_less() -> None:
     tokenizer = build_tokenizer(0)
-    batch = next(draw_batches("train", 3, 6, tokenizer, pool=1))
+    batch = next(draw_batches("train", 3, 6, tokenizer))
     for ids, weights, mask in zip(batch.ids, batch.weights, batch.mask):
         text = tokenizer.decode(ids[weights > 0])
         assert "USER" not in text
@@ -94,7 +83,7 @@ def test_crowded_scenes_stay_in_their_split_and_are_mostly_small() -> None:
 def test_lessons_are_the_conversations_of_a_batch_without_their_pads() -> None:
     tokenizer = build_tokenizer(0)
     target = Target.load(CheckpointRef(str(CHECKPOINTS / "caption_target")), "float32", "cpu")
-    batch = next(draw_batches("train", 3, 6, tokenizer, pool=1))
+    batch = next(draw_batches("train", 3, 6, tokenizer))
     training_samples = training_samples_of(batch, target)
     with torch.no_grad():
         whole = target.model.base_model(

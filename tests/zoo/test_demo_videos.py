@@ -11,6 +11,7 @@ import numpy as np
 from configs.load import load_preset
 from configs.schema import CaptionJob
 from zoo import demo_videos
+from zoo.demo_output import check
 from zoo.world.motion import PROMPTS, render_motion
 from zoo.world.scene import split_of
 
@@ -42,15 +43,13 @@ def test_lost_ids_errors_and_differing_texts_are_reported() -> None:
     def row(text: str, error: str = "") -> dict[str, Any]:
         return {"error_type": error, "generated_text": text}
 
-    good = {"a": row("x"), "b": row("y")}
-    check = demo_videos.check
-    assert check({"a", "b"}, {"speculative": good, "plain": good}) == []
-    assert check({"a", "b"}, {"speculative": good, "plain": good | {"b": row("z")}}) == [
-        "captions of videos differ between the runs"
-    ]
+    good, wanted = {"a": row("x"), "b": row("y")}, {"a": "", "b": ""}
+    assert check("videos", {"speculative": good, "plain": good}, wanted) == []
+    other = good | {"b": row("z")}
+    assert check("videos", {"speculative": good, "plain": other}, wanted) == ["videos: results differ between the runs"]
     failed = good | {"b": row("", "broken_video")}
-    assert "b (broken_video)" in check({"a", "b"}, {"speculative": failed, "plain": failed})[0]
-    assert check({"a", "b", "c"}, {"speculative": good, "plain": good}) == [
-        "speculative: 2 videos in the output, 3 in the source",
-        "plain: 2 videos in the output, 3 in the source",
+    assert "('b', 'broken_video')" in check("videos", {"plain": failed}, wanted)[0]
+    assert check("videos", {"plain": failed}, wanted | {"b": "broken_video"}) == []
+    assert check("videos", {"plain": good}, wanted | {"c": ""}) == [
+        "videos, plain: rows are not as planned: [('c', '')]"
     ]

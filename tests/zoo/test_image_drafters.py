@@ -21,7 +21,7 @@ from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
 from zoo.pair import CHECKPOINTS
-from zoo.synthesis_rows import draw_tables
+from zoo.synthesis_rows import draw_rows
 
 CPU = torch.device("cpu")
 KINDS = {"text": "image", "class": "image_class"}
@@ -58,9 +58,8 @@ def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind:
     )
     target = LlamaGenTarget(gpt, encoder)
     vq = load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU)
-    (table,) = draw_tables(vq, kind, "held_out", 6, 5, False)
     training_samples = []
-    for row in table.to_pylist():
+    for row in draw_rows(vq, kind, "held_out", 6, 5):
         lanes = target.encode_lanes(row["prompt"], (), row.get("label"))
         training_samples.append(make_training_sample(target, lanes[0], row["codes"], 1))
     head = load_image_eagle(CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), gpt.shape, "float32", CPU)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.image.gpt import class_of, draw_scenes
 from zoo.image.quality import (
     Described,
     Reader,
@@ -13,10 +12,9 @@ from zoo.image.quality import (
     frechet_distance,
     image_features,
     load_reader,
-    measure_class,
     measure_described,
 )
-from zoo.world.grain import render_grainy, sample_grainy
+from zoo.world.grain import sample_grainy
 from zoo.world.scene import Thing
 
 STAR = Thing(2, "large", "red", "star")
@@ -88,15 +86,6 @@ def test_pictures_of_any_size_are_read(reader: Reader) -> None:
     assert measure_described(reader, [twice], [prompt]) == Described(1.0, 1.0)
 
 
-def test_a_class_is_one_object_of_its_colour_and_shape(reader: Reader) -> None:
-    scenes = draw_scenes("class", "test", 8, 1)
-    images, labels = [render_grainy(scene) for scene in scenes], [class_of(scene) for scene in scenes]
-    assert measure_class(reader, images, labels) == Described(1.0, 1.0)
-    # The next label has the same colour and another shape, except at the end of a colour.
-    wrong = [label + 1 if label % 6 < 5 else label - 1 for label in labels]
-    assert measure_class(reader, images, wrong) == Described(0.0, 0.5)
-
-
 def test_noise_is_farther_from_pictures_than_other_pictures_are(reader: Reader) -> None:
     images = [pixels for _, pixels, _ in sample_grainy("test", 40, 0)]
     noise = list(np.random.default_rng(0).integers(0, 256, (20, 96, 96, 3), dtype=np.uint8))
@@ -112,12 +101,7 @@ def test_features_do_not_depend_on_the_batch(reader: Reader) -> None:
 
 def test_what_cannot_be_measured_is_refused(reader: Reader) -> None:
     image = np.zeros((96, 96, 3), dtype=np.uint8)
-    with pytest.raises(ValueError, match="0 images and 0 prompts"):
-        measure_described(reader, [], [])
-    with pytest.raises(ValueError, match="1 images and 2 labels"):
-        measure_class(reader, [image], [1, 2])
+    with pytest.raises(ValueError, match="zip"):
+        measure_described(reader, [image], [])
     with pytest.raises(ValueError, match="not a prompt of the grainy world: 'a cat'"):
         measure_described(reader, [image], ["a cat"])
-    for bad in (image.astype(np.float32), image[:, :, 0], image[:, :, :2]):
-        with pytest.raises(ValueError, match="an image must be uint8"):
-            image_features(reader, [bad])

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
+from models.target import Target
 from zoo import quality
+from zoo.measure import PARTS, quality_table
 from zoo.pair import CHECKPOINTS, MAX_POSITIONS, NUM_VISUAL_TOKENS, build_tokenizer, grammar_texts
 from zoo.samples import Conversation, encode, pixels_of
 from zoo.world import dialogue, grammar, sample_scenes
 from zoo.world.scene import Scene, Thing, draw_scene, scene_rng
 
-Pair = tuple[LlavaProcessor, dict[str, LlavaForConditionalGeneration]]
+
+@pytest.fixture(scope="module")
+def pair() -> dict[str, Target]:
+    return quality.load_targets(CHECKPOINTS, "caption")
 
 
 @pytest.fixture(scope="module")
-def pair() -> Pair:
-    return quality.load_pair()
+def processor() -> LlavaProcessor:
+    return AutoProcessor.from_pretrained(CHECKPOINTS / "caption_target")
 
 
 @pytest.mark.parametrize(("part", "most_mib"), [("caption", 16), ("image", 16), ("video", 8), ("text", 6)])
@@ -66,24 +70,24 @@ def test_a_checkpoint_loads_through_the_auto_classes_with_heads_64_wide(role: st
     assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<image>")
 
 
-def test_no_text_of_the_grammar_has_an_unknown_token_and_all_come_back_unchanged(pair: Pair) -> None:
-    tokenizer = pair[0].tokenizer
+def test_no_text_of_the_grammar_has_an_unknown_token_and_all_come_back_unchanged(processor: LlavaProcessor) -> None:
+    tokenizer = processor.tokenizer
     for text in grammar_texts(40, seed=123):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.unk_token_id not in ids
         assert tokenizer.decode(ids) == text
 
 
-def test_words_of_an_answer_are_single_tokens_and_any_other_text_survives(pair: Pair) -> None:
-    tokenizer = pair[0].tokenizer
+def test_words_of_an_answer_are_single_tokens_and_any_other_text_survives(processor: LlavaProcessor) -> None:
+    tokenizer = processor.tokenizer
     for word in (*quality.ATTRIBUTE_WORDS, *(word for words in grammar.FILLERS.values() for word in words)):
         assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
     odd = "Größe 12 px, naïve 猫?"
     assert tokenizer.decode(tokenizer(odd, add_special_tokens=False)["input_ids"]) == odd
 
 
-def test_captions_are_30_to_150_tokens_long(pair: Pair) -> None:
-    tokenizer = pair[0].tokenizer
+def test_captions_are_30_to_150_tokens_long(processor: LlavaProcessor) -> None:
+    tokenizer = processor.tokenizer
     lengths = []
     for index in range(150):
         rng = scene_rng("test", 7, index)
@@ -95,8 +99,7 @@ def test_captions_are_30_to_150_tokens_long(pair: Pair) -> None:
     assert max(lengths) <= 150
 
 
-def test_training_lays_out_a_conversation_exactly_as_the_processor_does(pair: Pair) -> None:
-    processor = pair[0]
+def test_training_lays_out_a_conversation_exactly_as_the_processor_does(processor: LlavaProcessor) -> None:
     scene, image, _, _ = sample_scenes("test", 1, 0, size_px=96)[0]
     turns = tuple(dialogue.draw_second_turn(scene, random.Random(0)))
     question = quality.ask(turns[0][0], [image], "")
@@ -117,9 +120,8 @@ def test_training_lays_out_a_conversation_exactly_as_the_processor_does(pair: Pa
     assert torch.allclose(inputs["pixel_values"], pixels_of([np.asarray(image)]), atol=1e-5)
 
 
-def test_the_target_captions_held_out_scenes_and_the_drafter_is_visibly_weaker(pair: Pair) -> None:
-    processor, models = pair
-    found = quality.measure_captions(processor, models, num=24, seed=99)
+def test_the_target_captions_held_out_scenes_and_the_drafter_is_visibly_weaker(pair: dict[str, Target]) -> None:
+    found = quality.measure_captions(pair, num=24, seed=99)
     assert found["target_captions_right"] >= 0.8
     assert found["target_attributes_right"] >= 0.97
     assert found["drafter_attributes_right"] <= found["target_attributes_right"] - 0.1
@@ -128,21 +130,11 @@ def test_the_target_captions_held_out_scenes_and_the_drafter_is_visibly_weaker(p
     assert found["filler_top1_mean"] <= 0.6
 
 
-def test_the_target_follows_the_prompt_and_not_only_the_image(pair: Pair) -> None:
-    processor, models = pair
+def test_the_target_follows_the_prompt_and_not_only_the_image(pair: dict[str, Target]) -> None:
     _, image, _, _ = sample_scenes("test", 1, 4)[0]
     questions = [quality.ask(prompt, [image], "") for prompt in grammar.PROMPTS.values()]
-    answers = quality.answer_all(models["target"], processor, questions)
-    parsed = [grammar.parse_caption(answer.text) for answer in answers]
+    parsed = [grammar.parse_caption(text) for text in quality.answer_all(pair["target"], questions)]
     assert [one and one[0] for one in parsed] == list(grammar.PROMPTS)
-
-
-def test_acceptance_is_walked_in_steps_of_kept_drafts_and_one_bonus() -> None:
-    # The first token is the prefill's. Two kept and a correction, then five kept and a bonus, then one to the end.
-    agrees = [True, True, True, False, True, True, True, True, True, True, True]
-    assert quality.walk_acceptance(agrees) == [3, 6, 1]
-    assert quality.walk_acceptance([True, False, False, False]) == [1, 1, 1]
-    assert quality.walk_acceptance([True]) == []
 
 
 def test_attributes_are_counted_against_the_object_in_the_stated_cell() -> None:
@@ -161,7 +153,7 @@ def test_two_answers_compare_by_what_they_state() -> None:
     assert quality.mask_fillers(one) != quality.mask_fillers(other.replace("ring", "star"))
 
 
-def test_the_readme_shows_the_committed_quality_table() -> None:
-    measured = json.loads(quality.QUALITY_JSON.read_text())
-    readme = (Path(quality.__file__).parent / "README.md").read_text()
-    assert quality.quality_table(measured) in readme
+@pytest.mark.parametrize("part", PARTS)
+def test_the_readme_shows_the_committed_quality_tables(part: str) -> None:
+    _, path = PARTS[part]
+    assert quality_table(json.loads(path.read_text())) in (CHECKPOINTS.parent / "README.md").read_text()

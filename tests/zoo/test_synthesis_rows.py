@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 from models.llamagen.vq import Vq
-from zoo.image.gpt import NUM_CLASSES
+from zoo.image.gpt import NUM_CLASSES, draw_scenes
 from zoo.image.vq import VQ_SHAPE, pixels_of
 from zoo.synthesis_rows import main, write_rows
-from zoo.world.grain import parse_prompt
+from zoo.world.grain import parse_prompt, render_grainy
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +22,12 @@ def vq() -> Vq:
 
 
 def test_rows_hold_the_codes_of_their_pictures(tmp_path: Path, vq: Vq) -> None:
-    write_rows(tmp_path / "a" / "rows.parquet", vq, "text", "train", 4, seed=1000, images=True)
+    write_rows(tmp_path / "a" / "rows.parquet", vq, "text", "train", 4, seed=1000)
     rows = pq.read_table(tmp_path / "a" / "rows.parquet").to_pylist()
     assert [row["sample_id"] for row in rows] == [f"train-1000-{n}" for n in range(4)]
-    for row in rows:
-        assert parse_prompt(row["prompt"]) is not None
-        picture = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
-        assert vq.encode(pixels_of([picture])).flatten().tolist() == row["codes"]
+    for row, scene in zip(rows, draw_scenes("text", "train", 4, 1000), strict=True):
+        assert parse_prompt(row["prompt"]) == (scene.things, scene.tone)
+        assert vq.encode(pixels_of([render_grainy(scene)])).flatten().tolist() == row["codes"]
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["rows.parquet"]
 
 

@@ -98,7 +98,7 @@ def test_a_sample_is_laid_out_as_the_chat_template_does_and_only_answers_are_lea
     assert ids[-1] == tokenizer.eos_token_id
     assert weights[: len(asked)] == [0.0] * len(asked)
     assert set(weights[len(asked) :]) == {0.3, 1.0}
-    batch = next(draw_batches(0, 4, tokenizer, pool=2))
+    batch = next(draw_batches(0, 4, tokenizer))
     assert torch.equal(batch.mask.sum(1), (batch.ids != tokenizer.pad_token_id).sum(1))
     assert not batch.weights[batch.mask == 0].any()
 
@@ -140,9 +140,8 @@ def test_the_two_checkpoints_are_small() -> None:
 
 def test_the_target_describes_held_out_scenes_and_the_drafter_is_weaker() -> None:
     found = text_quality.measure(num=9, seed=99)
-    shipped = json.loads(text_quality.QUALITY_JSON.read_text())
+    shipped = json.loads((CHECKPOINTS.parent / "text_quality.json").read_text())
     assert found["target_answers_right"] >= shipped["target_answers_right"] - 0.2
-    assert found["target_tokens_right"] >= shipped["target_tokens_right"] - 0.01
     assert found["drafter_attributes_right"] <= found["target_attributes_right"] - 0.05
     assert found["mean_acceptance_length"] == pytest.approx(shipped["mean_acceptance_length"], abs=0.4)
     assert 3.5 <= shipped["mean_acceptance_length"] <= 5.0
@@ -161,9 +160,3 @@ def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_
     ref = CheckpointRef(str(tmp_path / "one" / "text_drafter"))
     assert not FrontEnd(read_processor(ref, read_config(ref))).takes_images
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["text_drafter"]
-
-
-def test_the_readme_shows_the_committed_quality_table() -> None:
-    measured = json.loads(text_quality.QUALITY_JSON.read_text())
-    readme = (Path(text_quality.__file__).parents[1] / "README.md").read_text()
-    assert text_quality.quality_table(measured) in readme

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.world import demo_scenes, dialogue, grammar, sample_scenes
+from zoo.world import dialogue, grammar, sample_scenes
 from zoo.world.render import NATIVE_PX, render_scene
 from zoo.world.scene import (
     COLOURS,
@@ -139,15 +139,15 @@ def test_a_split_that_does_not_exist_is_refused_by_name() -> None:
 
 
 def test_the_same_seed_gives_the_same_pixels_and_words() -> None:
-    one, other = demo_scenes(6, 11), demo_scenes(6, 11)
+    one, other = sample_scenes("demo", 6, 11), sample_scenes("demo", 6, 11)
     for (scene, image, caption, prompt), (scene2, image2, caption2, prompt2) in zip(one, other):
         assert (scene, caption, prompt) == (scene2, caption2, prompt2)
         assert image.tobytes() == image2.tobytes()
-    assert demo_scenes(1, 12)[0][0] != one[0][0]
+    assert sample_scenes("demo", 1, 12)[0][0] != one[0][0]
 
 
 def test_demo_scenes_are_336_px_and_carry_their_truth() -> None:
-    for scene, image, caption, prompt in demo_scenes(10, 3):
+    for scene, image, caption, prompt in sample_scenes("demo", 10, 3):
         assert (image.size, image.mode) == ((336, 336), "RGB")
         assert split_of(scene) == "demo"
         parsed = grammar.parse_caption(caption)

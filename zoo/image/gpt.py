@@ -1,18 +1,16 @@
-"""Defines the zoo's LlamaGen GPTs: sizes, training on VQ codes with a tenth of the conditions dropped, plain sampling.
-
-Sampling uses a cache of transformers and draws from the same distribution as the engine.
-"""
+"""Defines the zoo's LlamaGen GPTs: sizes, and training on VQ codes with a tenth of the conditions dropped."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import DynamicCache, PreTrainedTokenizerFast, T5EncoderModel
+from transformers import T5EncoderModel
 
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
@@ -75,8 +73,7 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
 
 
 def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
-    """Return the attributes of conditions at each code's position, [n, 144, 4]; see `Codes`. Those of a class are the
-    same at all positions."""
+    """Return the attributes of conditions at each code's position, [n, 144, 4]; see `Codes`."""
     side = torch.arange(GRID) * CELLS // GRID
     cells = (side[:, None] * CELLS + side).flatten()
     asked = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
@@ -94,13 +91,13 @@ def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
 
 @torch.no_grad()
 def encode_scenes(
-    kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None, tokenizer: PreTrainedTokenizerFast | None
+    kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None = None, tokenizer: Any = None
 ) -> Codes:
     """Render scenes and encode them to codes, and with `t5` encode their prompts."""
     parts = [scenes[first : first + 50] for first in range(0, len(scenes), 50)]
     codes = torch.cat([vq.encode(pixels_of([render_grainy(scene) for scene in part])).flatten(1) for part in parts])
     asked = asked_places(kind, scenes)
-    if t5 is None or tokenizer is None:
+    if t5 is None:
         return Codes(codes, None, None, torch.tensor([class_of(scene) for scene in scenes]), asked)
     encoded = [encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in part]) for part in parts]
     features, mask = (torch.cat(both) for both in zip(*encoded))
@@ -108,10 +105,8 @@ def encode_scenes(
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
-    """Return the attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens` codes.
-
-    Causal; padded condition positions are masked, but each position attends to itself.
-    """
+    """Return the causal attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens`
+    codes; padded condition positions are masked, but each position attends to itself."""
     seen = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
     length = seen.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -119,86 +114,24 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
     return (causal & seen[:, None, :] | own)[:, None]
 
 
-def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the condition's embeddings [n, columns, D] and their mask; rows of `dropped` [n] have no condition."""
-    if batch.labels is not None:
-        labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
-        return gpt.condition(labels)[:, None], torch.ones(len(labels), 1, dtype=torch.bool)
-    assert batch.features is not None
-    assert batch.mask is not None
-    # The null embeddings are at the row's own padding, as in the second lane of guidance.
-    return torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features)), batch.mask
-
-
 def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     """Return the hidden states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
-    columns, mask = condition_columns(gpt, batch, dropped)
+    if batch.labels is not None:
+        columns = gpt.condition(torch.where(dropped, gpt.shape.num_classes, batch.labels))[:, None]  # [n, columns, D]
+        mask = torch.ones(len(columns), 1, dtype=torch.bool)
+    else:
+        # The null embeddings are at the row's own padding, as in the second lane of guidance.
+        columns = torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features))
+        mask = batch.mask
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
     hidden = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
     return hidden[:, columns.shape[1] - 1 :]
 
 
-def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the logits [n, 144, V] of each code; see `code_states`."""
-    return gpt.output(code_states(gpt, batch, dropped))
-
-
-@torch.no_grad()
-def sample_codes(
-    gpt: Gpt,
-    batch: Codes,
-    seed: int,
-    guidance_scale: float = 1.0,
-    temperature: float = 1.0,
-    mass: list[Tensor] | None = None,
-) -> Tensor:
-    """Draw codes [n, grid²] for the conditions of a batch; temperature 0 takes the likeliest.
-
-    `mass` receives, per code, the probabilities [n, 10] of the ten likeliest codes, after guidance, at temperature 1.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    guided = guidance_scale > 1
-    # The null lane comes second.
-    lanes = [condition_columns(gpt, batch, torch.full((len(batch.codes),), lane)) for lane in (False, True)]
-    inputs, mask = (torch.cat(parts) for parts in zip(*lanes[: 2 if guided else 1]))
-    num_tokens = gpt.shape.num_image_tokens
-    whole = attention_mask(mask, num_tokens)
-    cache = DynamicCache(config=gpt.config)
-    drawn: list[Tensor] = []
-    start = 0
-    for _ in range(num_tokens):
-        end = start + inputs.shape[1]
-        positions = torch.arange(start, end).expand(len(inputs), -1)
-        hidden = gpt(inputs, positions, whole[:, :, start:end, :end], use_cache=True, past_key_values=cache)
-        logits = gpt.output(hidden.last_hidden_state[:, -1]).float()
-        if guided:
-            conditional, unconditional = logits.chunk(2)
-            logits = unconditional + guidance_scale * (conditional - unconditional)
-        if mass is not None:
-            mass.append(logits.softmax(-1).topk(10).values)
-        if temperature == 0:
-            drawn.append(logits.argmax(-1))
-        else:
-            odds = (logits / temperature).softmax(-1)
-            drawn.append(torch.multinomial(odds, 1, generator=generator)[:, 0])
-        inputs = gpt.embed_tokens(drawn[-1])[:, None].repeat(2 if guided else 1, 1, 1)
-        start = end
-    return torch.stack(drawn, dim=1)
-
-
-def pick(codes: Codes, rows: Tensor) -> Codes:
-    """Return the given rows of encoded images."""
-    parts = (codes.features, codes.mask, codes.labels, codes.asked)
-    return Codes(codes.codes[rows], *(None if part is None else part[rows] for part in parts))
-
-
-def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
-    """Build an untrained GPT, its weights drawn from a seed.
-
-    Embeddings are initialised from the VQ model's codes [V, dim], so that similar codes have similar input and output
-    embeddings: learning 4,096 codes one by one would take longer than all other training.
-    """
+def build_gpt(role: str, seed: int, codebook: Tensor) -> Gpt:
+    """Build an untrained GPT, its weights drawn from a seed; similar codes of a codebook [V, dim] get similar input and
+    output embeddings, because learning 4,096 codes one by one would take longer than all other training."""
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():
@@ -206,10 +139,9 @@ def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
             # Layers output zero at first, so that the first steps use the similarity of codes.
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
             nn.init.normal_(parameter, std=0.0 if adds else parameter.shape[1] ** -0.5)
-    if codebook is not None:
-        features = smooth_features(codebook, gpt.shape.dim)
-        gpt.embed_tokens.weight.data = 0.5 * features
-        gpt.output.weight.data = 0.04 * features
+    features = smooth_features(codebook, gpt.shape.dim)
+    gpt.embed_tokens.weight.data = 0.5 * features
+    gpt.output.weight.data = 0.04 * features
     return gpt
 
 
@@ -247,9 +179,9 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
         nonlocal order
         if len(order) < recipe.batch:
             order = torch.randperm(len(codes.codes), generator=generator)
-        batch, order = pick(codes, order[: recipe.batch]), order[recipe.batch :]
+        rows, order = order[: recipe.batch], order[recipe.batch :]
+        batch = Codes(*(None if part is None else part[rows] for part in vars(codes).values()))
         dropped = torch.rand(recipe.batch, generator=generator) < DROPPED_SHARE
-        assert batch.asked is not None
         # bfloat16 GEMMs are faster on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
             states = code_states(gpt, batch, dropped)

@@ -14,50 +14,13 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from zoo.tokenizer import train_tokenizer
+from zoo.pair import train_tokenizer
 from zoo.training import Recipe, cosine_share, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
 from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng
 
 NUM_CONDITION_TOKENS = 24
 CONDITION_DIM = 96
-
-
-def build_prompt_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer of prompts."""
-    return train_tokenizer(
-        [prompt for _, prompt in _prompts(1000, 0, 0)],
-        ["<pad>", "</s>", "<unk>"],
-        layout="$A </s>",
-        vocab_size=512,
-        lowercase=True,
-        unk_token="<unk>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        model_max_length=NUM_CONDITION_TOKENS,
-        padding_side="right",
-    )
-
-
-def build_t5(tokenizer: PreTrainedTokenizerFast, seed: int) -> T5EncoderModel:
-    """Build the untrained encoder, its weights drawn from a seed."""
-    torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=CONDITION_DIM,
-        d_kv=24,
-        d_ff=192,
-        num_layers=2,
-        num_heads=4,
-        relative_attention_num_buckets=16,
-        relative_attention_max_distance=32,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=False,
-    )
-    return T5EncoderModel(config)
 
 
 def encode_prompts(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -124,8 +87,35 @@ class Examiner(nn.Module):
 
 def train_t5(recipe: Recipe, seed: int) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
     """Train the tokenizer and the encoder from a seed."""
-    tokenizer = build_prompt_tokenizer()
-    t5 = build_t5(tokenizer, seed)
+    tokenizer = train_tokenizer(
+        [prompt for _, prompt in _prompts(1000, 0, 0)],
+        ["<pad>", "</s>", "<unk>"],
+        layout="$A </s>",
+        vocab_size=512,
+        lowercase=True,
+        unk_token="<unk>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=NUM_CONDITION_TOKENS,
+        padding_side="right",
+    )
+    torch.manual_seed(seed)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=CONDITION_DIM,
+        d_kv=24,
+        d_ff=192,
+        num_layers=2,
+        num_heads=4,
+        relative_attention_num_buckets=16,
+        relative_attention_max_distance=32,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    t5 = T5EncoderModel(config)
     examiner = Examiner()
     optimizer = torch.optim.AdamW([*t5.parameters(), *examiner.parameters()], lr=recipe.lr, weight_decay=0.01)
     share = partial(cosine_share, num_steps=recipe.steps, warmup_steps=100, floor=0.02)
@@ -143,9 +133,3 @@ def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
     """Load the encoder, in float32, and its tokenizer from a folder of checkpoints."""
     path = folder / "image_t5"
     return T5EncoderModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
-
-
-def save_t5(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save the encoder in bfloat16 with its tokenizer; the Auto classes load the folder."""
-    t5.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -47,14 +47,6 @@ def images_of(pixels: Tensor) -> list[np.ndarray]:
     return list(bytes_.permute(0, 2, 3, 1).numpy())
 
 
-def draw_images(vq: Vq, codes: Tensor, grid: int, batch_size: int = 50) -> list[np.ndarray]:
-    """Decode codes [n, grid²] to uint8 images."""
-    images: list[np.ndarray] = []
-    for part in codes.reshape(-1, grid, grid).split(batch_size):
-        images += images_of(vq.decode(part))
-    return images
-
-
 def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
     """Yield batches of pixels [b, 3, 96, 96], channels last, of a split without end."""
     for start in itertools.count(step=batch_size):

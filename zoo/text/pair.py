@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids
-from zoo.tokenizer import train_tokenizer
+from zoo import pair
+from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids, train_tokenizer
 from zoo.world import listing
 from zoo.world.grammar import FILLERS
 from zoo.world.scene import scene_rng
@@ -67,10 +66,8 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save a model in bfloat16 with its tokenizer; the Auto classes load the folder like any checkpoint."""
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    # A tokenizer class name that every release of transformers, and other engines, can load.
+    """Save a model as `zoo.pair.save_model`, with the name of a tokenizer class that other engines can load too."""
+    pair.save_model(model, tokenizer, folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     path.write_text(json.dumps(settings, indent=2) + "\n")

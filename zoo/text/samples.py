@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from zoo.samples import Batch, draw_pools, encode_answer, pad_rows
+from zoo.samples import Batch, draw_pools, encode_turn, pad_rows
 from zoo.text.pair import render
 from zoo.world import listing
 from zoo.world.grammar import FILLER_ODDS
@@ -32,19 +32,12 @@ def held_out_prompts(num: int, seed: int) -> list[str]:
 
 
 def encode(prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
-    """Return the ids of a conversation of one turn, laid out as by the chat template, and the loss weight of each
-    id."""
-    asked = tokenizer(render(prompt))["input_ids"]
-    answered, weights = encode_answer(f" {answer}", tokenizer)
-    return [*asked, *answered], [*[0.0] * len(asked), *weights]
+    """Return the ids of a conversation of one turn, laid out as by the chat template, and their loss weights."""
+    return encode_turn(tokenizer.bos_token + render(prompt), f" {answer}", tokenizer)
 
 
 def draw_batches(
-    seed: int,
-    batch_size: int,
-    tokenizer: PreTrainedTokenizerFast,
-    odds: Sequence[float] = FILLER_ODDS,
-    pool: int = 16,
+    seed: int, batch_size: int, tokenizer: PreTrainedTokenizerFast, odds: Sequence[float] = FILLER_ODDS
 ) -> Iterator[Batch]:
     """Yield training batches without end; see `draw_pools`."""
 
@@ -53,5 +46,5 @@ def draw_batches(
         answer = listing.write_answer(scene, phrasing, rng, odds)
         return encode(listing.write_prompt(scene, phrasing), answer, tokenizer)
 
-    for rows in draw_pools(draw, lambda row: len(row[0]), "listing/train", seed, batch_size, pool):
+    for rows in draw_pools(draw, "listing/train", seed, batch_size):
         yield Batch(*pad_rows(rows, tokenizer.pad_token_id))

@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from models.inputs.video import VideoProcessor, without_torchvision
-from zoo.pair import language_fields, seed_weights, special_ids
-from zoo.tokenizer import train_tokenizer
+from zoo.pair import language_fields, seed_weights, special_ids, train_tokenizer
 from zoo.world import motion
 from zoo.world.scene import scene_rng
 

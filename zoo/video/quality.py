@@ -10,22 +10,13 @@ from decoding import Request, Sampling
 from models.inputs.clip import Clip
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.scoring import count_stated, load_targets, measure_texts, value_table
+from zoo.quality import count_stated, load_targets, measure_texts
 from zoo.video.pair import NUM_FRAMES
 from zoo.world.motion import PROMPTS, Motion, draw_motion, render_motion, states, write_motion
 from zoo.world.scene import scene_rng
 
-QUALITY_JSON = Path(__file__).parents[1] / "video_quality.json"
 CLIP_S = 3.0
 RENDERED_PX = 192
-ROWS = (
-    ("captions right, target", "target_captions_right"),
-    ("captions right, drafter", "drafter_captions_right"),
-    ("stated attributes right, target", "target_attributes_right"),
-    ("stated attributes right, drafter", "drafter_attributes_right"),
-    ("mean acceptance length, 5 drafted", "mean_acceptance_length"),
-    ("mean tokens of a caption", "mean_caption_tokens"),
-)
 
 
 def held_out_clips(num: int, seed: int) -> list[tuple[Motion, str, Clip]]:
@@ -56,21 +47,14 @@ def attributes_right(motion: Motion, phrasing: str, text: str) -> tuple[int, int
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; return the contents of zoo/video_quality.json.
-
-    Raises:
-        RuntimeError: a clip failed, or speculative captions differ from plain ones.
-    """
+    """Measure a saved pair; return the contents of zoo/video_quality.json. Raises RuntimeError if a clip failed, or
+    speculative captions differ from plain ones."""
     clips = held_out_clips(num, seed)
 
     def score(index: int, text: str) -> tuple[bool, tuple[int, int]]:
         motion, phrasing, _ = clips[index]
         return states(motion, phrasing, text), attributes_right(motion, phrasing, text)
 
-    found = measure_texts(load_targets(folder, "video"), lambda model: requests(model, clips), score, "caption")
+    pair = load_targets(folder, "video")
+    found, _ = measure_texts(pair, requests(pair["target"], clips), score, "caption")
     return {"num_clips": num, **{name: round(value, 4) for name, value in found.items()}}
-
-
-def quality_table(measured: dict[str, float]) -> str:
-    """Render the measured numbers as a Markdown table."""
-    return value_table("measured on held-out clips", ROWS, measured)

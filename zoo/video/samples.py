@@ -1,7 +1,4 @@
-"""Draws training samples of the video pair: clips as processor outputs, and conversations about them.
-
-Contains the layout of a conversation and the labels of clips.
-"""
+"""Draws training samples of the video pair: clips as processor outputs, their labels, and conversations about them."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from models.inputs.video import VideoProcessor
-from zoo.samples import Batch, as_from_file, encode_answer, pad_rows
+from zoo.samples import Batch, as_from_file, encode_turn, pad_rows
 from zoo.training import IGNORED
 from zoo.video.pair import FRAME_PX, NUM_FRAMES, TEMPORAL
 from zoo.world.grammar import FILLER_ODDS
@@ -59,9 +56,8 @@ def encode(
 ) -> tuple[list[int], list[float]]:
     """Return the ids of a conversation, laid out as by the chat template, and the loss weight of each id."""
     clip = f"<|vision_start|>{'<|video_pad|>' * num_visual_tokens}<|vision_end|>"
-    asked = tokenizer(f"<|im_start|>user\n{clip}{prompt}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
-    answered, weights = encode_answer(answer, tokenizer, FILLER_WORDS)
-    return [*asked, *answered], [*[0.0] * len(asked), *weights]
+    rendered = f"<|im_start|>user\n{clip}{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    return encode_turn(rendered, answer, tokenizer, FILLER_WORDS)
 
 
 def draw_batches(

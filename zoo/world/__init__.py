@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from PIL import Image
 
-from zoo.world.grammar import PROMPTS, parse_caption, write_caption
+from zoo.world.grammar import PROMPTS, write_caption
 from zoo.world.render import render_scene
-from zoo.world.scene import Scene, Thing, draw_scene, scene_rng
-
-__all__ = ["PROMPTS", "Scene", "Thing", "demo_scenes", "draw_scene", "parse_caption", "render_scene", "sample_scenes"]
+from zoo.world.scene import Scene, draw_scene, scene_rng
 
 
 def sample_scenes(split: str, n: int, seed: int, size_px: int = 336) -> list[tuple[Scene, Image.Image, str, str]]:
@@ -21,8 +19,3 @@ def sample_scenes(split: str, n: int, seed: int, size_px: int = 336) -> list[tup
         caption = write_caption(scene, phrasing, rng)
         samples.append((scene, render_scene(scene, size_px), caption, PROMPTS[phrasing]))
     return samples
-
-
-def demo_scenes(n: int, seed: int, size_px: int = 336) -> list[tuple[Scene, Image.Image, str, str]]:
-    """Return n samples of the split `demo`, which no training, held-out or test scene shares; see `sample_scenes`."""
-    return sample_scenes("demo", n, seed, size_px)

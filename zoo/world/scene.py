@@ -33,8 +33,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects in reading order on a background; captions do not state `look_seed`, which sets jitter and texture
-    phase."""
+    """Objects in reading order on a background; `look_seed`, which sets jitter and texture phase, is not stated."""
 
     things: tuple[Thing, ...]
     tone: str
@@ -78,11 +77,8 @@ def draw_scene(
     sizes: Sequence[str] = SIZES,
     texture: str | None = None,
 ) -> Scene:
-    """Draw a scene of `num_objects`, or of 1 to `max_objects`, that belongs to `split`.
-
-    Raises:
-        KeyError: the split does not exist.
-    """
+    """Draw a scene of `num_objects`, or of 1 to `max_objects`, that belongs to `split`. Raises KeyError if the split
+    does not exist."""
     check_split(split)
     while True:
         cells = sorted(rng.sample(range(NUM_CELLS), num_objects or rng.randint(1, max_objects)))
