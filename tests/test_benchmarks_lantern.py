@@ -95,8 +95,7 @@ def others(kind: str) -> dict[str, OtherDrafter]:
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def results(tmp_path: Path) -> Path:
     return tmp_path / "lantern.json"
 
 

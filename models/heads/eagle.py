@@ -6,7 +6,6 @@ from which the target's head computes logits for token t + 2. Li et al. 2024 (ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from models.heads.files import (
     read_tensors,
     shapes_of,
     weight_file,
+    write_checkpoint,
 )
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
@@ -67,11 +67,6 @@ class EagleShape:
         if not isinstance(bias, bool) or not isinstance(qkv_bias, bool):
             raise CheckpointError(f"{where}: bias and qkv_bias in config.json must be true or false")
         return EagleShape(llama, bias, qkv_bias)
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of weights in public checkpoints: without input norm, final norm and head."""
-        with torch.device("meta"):
-            return shapes_of(EagleNetwork(self, nn.Identity()).state_dict())
 
 
 class EagleNetwork(nn.Module):
@@ -129,12 +124,8 @@ class EagleNetwork(nn.Module):
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
     """Read the shape of a checkpoint; for a local folder it is compared with names and shapes of the weights."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
-    shape = EagleShape.of(_config(folder), ref.path)
-    if ref.is_folder:
-        found = read_shapes(weight_file(folder, WEIGHT_NAMES))
-        _refuse_eagle3(found, ref.path)
-        expect_shapes(ref.path, {n: s for n, s in found.items() if not n.endswith(_IGNORED)}, shape.weight_shapes())
-    return shape
+    shapes = read_shapes(weight_file(folder, WEIGHT_NAMES)) if ref.is_folder else None
+    return _check(ref, folder, shapes)
 
 
 def load_eagle(
@@ -149,15 +140,9 @@ def load_eagle(
     `rotary` is passed to `EagleNetwork`; `arrange` converts the file's tensors to the network's order.
     """
     folder = head_folder(ref, WEIGHT_NAMES)
-    shape = EagleShape.of(_config(folder), ref.path)
-    weights = {
-        name: value
-        for name, value in read_tensors(weight_file(folder, WEIGHT_NAMES)).items()
-        if not name.endswith(_IGNORED)
-    }
-    _refuse_eagle3(weights, ref.path)
-    expect_shapes(ref.path, shapes_of(weights), shape.weight_shapes())
-    network = EagleNetwork(shape, rotary)
+    weights = read_tensors(weight_file(folder, WEIGHT_NAMES))
+    network = EagleNetwork(_check(ref, folder, shapes_of(weights)), rotary)
+    weights = {name: value for name, value in weights.items() if not name.endswith(_IGNORED)}
     network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
     return network.requires_grad_(False).eval()
@@ -174,27 +159,25 @@ def save_eagle(
 
     `arrange` converts the network's tensors to the file's order; `extra` is added to the configuration.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     shape = network.shape
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     config |= {name: getattr(shape.llama, name) for name in _WRITTEN}
     config |= {"bias": shape.bias, "qkv_bias": shape.qkv_bias} | dict(extra or {})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    state = {name: value.detach() for name, value in network.state_dict().items()}
-    weights = {
-        name: value.to("cpu", dtype or value.dtype).contiguous()
-        for name, value in (arrange(state) if arrange else state).items()
-    }
-    torch.save(weights, folder / "pytorch_model.bin")
+    state = network.state_dict()
+    write_checkpoint(folder, config, arrange(state) if arrange else state, dtype, "pytorch_model.bin")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    data = read_json(folder)
-    if not data:
+def _check(ref: CheckpointRef, folder: Path, shapes: Mapping[str, tuple[int, ...]] | None) -> EagleShape:
+    """Return the shape in `config.json`; raises CheckpointError if the tensors of known `shapes` do not fit it."""
+    config = read_json(folder)
+    if not config:
         raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
-    return data
-
-
-def _refuse_eagle3(names: Any, where: str) -> None:
-    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in names):
-        raise CheckpointError(f"{where}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
+    shape = EagleShape.of(config, ref.path)
+    if shapes is None:
+        return shape
+    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in shapes):
+        raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
+    with torch.device("meta"):
+        expected = shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
+    expect_shapes(ref.path, {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}, expected)
+    return shape

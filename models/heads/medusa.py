@@ -6,7 +6,6 @@ predicts token t + 2 + i. Cai et al. 2024 (arXiv 2401.10774), equation 1.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.files import expect_shapes, head_folder, read_shapes, read_tensors, shapes_of, weight_file
+from models.heads.files import (
+    expect_shapes,
+    head_folder,
+    read_shapes,
+    read_tensors,
+    shapes_of,
+    weight_file,
+    write_checkpoint,
+)
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -113,13 +120,8 @@ def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaH
 
 def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `medusa_lm_head.pt` in the format of public checkpoints."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {"medusa_num_heads": heads.shape.num_heads, "medusa_num_layers": heads.shape.num_blocks}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {
-        name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in heads.state_dict().items()
-    }
-    torch.save(weights, folder / "medusa_lm_head.pt")
+    write_checkpoint(folder, config, heads.state_dict(), dtype, "medusa_lm_head.pt")
 
 
 def _own(found: Mapping[str, _Value]) -> dict[str, _Value]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from models.heads.files import expect_shapes, shapes_of
-from models.llamagen.checkpoints import FoundFiles, compare_sizes, find_files, save_folder, some_of
+from models.heads.files import expect_shapes, shapes_of, write_checkpoint
+from models.llamagen.checkpoints import FoundFiles, compare_sizes, find_files, some_of
 from models.llamagen.shape import VQ_TYPE, VqShape
 from models.llamagen.vq import NUM_USED, Vq
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
@@ -58,7 +58,7 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors` with LlamaGen's tensor names, without `codebook_used`."""
     tensors = {name: value for name, value in vq.state_dict().items() if name != _USED}
-    save_folder(folder, tensors, vq.shape.to_config(), dtype)
+    write_checkpoint(folder, vq.shape.to_config(), tensors, dtype)
 
 
 def _check(found: FoundFiles, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:

@@ -159,9 +159,9 @@ def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) 
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
 
-def test_an_old_files_rotary_table_gives_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
+def test_an_old_files_rotary_table_is_not_loaded(tmp_path: Path) -> None:
     stray = {"freqs_cis": torch.full((COLUMNS + GRID * GRID, DIM // HEADS // 2, 2), torch.nan)}
-    ref = publish(tmp_path, official_weights("text") | stray, config=None)
+    ref = publish(tmp_path, official_weights("text") | stray)
     assert read_gpt_shape(ref) == SHAPES["text"]
     expect_the_published_model(load_gpt(ref, "auto", CPU), "text")
 
@@ -186,12 +186,6 @@ def test_a_config_beside_wins_over_the_published_name(tmp_path: Path) -> None:
     config = {"model_type": GPT_TYPE, "grid": 24, "num_heads": 6, "rms_eps": 1e-6}
     ref = publish(tmp_path, {"model": named_weights()}, "t2i_B_stage1_256.pt", config)
     assert read_gpt_shape(ref) == GptShape.named("B", "text", 24, num_heads=6, rms_eps=1e-6)
-
-
-def test_what_neither_weights_nor_config_say_can_be_given(tmp_path: Path) -> None:
-    ref = publish(tmp_path, official_weights("text"), config=None)
-    assert read_gpt_shape(ref, {"num_heads": HEADS, "grid": GRID}) == SHAPES["text"]
-    assert load_gpt(ref, "auto", CPU, {"num_heads": HEADS, "grid": GRID}).shape == SHAPES["text"]
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
