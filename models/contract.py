@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from models.backends.attention import DecoderRunner
 from models.backends.base import Backend
-from models.backends.forward import DecoderRunner
 from models.backends.select import backend_for
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
@@ -50,11 +50,7 @@ class TargetModel(ABC):
 
     @abstractmethod
     def encode_lanes(
-        self,
-        prompt: str,
-        images: Sequence[NDArray[np.uint8]],
-        condition: Condition,
-        videos: Sequence[Clip] = (),
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
     ) -> list[Prefix]:
         """Encode one sample's prompt; returns one prefix for each lane, on the model's device."""
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, mask_bias, tree_mask
+from models.backends.attention import AttentionStep, DecoderRunner, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
-from models.backends.forward import DecoderRunner
 from models.backends.host_copy import HostCopy, PackedCopy
 from models.backends.memory import free_bytes
 

@@ -1,4 +1,4 @@
-"""Measure free, total and allocated memory of the machine (from /proc and cgroup files) and of CUDA devices."""
+"""Measure free memory of the machine, from /proc and cgroup files, and release unused memory of CUDA devices."""
 
 from __future__ import annotations
 
@@ -14,23 +14,6 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 def free_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int:
     """Return the available bytes of host memory: the smaller of the machine's and the container's."""
     return min([_of_machine(meminfo), *_of_group(control_group)])
-
-
-def free_cuda_bytes(device: torch.device) -> int:
-    """Return the bytes of a CUDA device that this process can still allocate, its unused cached blocks included."""
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free + unused)
-
-
-def total_cuda_bytes(device: torch.device) -> int:
-    """Return the total memory of a CUDA device in bytes."""
-    return int(torch.cuda.mem_get_info(device)[1])
-
-
-def allocated_cuda_bytes(device: torch.device) -> int:
-    """Return the bytes of a CUDA device that tensors of this process use."""
-    return int(torch.cuda.memory_allocated(device))
 
 
 def release_unused() -> None:

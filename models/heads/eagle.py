@@ -17,24 +17,16 @@ from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from models.heads.files import (
-    expect_shapes,
-    head_folder,
-    read_json,
-    read_shapes,
-    read_tensors,
-    shapes_of,
-    weight_file,
-    write_checkpoint,
-)
+from models.heads import files
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-_WRITTEN = (
-    *(*_SIZES, "num_key_value_heads", "head_dim", "num_hidden_layers"),
-    *("rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters"),
-)
+_HEADS = ("num_key_value_heads", "head_dim")
+_OTHERS = ("rms_norm_eps", "hidden_act", "max_position_embeddings")
+LAYER_FIELDS = (*_SIZES[1:], *_HEADS, *_OTHERS)
+"""Configuration fields of one Llama layer, besides its rotary embedding."""
+_WRITTEN = (*_SIZES, *_HEADS, "num_hidden_layers", *_OTHERS, "rope_parameters")
 _READ = (*_WRITTEN, "rope_theta", "rope_scaling")
 Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Converts a file's tensors to the network's or back, for model families whose files order weights differently."""
@@ -123,9 +115,11 @@ class EagleNetwork(nn.Module):
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
     """Read the shape of a checkpoint; for a local folder it is compared with names and shapes of the weights."""
-    folder = head_folder(ref, WEIGHT_NAMES, weights=False)
-    shapes = read_shapes(weight_file(folder, WEIGHT_NAMES)) if ref.is_folder else None
-    return _check(ref, folder, shapes)
+    folder = files.head_folder(ref, WEIGHT_NAMES, weights=False)
+    shape = _shape(ref, folder)
+    if ref.is_folder:
+        _check(ref, shape, files.read_shapes(files.weight_file(folder, WEIGHT_NAMES)))
+    return shape
 
 
 def load_eagle(
@@ -139,9 +133,11 @@ def load_eagle(
 
     `rotary` is passed to `EagleNetwork`; `arrange` converts the file's tensors to the network's order.
     """
-    folder = head_folder(ref, WEIGHT_NAMES)
-    weights = read_tensors(weight_file(folder, WEIGHT_NAMES))
-    network = EagleNetwork(_check(ref, folder, shapes_of(weights)), rotary)
+    folder = files.head_folder(ref, WEIGHT_NAMES)
+    shape = _shape(ref, folder)
+    weights = files.read_tensors(files.weight_file(folder, WEIGHT_NAMES))
+    _check(ref, shape, files.shapes_of(weights))
+    network = EagleNetwork(shape, rotary)
     weights = {name: value for name, value in weights.items() if not name.endswith(_IGNORED)}
     network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
@@ -164,20 +160,20 @@ def save_eagle(
     config |= {name: getattr(shape.llama, name) for name in _WRITTEN}
     config |= {"bias": shape.bias, "qkv_bias": shape.qkv_bias} | dict(extra or {})
     state = network.state_dict()
-    write_checkpoint(folder, config, arrange(state) if arrange else state, dtype, "pytorch_model.bin")
+    files.write_checkpoint(folder, config, arrange(state) if arrange else state, dtype, "pytorch_model.bin")
 
 
-def _check(ref: CheckpointRef, folder: Path, shapes: Mapping[str, tuple[int, ...]] | None) -> EagleShape:
-    """Return the shape in `config.json`; raises CheckpointError if the tensors of known `shapes` do not fit it."""
-    config = read_json(folder)
-    if not config:
-        raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
-    shape = EagleShape.of(config, ref.path)
-    if shapes is None:
-        return shape
+def _shape(ref: CheckpointRef, folder: Path) -> EagleShape:
+    if config := files.read_json(folder):
+        return EagleShape.of(config, ref.path)
+    raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
+
+
+def _check(ref: CheckpointRef, shape: EagleShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless the tensors of a file have the names and shapes of `shape`."""
     if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in shapes):
         raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
     with torch.device("meta"):
-        expected = shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
-    expect_shapes(ref.path, {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}, expected)
-    return shape
+        expected = files.shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
+    found = {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}
+    files.expect_shapes(ref.path, found, expected)

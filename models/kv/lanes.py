@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.backends.attention import DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
-from models.backends.forward import DecoderRunner
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.prefill import PromptReader
@@ -91,11 +91,8 @@ class LaneModel:
         run: DecoderRunner | None = None,
     ) -> None:
         self._run = run or DecoderRunner(decoder)
-        self.decoder = decoder
-        self.head = head
-        self.num_lanes = num_lanes
-        device = next(decoder.parameters()).device
-        self.device = device
+        self.decoder, self.head, self.num_lanes = decoder, head, num_lanes
+        self.device = device = next(decoder.parameters()).device
         self.backend = backend_for(device)
         config: Any = decoder.config
         self._num_heads: int = config.num_attention_heads
@@ -111,7 +108,9 @@ class LaneModel:
 
     def rows(self, slots: SlotBatch) -> Tensor:
         """Return the cache rows (b · R,) of `slots`, slot-major."""
-        blocks = self._blocks[slots.index]
+        return self._rows_of(self._blocks[slots.index])
+
+    def _rows_of(self, blocks: Tensor) -> Tensor:
         if self.num_lanes == 1:
             return blocks
         return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
@@ -189,31 +188,19 @@ class LaneModel:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
         is_mixed = self._lead(slots)
-        visible = self._spread(visible)
-        depth = self._spread(depth)
+        visible, depth = self._spread(visible), self._spread(depth)
         if is_mixed:
             # Inputs are reordered from slot order to row order; outputs are reordered back.
-            there = self._blocks[slots.index].argsort()
-            there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+            there = self._rows_of(self._blocks[slots.index].argsort())
             embeds, depth, visible = embeds[there], depth[there], visible[there]
         num_rows = b * self.num_lanes
         rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         self._num_used_columns = max(self._num_used_columns, window)
-        nodes = TreeNodes(
-            cache=self.cache,
-            rows=rows,
-            lens=lens,
-            delta=self.delta[:num_rows],
-            depth=depth,
-            visible=visible,
-            numbers=self._numbers[offset : offset + num_nodes],
-            offset=offset,
-            window=window,
-            num_heads=self._num_heads,
-            dtype=embeds.dtype,
-        )
+        delta, numbers = self.delta[:num_rows], self._numbers[offset : offset + num_nodes]
+        options = (offset, window, self._num_heads, embeds.dtype)
+        nodes = TreeNodes(self.cache, rows, lens, delta, depth, visible, numbers, *options)
         step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
@@ -237,10 +224,8 @@ class LaneModel:
 
     def _swap(self, one: int, other: int) -> None:
         """Swap the blocks of two slots, KV cache rows and per-row state included."""
-        here, there = (
-            slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
-            for slot in (one, other)
-        )
+        starts = (self.first_row_of(slot) for slot in (one, other))
+        here, there = (slice(start, start + self.num_lanes) for start in starts)
         for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
             if memory is not None:
                 kept = memory[here].clone()

@@ -17,15 +17,7 @@ import torch
 from huggingface_hub import hf_hub_download
 from torch import Tensor
 
-from models.heads.files import (
-    expect_shapes,
-    head_folder,
-    read_json,
-    read_shapes,
-    read_tensors,
-    shapes_of,
-    write_checkpoint,
-)
+from models.heads import files
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import LANTERN, OFFICIAL, expected_shapes, from_gpt, is_stray, layout_of, sizes_of, to_gpt
 from models.llamagen.shape import GPT_TYPE, GptShape, VqShape
@@ -51,11 +43,11 @@ class FoundFiles:
 
     def shapes(self, wrappers: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Read names and shapes of all tensors; `wrappers` as for `models.heads.files.read_tensors`."""
-        return {name: shape for file in self.files for name, shape in read_shapes(file, wrappers).items()}
+        return {name: shape for file in self.files for name, shape in files.read_shapes(file, wrappers).items()}
 
     def tensors(self, wrappers: Sequence[str]) -> dict[str, Tensor]:
         """Read all tensors to the CPU; `wrappers` as for `shapes`."""
-        return {name: value for file in self.files for name, value in read_tensors(file, wrappers).items()}
+        return {name: value for file in self.files for name, value in files.read_tensors(file, wrappers).items()}
 
     def sizes(self, kind: str, shape: type[GptShape | VqShape], model: str) -> dict[str, Any]:
         """Return the fields of `shape` in `config.json`, whose `model_type` must be `kind`; empty without a file."""
@@ -80,12 +72,11 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
     """
     path = Path(ref.path)
     if ref.is_file:
-        return FoundFiles(ref.path, read_json(path.parent), (path,))
+        return FoundFiles(ref.path, files.read_json(path.parent), (path,))
     if path.suffix in WEIGHT_SUFFIXES:
         return FoundFiles(ref.path, {}, (_fetch(ref),))
-    folder = head_folder(ref, ("model*.safetensors",), weights)
-    files = _weight_files(folder) if ref.is_folder or weights else ()
-    return FoundFiles(ref.path, read_json(folder), files)
+    folder = files.head_folder(ref, ("model*.safetensors",), weights)
+    return FoundFiles(ref.path, files.read_json(folder), _weight_files(folder) if ref.is_folder or weights else ())
 
 
 def read_gpt_shape(ref: CheckpointRef) -> GptShape:
@@ -104,7 +95,7 @@ def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device) -> Gpt:
     """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
-    shape, layout = _check(found, shapes_of(tensors))
+    shape, layout = _check(found, files.shapes_of(tensors))
     gpt = gpt_from_weights(shape, tensors, layout)
     return gpt.to(device=device, dtype=DTYPES.get(dtype, gpt.output.weight.dtype))
 
@@ -120,21 +111,21 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
 
 def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors`, with LlamaGen's tensor names and order of rotary pairs."""
-    write_checkpoint(folder, gpt.shape.to_config(), from_gpt(gpt.state_dict(), gpt.shape), dtype)
+    files.write_checkpoint(folder, gpt.shape.to_config(), from_gpt(gpt.state_dict(), gpt.shape), dtype)
 
 
 def revision_of(ref: CheckpointRef) -> str:
     """Return an identifier of GPT or VQ weights: the hub commit, or `sampled_digest` over local files."""
     path = Path(ref.path)
     if ref.is_file:
-        files = [path, *path.parent.glob("config.json")]
+        found = [path, *path.parent.glob("config.json")]
     elif path.suffix in WEIGHT_SUFFIXES:
         return _fetch(ref).parent.name
     elif not ref.is_folder:
-        return head_folder(ref, (), weights=False).name
+        return files.head_folder(ref, (), weights=False).name
     else:
-        files = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
-    return sampled_digest(files)
+        found = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
+    return sampled_digest(found)
 
 
 def _fetch(ref: CheckpointRef) -> Path:
@@ -171,7 +162,7 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[GptSh
         )
     shape = _shape(found, sizes_of(shapes, layout, found.where), layout)
     kept = {name: size for name, size in shapes.items() if not is_stray(name)}
-    expect_shapes(found.where, kept, expected_shapes(shape, layout))
+    files.expect_shapes(found.where, kept, expected_shapes(shape, layout))
     return shape, layout
 
 

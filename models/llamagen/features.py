@@ -18,9 +18,7 @@ class FeaturesError(ValueError):
 def check_features(values: Any, condition_dim: int, max_tokens: int) -> NDArray[np.float32]:
     """Convert features (l, condition_dim), an array or nested lists, to fp32; a leading axis of 1 is dropped.
 
-    Raises:
-        FeaturesError: another shape, no floating-point numbers, too many rows, values that are not finite, or rows of
-            zeros, which are padding.
+    Raises FeaturesError for other shapes and types, too many rows, values that are not finite, and rows of zeros.
     """
     try:
         features = np.asarray(values)

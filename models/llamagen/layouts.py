@@ -16,7 +16,7 @@ from torch import Tensor
 from models.heads.files import shapes_of
 from models.llamagen.gpt import Gpt
 from models.llamagen.rotary import join_pairs, split_pairs
-from models.llamagen.shape import NAMED, GptShape
+from models.llamagen.shape import PUBLISHED_HEADS, GptShape
 from models.loading.checkpoints import CheckpointError
 
 OFFICIAL, LANTERN = "LlamaGen", "LANTERN"
@@ -122,8 +122,8 @@ def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
     else:
         rows, _ = _matrix(found, prefix + _CLASS, where)
         sizes |= {"condition": "class", "num_condition_tokens": 1, "num_classes": rows - 1}
-    heads = [num_heads for *size, num_heads in NAMED.values() if size == [dim, num_layers]]
-    return sizes | ({"num_heads": heads[0]} if heads else {})
+    num_heads = PUBLISHED_HEADS.get((dim, num_layers))
+    return sizes | ({"num_heads": num_heads} if num_heads else {})
 
 
 def _matrix(found: Shapes, name: str, where: str) -> tuple[int, int]:

@@ -42,8 +42,7 @@ class Proximity:
 def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> Tensor:
     """Compute the nearest other codes of each code, (V, k) int64 on the CPU, in blocks of bounded memory.
 
-    Raises:
-        CodebookError: `codebook` (V, code_dim) has values that are not finite, or fewer than k + 1 codes.
+    Raises CodebookError if `codebook` (V, code_dim) has values that are not finite, or fewer than k + 1 codes.
     """
     if codebook.ndim != 2 or not codebook.is_floating_point() or not codebook.numel():
         raise CodebookError(f"a codebook is a table (codes, numbers), not {codebook.dtype} {list(codebook.shape)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,14 +55,12 @@ def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device]
 
 def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: torch.device) -> None:
     """Register hooks that move inputs to the device of each layer, and the last layer's output to `first`."""
+
+    def fetch(place: torch.device, _layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        return moved(args, place), moved(kwargs, place)
+
     for layer, place in zip(layers, places, strict=True):
-
-        def fetch(
-            _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device = place
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return moved(args, place), moved(kwargs, place)
-
-        layer.register_forward_pre_hook(fetch, with_kwargs=True)
+        layer.register_forward_pre_hook(partial(fetch, place), with_kwargs=True)
     layers[-1].register_forward_hook(lambda _layer, _args, output: moved(output, first))
 
 

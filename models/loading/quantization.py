@@ -28,15 +28,15 @@ class RoundedLinear(nn.Module, ABC):
 
     kind: ClassVar[str]
     block_of_outputs: ClassVar[int] = 1
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         assert self.takes(linear), (linear.in_features, linear.out_features)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight, scales = self._rounded(linear.weight.detach())
-        self.weight: Tensor
-        self.scales: Tensor
-        self.bias: Tensor | None
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
@@ -45,11 +45,6 @@ class RoundedLinear(nn.Module, ABC):
     def takes(cls, linear: nn.Linear) -> bool:
         """Return whether the kernel supports the sizes of this layer."""
         return linear.in_features % BLOCK == 0 and linear.out_features % cls.block_of_outputs == 0
-
-    @classmethod
-    def why_slow(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why the device's backend refuses this quantization with inputs of `dtype`; None if it does not."""
-        return backend_for(device).refuse_quantization(cls.kind, dtype)
 
     @staticmethod
     @abstractmethod
@@ -63,8 +58,7 @@ class RoundedLinear(nn.Module, ABC):
     def forward(self, input: Tensor) -> Tensor:
         """Compute outputs (…, O) of inputs (…, D)."""
         out = self._multiplied(input.reshape(-1, self.in_features).contiguous())
-        if self.bias is not None:
-            out = out + self.bias
+        out = out if self.bias is None else out + self.bias
         return out.view(*input.shape[:-1], self.out_features)
 
     def dequantised(self) -> Tensor:
@@ -102,14 +96,9 @@ class Fp8Linear(RoundedLinear):
 
     def _multiplied(self, rows: Tensor) -> Tensor:
         small, scales = _in_fp8(rows)
+        by_row = F.ScalingType.RowWise
         return F.scaled_mm(
-            small,
-            self.weight.t(),
-            scales[:, None],
-            F.ScalingType.RowWise,
-            self.scales[None],
-            F.ScalingType.RowWise,
-            output_dtype=rows.dtype,
+            small, self.weight.t(), scales[:, None], by_row, self.scales[None], by_row, output_dtype=rows.dtype
         )
 
 
@@ -140,13 +129,12 @@ def quantise(decoder: nn.Module, kind: str) -> int:
 
 def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
     """Return why `kind` weights with inputs of `dtype` are unsupported on a device; None if a trial is correct."""
-    rounded = KINDS[kind]
-    if (reason := rounded.why_slow(device, dtype)) is not None:
+    if (reason := backend_for(device).refuse_quantization(kind, dtype)) is not None:
         return reason
     name = str(dtype).removeprefix("torch.")
     try:
         linear = nn.Linear(BLOCK, BLOCK, device=device, dtype=dtype)
-        layer = rounded(linear)
+        layer = KINDS[kind](linear)
         # Inputs that quantization represents exactly.
         ones = torch.ones(2, BLOCK, device=device, dtype=dtype)
         with torch.inference_mode():
