@@ -1,7 +1,4 @@
-"""The interface between the engine and models: models encode prompts as prefixes and run forwards over a KV cache.
-
-`models.target` implements it for text models, `models.llamagen.target` for image models.
-"""
+"""The interface between the engine and models: models encode prompts as prefixes and run forwards over a KV cache."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.loading.inspection import check_decoder, parts_of
+from models.loading.placement import num_bytes
 
 TIMES = ("second_per_grid_ts",)
 """Names of processor outputs in seconds."""
@@ -79,8 +80,7 @@ class Target(TargetModel):
     @property
     def num_bytes(self) -> int:
         """Bytes of parameters and buffers."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return num_bytes(self.model)
 
     @property
     def num_feature_hits(self) -> int:
@@ -139,7 +139,6 @@ def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:
     """Return the end-of-text ids, from the generation config first, as transformers' `generate` does."""
     generation: Any = getattr(model, "generation_config", None)
     for owner in (generation, model.config.get_text_config(), front_end.tokenizer):  # type: ignore[union-attr,operator]
-        found = getattr(owner, "eos_token_id", None)
-        if found is not None:
+        if (found := getattr(owner, "eos_token_id", None)) is not None:
             return frozenset(int(i) for i in (found if isinstance(found, (list, tuple)) else [found]))
     return frozenset()

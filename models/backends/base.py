@@ -1,8 +1,7 @@
 """Define the backend interface and its reference implementation in plain torch, which runs on any device.
 
-A backend makes every decision that depends on the device: kernels, compilation, CUDA graphs, synchronization, memory.
-Algorithms call it and never check the device type. Other backends (`models.backends.cpu`, `models.backends.cuda`)
-return the same numbers; `tests/models/backends/test_equality.py` compares them. `models.backends.select` chooses one.
+A backend makes every decision that depends on the device; algorithms never check the device type. Other backends return
+the same numbers, which `tests/models/backends/test_equality.py` compares. `models.backends.select` chooses one.
 
 Shapes: r rows, b slots, N nodes, M scratch positions, V vocabulary, D_h head size.
 """

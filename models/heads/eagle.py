@@ -61,10 +61,38 @@ class EagleShape:
         return EagleShape(llama, bias, qkv_bias)
 
 
-class EagleNetwork(nn.Module):
-    """Token embedding, fusion layer `fc` and one Llama layer; runs under `models.kv.lanes.LaneModel` like any decoder.
+class LlamaStack(nn.Module):
+    """Base of decoders of Llama layers, which run under `models.kv.lanes.LaneModel`; `rotary` returns (cos, sin)."""
 
-    `rotary` returns (cos, sin) for positions; model families with other positions pass their own module.
+    config: LlamaConfig
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary: nn.Module
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
+        self.config._attn_implementation = name
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **kwargs: Any) -> BaseModelOutput:
+        """Run inputs (r, N, D) at `position_ids` (r, N); returns `last_hidden_state` (r, N, D) after `norm`.
+
+        Without an `attention_mask`, attention is causal.
+        """
+        hidden = inputs_embeds
+        positions = self.rotary(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=positions, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))
+
+
+class EagleNetwork(LlamaStack):
+    """Token embedding, fusion layer `fc` and one Llama layer, whose output are predicted features.
+
+    Model families with other rotary positions pass their own `rotary`.
     """
 
     def __init__(self, shape: EagleShape, rotary: nn.Module | None = None) -> None:
@@ -82,35 +110,14 @@ class EagleNetwork(nn.Module):
                 plain = getattr(layer.self_attn, name)
                 setattr(layer.self_attn, name, nn.Linear(plain.in_features, plain.out_features, bias=True))
         self.layers = nn.ModuleList([layer])
+        self.norm = nn.Identity()
         self.rotary = LlamaRotaryEmbedding(self.config) if rotary is None else rotary
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_attn_implementation(self, name: str) -> None:
-        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
-        self.config._attn_implementation = name
 
     def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Fuse token embeddings (…, D) with features of the preceding tokens (…, D) to inputs of the layer (…, D)."""
         dtype = self.fc.weight.dtype
         fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
         return fused
-
-    def forward(
-        self,
-        inputs_embeds: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        use_cache: bool = False,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        """Run fused inputs (r, N, D) at `position_ids` (r, N); `last_hidden_state` (r, N, D) are predicted features."""
-        positions = self.rotary(inputs_embeds, position_ids)
-        hidden = self.layers[0](
-            inputs_embeds, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
-        )
-        return BaseModelOutput(last_hidden_state=hidden)
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:

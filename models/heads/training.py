@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -62,23 +62,6 @@ class Pace:
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))) if self.schedule == "cosine" else 1.0
 
 
-class HeadTask(Protocol):
-    """A head and its loss, a sum of k terms, each of which is a mean over its own positions.
-
-    `counts` returns for each term the number of positions of `wanted` (L,) that it averages over. `sums` returns the
-    terms (k,), each summed over its positions; `noise` (b, L, D) is added to input features. `logits` returns the
-    head's logits (b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1.
-    """
-
-    module: nn.Module
-
-    def counts(self, wanted: Tensor) -> list[int]: ...
-
-    def sums(self, states: States, noise: Tensor) -> Tensor: ...
-
-    def logits(self, states: States) -> Tensor: ...
-
-
 class EagleTask:
     """EAGLE loss: SmoothL1 of predicted features plus 0.1 times the cross-entropy of their token distributions.
 
@@ -87,8 +70,8 @@ class EagleTask:
     """
 
     def __init__(self, network: EagleNetwork, head: nn.Module) -> None:
-        self.module: nn.Module = network
-        self.network, self.head = network, head
+        self.module = self.network = network
+        self.head = head
 
     def counts(self, wanted: Tensor) -> list[int]:
         return [int(wanted[2:].sum())]
@@ -109,10 +92,10 @@ class EagleTask:
     def _guess(self, states: States, features: Tensor) -> Tensor:
         """Predict features (b, L − 1, D) from the same input pairs as in decoding; see `decoding.drafters.eagle`."""
         tokens = states.tokens[:, 1:]
-        embeds = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
+        embeds = self.module.embed_tokens(torch.where(tokens < self.module.vocab_size, tokens, 0))
         embeds = torch.where(states.visual[:, 1:, None], states.received[:, 1:].to(embeds.dtype), embeds)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        guessed: Tensor = self.network(self.network.fuse(embeds, features[:, :-1]), positions).last_hidden_state
+        guessed: Tensor = self.module(self.module.fuse(embeds, features[:, :-1]), positions).last_hidden_state
         return guessed
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -124,22 +107,30 @@ class MedusaTask:
     """Medusa loss: cross-entropy by head; head i at token t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
 
     def __init__(self, heads: MedusaHeads) -> None:
-        self.module: nn.Module = heads
-        self.heads = heads
+        self.module = self.heads = heads
 
     def counts(self, wanted: Tensor) -> list[int]:
-        return [int(wanted[head + 2 :].sum()) for head in range(self.heads.shape.num_heads)]
+        return [int(wanted[head + 2 :].sum()) for head in range(self.module.shape.num_heads)]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
         terms = []
-        for head in range(self.heads.shape.num_heads):
+        for head in range(self.module.shape.num_heads):
             use = states.wanted[:, head + 2 :]
-            logits = self.heads.logits(head, states.hidden[:, : -head - 2][use])
+            logits = self.module.logits(head, states.hidden[:, : -head - 2][use])
             terms.append(F.cross_entropy(logits, states.tokens[:, head + 2 :][use], reduction="sum"))
         return torch.stack(terms)
 
     def logits(self, states: States) -> Tensor:
-        return self.heads.logits(0, states.hidden[:, :-2])
+        return self.module.logits(0, states.hidden[:, :-2])
+
+
+HeadTask = EagleTask | MedusaTask
+"""A head `module` and its loss, a sum of k terms, each of which is a mean over its own positions.
+
+`counts` returns for each term the number of positions of `wanted` (L,) that it averages over. `sums` returns the terms
+(k,), each summed over its positions; `noise` (b, L, D) is added to input features. `logits` returns the head's logits
+(b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1.
+"""
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
@@ -204,10 +195,8 @@ class Trainer:
     def learn(self, training_samples: Sequence[tuple[int, TrainingSample]]) -> float | None:
         """Take one optimizer step on this worker's part of a batch of (ordinal, sample).
 
-        Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn.
-
-        Raises:
-            FloatingPointError: the loss is not finite; the head is not changed.
+        Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn. Raises
+        FloatingPointError, and does not change the head, if the loss is not finite.
         """
         # Without samples, the counts are those of an empty one.
         wanted = [torch.zeros(0, dtype=torch.bool), *(sample.wanted for _, sample in training_samples)]

@@ -86,10 +86,8 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         self.given = settings
         merged = {**DEFAULTS[kind], **{name: value for name, value in settings.items() if name in DEFAULTS[kind]}}
         self.size = _size(kind, merged["size"], settings)
-        self.do_resize = bool(merged["do_resize"])
-        self.do_normalize = bool(merged["do_normalize"])
-        self.do_rescale = bool(merged["do_rescale"])
-        self.rescale_factor = float(merged["rescale_factor"])
+        self.do_resize, self.do_normalize = bool(merged["do_resize"]), bool(merged["do_normalize"])
+        self.do_rescale, self.rescale_factor = bool(merged["do_rescale"]), float(merged["rescale_factor"])
         self.image_mean = _channels("image_mean", merged["image_mean"])
         self.image_std = _channels("image_std", merged["image_std"])
         if self.do_resize and merged["resample"] not in MODES:
@@ -177,8 +175,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         values = frames.to(torch.float32)
         if self.do_normalize:
             scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
-            mean = (torch.tensor(self.image_mean) * scale)[:, None, None]
-            std = (torch.tensor(self.image_std) * scale)[:, None, None]
+            mean, std = ((torch.tensor(one) * scale)[:, None, None] for one in (self.image_mean, self.image_std))
             return values.sub_(mean).div_(std)
         return values.mul_(self.rescale_factor) if self.do_rescale else values
 

@@ -38,27 +38,25 @@ class SlotBatch:
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
-    is_leading: bool = field(init=False)
-    """Whether the slots are 0 … b − 1 in order, so that a per-slot tensor can be read as a view."""
+    place: slice | Tensor = field(init=False)
+    """Index of the slots in a per-slot tensor: a slice, which reads a view, if they are 0 … b − 1 in order."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
+        leading = range(len(self.ids))
+        object.__setattr__(self, "place", slice(len(leading)) if self.ids == tuple(leading) else self.index)
 
     def of(self, memory: Tensor) -> Tensor:
         """Return the entries (b, …) of these slots in a per-slot tensor (S, …), possibly as a view."""
-        return memory[: len(self.ids)] if self.is_leading else memory[self.index]
+        return memory[self.place]
 
     def put(self, memory: Tensor, values: Tensor) -> None:
         """Write `values` (b, …) to the entries of these slots in a per-slot tensor."""
-        if self.is_leading:
-            memory[: len(self.ids)] = values
-        else:
-            memory[self.index] = values
+        memory[self.place] = values
 
     def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
         """Add `sign` · `values` (b,) to the entries of these slots in a per-slot tensor."""
-        if self.is_leading:
-            memory[: len(self.ids)].add_(values, alpha=sign)
+        if isinstance(self.place, slice):
+            memory[self.place].add_(values, alpha=sign)
         else:
             memory.index_add_(0, self.index, values, alpha=sign)
 
@@ -256,3 +254,24 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """Repeat values of slots (b, …) for their rows (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
+
+
+@torch.inference_mode()
+def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
+    """Return the bytes of keys and values of one position of one row, summed over layers, by device.
+
+    They are measured by a prefill of two positions, for any decoder architecture.
+    """
+    weight = next(decoder.parameters())
+    length, device = 2, weight.device
+    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
+    numbers = torch.arange(length, device=device)
+    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
+    first = SlotBatch(numbers[:1], (0,), (0,))
+    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
+    sizes: dict[torch.device, int] = {}
+    for memory in (*lanes.cache.keys, *lanes.cache.values):
+        assert memory is not None, "a layer of the decoder has written nothing"
+        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
+        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
+    return sizes

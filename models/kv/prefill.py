@@ -80,7 +80,8 @@ class PromptReader:
         firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
         self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
         starts = {place: stem.length for stem in stems for place in stem.places}
-        heads = {place: self.states.get(stem.places[0]) for stem in stems for place in stem.places}
+        keeping = stems if self._keep_hidden else ()
+        heads = {place: self.states[stem.places[0]] for stem in keeping for place in stem.places}
         places = list(starts)
         rests = [prefixes[place].tail(starts[place]) for place in places]
         # Unlike whole prompts, these forwards need a mask, whose size is bounded.
@@ -89,11 +90,8 @@ class PromptReader:
         for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
             some, behind = [rests[one] for one in group], [starts[places[one]] for one in group]
             self._note([places[one] for one in group], some, self._run_behind(self._at(places, group), some, behind))
-        if self._keep_hidden:
-            for place in places:
-                head = heads[place]
-                assert head is not None
-                self.states[place] = torch.cat([head, self.states[place]])
+        for place, head in heads.items():
+            self.states[place] = torch.cat([head, self.states[place]])
 
     def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
         """Run whole prompts in one forward into `rows` (r,); returns states (r, L, D), and the mean attention to each

@@ -20,7 +20,7 @@ from torch import Tensor
 from models.heads import files
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import LANTERN, OFFICIAL, expected_shapes, from_gpt, is_stray, layout_of, sizes_of, to_gpt
-from models.llamagen.shape import GPT_TYPE, GptShape, VqShape
+from models.llamagen.shape import GPT_TYPE, GptShape
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, first_line, sampled_digest
 
 WRAPPERS = ("model", "module", "state_dict")
@@ -48,21 +48,6 @@ class FoundFiles:
     def tensors(self, wrappers: Sequence[str]) -> dict[str, Tensor]:
         """Read all tensors to the CPU; `wrappers` as for `shapes`."""
         return {name: value for file in self.files for name, value in files.read_tensors(file, wrappers).items()}
-
-    def sizes(self, kind: str, shape: type[GptShape | VqShape], model: str) -> dict[str, Any]:
-        """Return the fields of `shape` in `config.json`, whose `model_type` must be `kind`; empty without a file."""
-        if not self.config:
-            return {}
-        found = self.config.get("model_type")
-        if found != kind:
-            raise CheckpointError(
-                f"{self.where}: config.json beside it is of {found!r}, but the weights are {model}'s; it must say "
-                f'"model_type": "{kind}", or not be there'
-            )
-        sizes = {name: value for name, value in self.config.items() if name != "model_type"}
-        if unknown := sorted(sizes.keys() - {field.name for field in fields(shape)}):
-            raise CheckpointError(f"{self.where}: config.json gives {unknown[0]}, which no {model} has")
-        return sizes
 
 
 def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
@@ -166,19 +151,14 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[GptSh
     return shape, layout
 
 
-def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a configuration contradicts the sizes of the weights."""
-    for name, value in stored.items():
-        if configured.get(name, value) != value:
-            raise CheckpointError(
-                f"{where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
-            )
-
-
 def _shape(found: FoundFiles, stored: dict[str, Any], layout: str) -> GptShape:
     """Create the shape from sizes of the tensors and the configuration, which takes precedence."""
-    configured = _translate(found) if layout == LANTERN else found.sizes(GPT_TYPE, GptShape, "LlamaGen")
-    compare_sizes(found.where, configured, {k: v for k, v in stored.items() if k != "num_heads"})
+    configured = _translate(found) if layout == LANTERN else _configured(found)
+    for name, value in stored.items():
+        if name != "num_heads" and configured.get(name, value) != value:
+            raise CheckpointError(
+                f"{found.where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
+            )
     names = [match for file in found.files if (match := _PUBLISHED_NAME.fullmatch(file.name))]
     merged = ({"grid": int(names[0][1]) // _PIXELS_PER_CODE} if names else {}) | stored | configured
     if merged.get("grid") is None:
@@ -197,6 +177,21 @@ def _shape(found: FoundFiles, stored: dict[str, Any], layout: str) -> GptShape:
         return GptShape(**merged)
     except ValueError as error:
         raise CheckpointError(f"{found.where}: {error}") from None
+
+
+def _configured(found: FoundFiles) -> dict[str, Any]:
+    """Return the fields of `GptShape` in `config.json`; empty without a file."""
+    if not found.config:
+        return {}
+    if (kind := found.config.get("model_type")) != GPT_TYPE:
+        raise CheckpointError(
+            f"{found.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's; it must say "
+            f'"model_type": "{GPT_TYPE}", or not be there'
+        )
+    sizes = {name: value for name, value in found.config.items() if name != "model_type"}
+    if unknown := sorted(sizes.keys() - {field.name for field in fields(GptShape)}):
+        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no LlamaGen has")
+    return sizes
 
 
 def _translate(found: FoundFiles) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Check precomputed text features, the outputs of a text encoder for a prompt.
-
-Features from all sources are checked here. Imports numpy only, so that it runs without torch.
-"""
+"""Check precomputed text features, the outputs of a text encoder for a prompt. Imports no torch."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ PUBLISHED_HEADS = {
     **{(768, 12): 12, (1024, 24): 16, (1280, 36): 20, (1536, 48): 24, (2560, 48): 40},
     **{(2048, 22): 32, (3200, 24): 32, (4096, 32): 32},
 }
-"""(dim, num_layers) → num_heads of the published sizes B, L, XL, XXL, XXXL, 1B, 3B and 7B, which weights do not show."""
+"""(dim, num_layers) → num_heads of published sizes (B, L, XL, XXL, XXXL, 1B, 3B, 7B), which weights do not show."""
 
 MAX_TEXT_TOKENS = 120
 """Number of condition tokens of all published text models."""

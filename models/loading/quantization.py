@@ -48,7 +48,7 @@ class RoundedLinear(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
+    def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
         """Quantize weights (O, D); returns them and their scales (O,)."""
 
     @abstractmethod
@@ -72,34 +72,16 @@ class Int8Linear(RoundedLinear):
     kind = "int8"
 
     @staticmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        # The scale is rounded first, so that each weight becomes the nearest multiple of the stored scale.
-        smallest = torch.finfo(stored.dtype).tiny
-        scales = (stored.float().abs().amax(dim=1) / LARGEST_INT8).to(stored.dtype).clamp_min(smallest)
-        shares = (stored.float() / scales.float()[:, None]).round()
+    def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+        # The scale is rounded first, so that each weight becomes the nearest multiple of the rows scale.
+        smallest = torch.finfo(rows.dtype).tiny
+        scales = (rows.float().abs().amax(dim=1) / LARGEST_INT8).to(rows.dtype).clamp_min(smallest)
+        shares = (rows.float() / scales.float()[:, None]).round()
         return shares.clamp(-LARGEST_INT8, LARGEST_INT8).to(torch.int8), scales
 
     def _multiplied(self, rows: Tensor) -> Tensor:
         out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scales)
         return out
-
-
-class Fp8Linear(RoundedLinear):
-    """Linear layer with fp8 weights and inputs; each row is scaled so that its maximum is the largest fp8 number."""
-
-    kind = "fp8"
-    block_of_outputs = BLOCK
-
-    @staticmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        return _in_fp8(stored)
-
-    def _multiplied(self, rows: Tensor) -> Tensor:
-        small, scales = _in_fp8(rows)
-        by_row = F.ScalingType.RowWise
-        return F.scaled_mm(
-            small, self.weight.t(), scales[:, None], by_row, self.scales[None], by_row, output_dtype=rows.dtype
-        )
 
 
 def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +92,22 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     values = rows.float()
     scales = (values.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
     return (values / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
+
+
+class Fp8Linear(RoundedLinear):
+    """Linear layer with fp8 weights and inputs; each row is scaled so that its maximum is the largest fp8 number."""
+
+    kind = "fp8"
+    block_of_outputs = BLOCK
+
+    _rounded = staticmethod(_in_fp8)
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        small, scales = _in_fp8(rows)
+        by_row = F.ScalingType.RowWise
+        return F.scaled_mm(
+            small, self.weight.t(), scales[:, None], by_row, self.scales[None], by_row, output_dtype=rows.dtype
+        )
 
 
 KINDS: dict[str, type[RoundedLinear]] = {each.kind: each for each in (Int8Linear, Fp8Linear)}

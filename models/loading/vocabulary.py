@@ -90,17 +90,16 @@ def read_tokens(path: str) -> list[TokenCount]:
     rows = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows:
         raise VocabularyError(f"{path}: it holds no tokens; python -m jobs.vocabulary writes such files")
-    tokens = [_read_row(path, number, row) for number, row in enumerate(rows)]
+    tokens = []
+    for number, row in enumerate(rows):
+        match row:
+            case [int(token_id), str(token), int(count)] if token_id >= 0 and count >= 0:
+                tokens.append(TokenCount(token_id, token, count))
+            case _:
+                raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
     if len({one.token_id for one in tokens}) < len(tokens):
         raise VocabularyError(f"{path}: it names a token id twice")
     return _by_count(tokens)
-
-
-def _read_row(path: str, number: int, row: object) -> TokenCount:
-    match row:
-        case [int(token_id), str(token), int(count)] if token_id >= 0 and count >= 0:
-            return TokenCount(token_id, token, count)
-    raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
 
 
 def _by_count(tokens: Iterable[TokenCount]) -> list[TokenCount]:

@@ -93,7 +93,7 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
         found = states(gpt, condition, is_null)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
-    logits = gpt.get_output_embeddings()(states(gpt, condition))[-1]
+    logits = gpt.output(states(gpt, condition))[-1]
     torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
