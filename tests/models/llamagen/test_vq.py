@@ -269,7 +269,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         ({"quant_conv.bias": torch.zeros(9)}, r"quant_conv.bias has shape \[9\]"),
         ({"encoder.conv_in.weight": None}, "no VQ model"),
         ({"quantize.embedding.weight": torch.zeros(40)}, "no VQ model"),
-        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "weights have"),
+        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "do not fit"),
     ):
         save_file({n: v for n, v in (whole | change).items() if v is not None}, file)
         with pytest.raises(CheckpointError, match=result):
