@@ -77,7 +77,9 @@ class LlamaStack(nn.Module):
         """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
         self.config._attn_implementation = name
 
-    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, **kwargs: Any) -> BaseModelOutput:
+    def forward(
+        self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutput:
         """Run inputs (r, N, D) at `position_ids` (r, N); returns `last_hidden_state` (r, N, D) after `norm`.
 
         Without an `attention_mask`, attention is causal.
@@ -85,7 +87,7 @@ class LlamaStack(nn.Module):
         hidden = inputs_embeds
         positions = self.rotary(hidden, position_ids)
         for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=positions, **kwargs)
+            hidden = layer(hidden, attention_mask=attention_mask, position_embeddings=positions, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden))
 
 
