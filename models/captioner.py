@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,23 @@ from models.backends.select import resolve_device
 from models.loading.checkpoints import CheckpointRef, load_weights, read_config, read_processor
 
 
+@dataclass
 class Captioner:
     """A transformers image-text-to-text model, whose `generate` answers `prompt` about one image."""
 
-    def __init__(
-        self, model: nn.Module, processor: Any, prompt: str, num_beams: int = 3, max_new_tokens: int = 128
-    ) -> None:
-        self.model = model
-        self.processor = processor
-        self.prompt = prompt
-        self.num_beams = num_beams
-        self.max_new_tokens = max_new_tokens
+    model: nn.Module
+    processor: Any
+    prompt: str
+    num_beams: int = 3
+    max_new_tokens: int = 128
 
     @classmethod
     def load(
         cls, ref: CheckpointRef, prompt: str, dtype: str, device: str, num_beams: int, max_new_tokens: int
     ) -> Captioner:
         """Load a checkpoint with its processor onto `device`, with weights of `dtype`."""
-        place = resolve_device(device)
         config = read_config(ref)
-        model = load_weights(ref, config, dtype, place)
+        model = load_weights(ref, config, dtype, resolve_device(device))
         return cls(model, read_processor(ref, config), prompt, num_beams, max_new_tokens)
 
     @torch.inference_mode()

@@ -1,7 +1,4 @@
-"""The interface between the engine and models: models encode prompts as prefixes and run forwards over a KV cache.
-
-`models.target` implements it for text models, `models.llamagen.target` for image models.
-"""
+"""The interface between the engine and models: models encode prompts as prefixes and run forwards over a KV cache."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from models.backends.attention import DecoderRunner
 from models.backends.base import Backend
-from models.backends.forward import DecoderRunner
 from models.backends.select import backend_for
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
@@ -50,11 +47,7 @@ class TargetModel(ABC):
 
     @abstractmethod
     def encode_lanes(
-        self,
-        prompt: str,
-        images: Sequence[NDArray[np.uint8]],
-        condition: Condition,
-        videos: Sequence[Clip] = (),
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
     ) -> list[Prefix]:
         """Encode one sample's prompt; returns one prefix for each lane, on the model's device."""
 

@@ -6,6 +6,7 @@ over the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def prove(
 
     Raises: CheckpointError if they differ by more than `BOUNDS`, or if the model cannot run over the engine's KV cache.
     """
-    device = next(decoder.parameters()).device
+    device, dtype = next(decoder.parameters()).device, next(decoder.parameters()).dtype
     before = decoder.config._attn_implementation  # type: ignore[union-attr]
     owner: Any = getattr(model, "model", model)
     deltas = getattr(owner, "rope_deltas", None)
@@ -49,7 +50,6 @@ def prove(
         raise _refusal(name, "its vocabulary holds special tokens alone")
     prompts = {"text": [{"input_ids": _tokens(plain, length, length, device)} for length in TEXT_LENGTHS]}
     if front_end.takes_images:
-        dtype = next(decoder.parameters()).dtype
         placed = {
             key: value.to(device, dtype if value.is_floating_point() else None)
             for key, value in _picture_prompt(front_end, name).items()
@@ -58,7 +58,11 @@ def prove(
     try:
         with torch.inference_mode():
             for kind, inputs in prompts.items():
-                _compare(model, decoder, head, inputs, plain, visual_ids, kind, name)
+                decoder.set_attn_implementation(before)  # type: ignore[operator]
+                nodes = _tokens(plain, NUM_NODES, 7, device)
+                bound = BOUNDS.get(dtype, BOUNDS[torch.bfloat16])
+                if problem := _problem(model, decoder, head, inputs, nodes, visual_ids, bound):
+                    raise _refusal(name, f"with {kind}, {problem}")
     except (CheckpointError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # unknown architectures may raise any error on positions, masks or images
@@ -69,19 +73,16 @@ def prove(
             owner.rope_deltas = deltas
 
 
-def _compare(
+def _problem(
     model: nn.Module,
     decoder: nn.Module,
     head: nn.Module,
     prompts: list[dict[str, Tensor]],
-    plain: list[int],
+    nodes: Tensor,
     visual_ids: frozenset[int],
-    kind: str,
-    name: str,
-) -> None:
-    device = prompts[0]["input_ids"].device
-    before = decoder.config._attn_implementation  # type: ignore[union-attr]
-    nodes = _tokens(plain, NUM_NODES, 7, device)
+    bound: float,
+) -> str | None:
+    """Return why the engine cannot run the model with these prompts, followed by `nodes` (1, N); None if it can."""
     masks: list[Any] = []
     handle = decoder.register_forward_pre_hook(
         lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
@@ -93,29 +94,24 @@ def _compare(
     finally:
         handle.remove()
     if any(_looks_ahead(mask) for mask in masks):
-        raise _refusal(name, f"with {kind}, its decoder receives a mask that is not causal: tokens look at later ones")
-    bound = BOUNDS.get(next(decoder.parameters()).dtype, BOUNDS[torch.bfloat16])
+        return "its decoder receives a mask that is not causal: tokens look at later ones"
     for long, other, short in zip(extended, changed, alone, strict=True):
-        length = short.shape[0]
         if not long.isfinite().all():
-            raise _refusal(name, f"with {kind}, its own logits are not finite")
-        if _difference(short, long[:length]) > bound or _difference(other[:length], long[:length]) > bound:
-            raise _refusal(name, f"with {kind}, logits of earlier tokens change with later ones")
+            return "its own logits are not finite"
+        known = long[: len(short)]
+        if _difference(short, known) > bound or _difference(other[: len(short)], known) > bound:
+            return "logits of earlier tokens change with later ones"
     prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
     prefilled, stepped = _engine_logits(decoder, head, prefixes, nodes)
-    decoder.set_attn_implementation(before)  # type: ignore[operator]
-    for long, short, first, then in zip(extended, alone, prefilled, stepped, strict=True):
-        length = short.shape[0]
-        if _difference(first, long[:length]) > bound:
-            raise _refusal(
-                name, f"with {kind}, full causal attention over a prompt gives other logits than its own forward"
+    for long, first, then in zip(extended, prefilled, stepped, strict=True):
+        if _difference(first, long[: len(first)]) > bound:
+            return "full causal attention over a prompt gives other logits than its own forward"
+        if _difference(then, long[len(first) :]) > bound:
+            return (
+                "tokens behind a prompt get other logits than in its own forward: it ignores the positions that it is "
+                "given, or counts them its own way"
             )
-        if _difference(then, long[length:]) > bound:
-            raise _refusal(
-                name,
-                f"with {kind}, tokens behind a prompt get other logits than in its own forward: it ignores the "
-                "positions that it is given, or counts them its own way",
-            )
+    return None
 
 
 def _engine_logits(
@@ -165,12 +161,10 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 def _looks_ahead(mask: Any) -> bool:
     """Return whether an attention mask lets tokens attend to later tokens; masks of unknown types count as True."""
-    if mask is None:
-        return False
     if isinstance(mask, dict):
         return any(_looks_ahead(one) for one in mask.values())
     if not isinstance(mask, Tensor):
-        return True
+        return mask is not None
     if mask.dim() < 3:
         return False
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
@@ -191,15 +185,15 @@ def _picture_prompt(front_end: FrontEnd, name: str) -> dict[str, Tensor]:
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
     token = getattr(front_end.processor, "image_token", "")
-    texts = [f"{token}What is this?", "What is this?"]
+    attempts: tuple[Callable[[], str], ...] = (
+        lambda: front_end.render([{"role": "user", "content": content}]),
+        lambda: f"{token}What is this?",
+        lambda: "What is this?",
+    )
     failure: Exception | None = None
-    try:
-        texts.insert(0, front_end.render([{"role": "user", "content": content}]))
-    except PromptError as error:
-        failure = error
-    for text in texts:
+    for text in attempts:
         try:
-            return front_end.encode(text, [picture])
+            return front_end.encode(text(), [picture])
         except PromptError as error:
             failure = error
     raise _refusal(name, f"its processor refuses a picture of {height} x {width} pixels ({failure})")

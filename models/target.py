@@ -20,6 +20,7 @@ from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.loading.inspection import check_decoder, parts_of
+from models.loading.placement import num_bytes
 
 TIMES = ("second_per_grid_ts",)
 """Names of processor outputs in seconds."""
@@ -34,21 +35,17 @@ class Target(TargetModel):
     """
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
-        config: Any = model.config
-        self.model = model
-        self.name = name
-        self.front_end = front_end
+        self.model, self.front_end, self.name = model, front_end, name
         label = name or type(model).__name__
         self.decoder, self.head = parts_of(model, label)
         check_decoder(model, self.decoder, self.head, label)
-        self.device = next(self.decoder.parameters()).device
-        self.dtype = next(self.decoder.parameters()).dtype
-        output: Any = self.head.weight
-        self.vocab_size, self.hidden_size = int(output.shape[0]), int(output.shape[1])
+        weight = next(self.decoder.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.vocab_size, self.hidden_size = map(int, self.head.weight.shape)  # type: ignore[arg-type]
         self.eos_ids = _eos_ids(model, front_end)
-        names = ("image_token_id", "video_token_id")
-        self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
-        self.video_id: int | None = getattr(config, "video_token_id", None)
+        self.video_id: int | None = getattr(model.config, "video_token_id", None)
+        visual_ids = (getattr(model.config, "image_token_id", None), self.video_id)
+        self.visual_ids = frozenset(int(i) for i in visual_ids if i is not None)
         prove(model, self.decoder, self.head, front_end, self.visual_ids, label)
         self._features: FeatureCache | None = None
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
@@ -83,8 +80,7 @@ class Target(TargetModel):
     @property
     def num_bytes(self) -> int:
         """Bytes of parameters and buffers."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return num_bytes(self.model)
 
     @property
     def num_feature_hits(self) -> int:
@@ -101,11 +97,11 @@ class Target(TargetModel):
         assert self._features is None, "features are cached already"
         self._features = FeatureCache(self.model, max_bytes) if max_bytes else None
 
-    def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Embed processor outputs of one sample, on the model's device; raises PromptError if the model raises."""
-        return self._capture(self.model, inputs)
+    def prefix(self, inputs: dict[str, Tensor], model: nn.Module | None = None) -> Prefix:
+        """Embed processor outputs of one sample, on the model's device; raises PromptError if the model raises.
 
-    def _capture(self, model: nn.Module, inputs: dict[str, Tensor]) -> Prefix:
+        `model` replaces the model's front end, such as one that caches features.
+        """
         placed = {
             # Seconds stay in fp32: rounding to half precision would change the frames' rotary positions.
             name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)
@@ -113,7 +109,7 @@ class Target(TargetModel):
         }
         try:
             with torch.inference_mode():
-                return capture(model, self.decoder, placed, self.visual_ids)
+                return capture(model or self.model, self.decoder, placed, self.visual_ids)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except (ValueError, IndexError, RuntimeError) as error:  # fail the row, not the job
@@ -126,14 +122,10 @@ class Target(TargetModel):
         if self._features is None or not (images or videos):
             return self.prefix(inputs).of(content)
         with self._features.model_for(content) as model:
-            return self._capture(model, inputs).of(content)
+            return self.prefix(inputs, model).of(content)
 
     def encode_lanes(
-        self,
-        prompt: str,
-        images: Sequence[NDArray[np.uint8]],
-        condition: Condition,
-        videos: Sequence[Clip] = (),
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
     ) -> list[Prefix]:
         if condition is not None:
             raise PromptError("this model writes texts: it takes no class label and no ready features")
@@ -147,7 +139,6 @@ def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:
     """Return the end-of-text ids, from the generation config first, as transformers' `generate` does."""
     generation: Any = getattr(model, "generation_config", None)
     for owner in (generation, model.config.get_text_config(), front_end.tokenizer):  # type: ignore[union-attr,operator]
-        found = getattr(owner, "eos_token_id", None)
-        if found is not None:
+        if (found := getattr(owner, "eos_token_id", None)) is not None:
             return frozenset(int(i) for i in (found if isinstance(found, (list, tuple)) else [found]))
     return frozenset()

@@ -80,8 +80,7 @@ def world(kind: str) -> World:
 
 
 @pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def results(tmp_path: Path) -> Path:
     return tmp_path / "lantern.json"
 
 

@@ -31,7 +31,7 @@ from models.captioner import Captioner
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork
 from models.heads.medusa import MedusaHeads
-from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, cache_folder, neighbour_table
+from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, nearest_codes
 from models.loading.checkpoints import CheckpointRef
 
 DrafterModel = TargetModel | EagleNetwork | MedusaHeads
@@ -115,7 +115,7 @@ def num_medusa_levels(config: MethodChoice) -> int:
 
 
 def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
-    """Build LANTERN's rule over the neighbours of a codebook (V, code_dim), which are computed or read from the cache.
+    """Build LANTERN's rule over the neighbours of a codebook (V, code_dim).
 
     Raises:
         CodebookError: the size of the codebook differs from the target's vocabulary.
@@ -128,8 +128,7 @@ def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) 
         )
     check_neighbours(choice, num_codes)
     proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
-    # The table has the maximum number of neighbours, so that all values of k share it.
-    table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
+    table = nearest_codes(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity)
     options = (table, choice.k, choice.delta, choice.divergence, choice.k_counts_draft)
     return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
 

@@ -1,4 +1,4 @@
-"""Compute attention over KV cache rows of different lengths, as an attention implementation of transformers.
+"""Run decoders over KV cache rows of different lengths, with an attention implementation of transformers.
 
 Target and drafter models run under `attend`. The reference implementation uses torch's scaled dot-product attention
 under a tree mask; a backend's kernel replaces it (`AttentionStep.kernel`).
@@ -176,3 +176,36 @@ def attend(
 
 # transformers builds no mask for this name because no mask function is registered under it.
 AttentionInterface.register(IMPLEMENTATION, attend)
+
+
+def run_decoder(
+    decoder: nn.Module, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]
+) -> Tensor:
+    """Run embedded inputs (r, N, D) at positions (r, N) or (3, r, N); returns the last hidden states (r, N, D)."""
+    out = decoder(
+        inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
+    )
+    hidden: Tensor = out.last_hidden_state
+    return hidden
+
+
+class DecoderRunner:
+    """Run a decoder eagerly. Backends subclass it; one runner serves any number of KV caches."""
+
+    mode = "eager"
+    """Execution mode of forwards, for provenance."""
+    is_compiled = False
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.decoder = decoder
+        config: Any = decoder.config
+        if config._attn_implementation != IMPLEMENTATION:
+            decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+
+    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+        """See `run_decoder`."""
+        return run_decoder(self.decoder, embeds, positions, step, extra)
+
+    def output_layer(self, head: nn.Module) -> nn.Module:
+        """Return the output layer for use with this runner, such as one with packed weights; here `head` itself."""
+        return head

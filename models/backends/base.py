@@ -1,8 +1,7 @@
 """Define the backend interface and its reference implementation in plain torch, which runs on any device.
 
-A backend makes every decision that depends on the device: kernels, compilation, CUDA graphs, synchronization, memory.
-Algorithms call it and never check the device type. Other backends (`models.backends.cpu`, `models.backends.cuda`)
-return the same numbers; `tests/models/backends/test_equality.py` compares them. `models.backends.select` chooses one.
+A backend makes every decision that depends on the device; algorithms never check the device type. Other backends return
+the same numbers, which `tests/models/backends/test_equality.py` compares. `models.backends.select` chooses one.
 
 Shapes: r rows, b slots, N nodes, M scratch positions, V vocabulary, D_h head size.
 """
@@ -17,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, mask_bias, tree_mask
+from models.backends.attention import AttentionStep, DecoderRunner, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
-from models.backends.forward import DecoderRunner
 from models.backends.host_copy import HostCopy, PackedCopy
 from models.backends.memory import free_bytes
 

@@ -6,7 +6,6 @@ from which the target's head computes logits for token t + 2. Li et al. 2024 (ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,23 +17,16 @@ from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from models.heads.files import (
-    expect_shapes,
-    head_folder,
-    read_json,
-    read_shapes,
-    read_tensors,
-    shapes_of,
-    weight_file,
-)
+from models.heads import files
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-_WRITTEN = (
-    *(*_SIZES, "num_key_value_heads", "head_dim", "num_hidden_layers"),
-    *("rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters"),
-)
+_HEADS = ("num_key_value_heads", "head_dim")
+_OTHERS = ("rms_norm_eps", "hidden_act", "max_position_embeddings")
+LAYER_FIELDS = (*_SIZES[1:], *_HEADS, *_OTHERS)
+"""Configuration fields of one Llama layer, besides its rotary embedding."""
+_WRITTEN = (*_SIZES, *_HEADS, "num_hidden_layers", *_OTHERS, "rope_parameters")
 _READ = (*_WRITTEN, "rope_theta", "rope_scaling")
 Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Converts a file's tensors to the network's or back, for model families whose files order weights differently."""
@@ -68,16 +60,41 @@ class EagleShape:
             raise CheckpointError(f"{where}: bias and qkv_bias in config.json must be true or false")
         return EagleShape(llama, bias, qkv_bias)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return names and shapes of weights in public checkpoints: without input norm, final norm and head."""
-        with torch.device("meta"):
-            return shapes_of(EagleNetwork(self, nn.Identity()).state_dict())
+
+class LlamaStack(nn.Module):
+    """Base of decoders of Llama layers, which run under `models.kv.lanes.LaneModel`; `rotary` returns (cos, sin)."""
+
+    config: LlamaConfig
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary: nn.Module
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
+        self.config._attn_implementation = name
+
+    def forward(
+        self, inputs_embeds: Tensor, position_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutput:
+        """Run inputs (r, N, D) at `position_ids` (r, N); returns `last_hidden_state` (r, N, D) after `norm`.
+
+        Without an `attention_mask`, attention is causal.
+        """
+        hidden = inputs_embeds
+        positions = self.rotary(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=attention_mask, position_embeddings=positions, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))
 
 
-class EagleNetwork(nn.Module):
-    """Token embedding, fusion layer `fc` and one Llama layer; runs under `models.kv.lanes.LaneModel` like any decoder.
+class EagleNetwork(LlamaStack):
+    """Token embedding, fusion layer `fc` and one Llama layer, whose output are predicted features.
 
-    `rotary` returns (cos, sin) for positions; model families with other positions pass their own module.
+    Model families with other rotary positions pass their own `rotary`.
     """
 
     def __init__(self, shape: EagleShape, rotary: nn.Module | None = None) -> None:
@@ -95,14 +112,8 @@ class EagleNetwork(nn.Module):
                 plain = getattr(layer.self_attn, name)
                 setattr(layer.self_attn, name, nn.Linear(plain.in_features, plain.out_features, bias=True))
         self.layers = nn.ModuleList([layer])
+        self.norm = nn.Identity()
         self.rotary = LlamaRotaryEmbedding(self.config) if rotary is None else rotary
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_attn_implementation(self, name: str) -> None:
-        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
-        self.config._attn_implementation = name
 
     def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Fuse token embeddings (…, D) with features of the preceding tokens (…, D) to inputs of the layer (…, D)."""
@@ -110,30 +121,13 @@ class EagleNetwork(nn.Module):
         fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
         return fused
 
-    def forward(
-        self,
-        inputs_embeds: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        use_cache: bool = False,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        """Run fused inputs (r, N, D) at `position_ids` (r, N); `last_hidden_state` (r, N, D) are predicted features."""
-        positions = self.rotary(inputs_embeds, position_ids)
-        hidden = self.layers[0](
-            inputs_embeds, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
-        )
-        return BaseModelOutput(last_hidden_state=hidden)
-
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
     """Read the shape of a checkpoint; for a local folder it is compared with names and shapes of the weights."""
-    folder = head_folder(ref, WEIGHT_NAMES, weights=False)
-    shape = EagleShape.of(_config(folder), ref.path)
+    folder = files.head_folder(ref, WEIGHT_NAMES, weights=False)
+    shape = _shape(ref, folder)
     if ref.is_folder:
-        found = read_shapes(weight_file(folder, WEIGHT_NAMES))
-        _refuse_eagle3(found, ref.path)
-        expect_shapes(ref.path, {n: s for n, s in found.items() if not n.endswith(_IGNORED)}, shape.weight_shapes())
+        _check(ref, shape, files.read_shapes(files.weight_file(folder, WEIGHT_NAMES)))
     return shape
 
 
@@ -148,16 +142,12 @@ def load_eagle(
 
     `rotary` is passed to `EagleNetwork`; `arrange` converts the file's tensors to the network's order.
     """
-    folder = head_folder(ref, WEIGHT_NAMES)
-    shape = EagleShape.of(_config(folder), ref.path)
-    weights = {
-        name: value
-        for name, value in read_tensors(weight_file(folder, WEIGHT_NAMES)).items()
-        if not name.endswith(_IGNORED)
-    }
-    _refuse_eagle3(weights, ref.path)
-    expect_shapes(ref.path, shapes_of(weights), shape.weight_shapes())
+    folder = files.head_folder(ref, WEIGHT_NAMES)
+    shape = _shape(ref, folder)
+    weights = files.read_tensors(files.weight_file(folder, WEIGHT_NAMES))
+    _check(ref, shape, files.shapes_of(weights))
     network = EagleNetwork(shape, rotary)
+    weights = {name: value for name, value in weights.items() if not name.endswith(_IGNORED)}
     network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
     return network.requires_grad_(False).eval()
@@ -174,27 +164,25 @@ def save_eagle(
 
     `arrange` converts the network's tensors to the file's order; `extra` is added to the configuration.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     shape = network.shape
     config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     config |= {name: getattr(shape.llama, name) for name in _WRITTEN}
     config |= {"bias": shape.bias, "qkv_bias": shape.qkv_bias} | dict(extra or {})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    state = {name: value.detach() for name, value in network.state_dict().items()}
-    weights = {
-        name: value.to("cpu", dtype or value.dtype).contiguous()
-        for name, value in (arrange(state) if arrange else state).items()
-    }
-    torch.save(weights, folder / "pytorch_model.bin")
+    state = network.state_dict()
+    files.write_checkpoint(folder, config, arrange(state) if arrange else state, dtype, "pytorch_model.bin")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    data = read_json(folder)
-    if not data:
-        raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
-    return data
+def _shape(ref: CheckpointRef, folder: Path) -> EagleShape:
+    if config := files.read_json(folder):
+        return EagleShape.of(config, ref.path)
+    raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
 
 
-def _refuse_eagle3(names: Any, where: str) -> None:
-    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in names):
-        raise CheckpointError(f"{where}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
+def _check(ref: CheckpointRef, shape: EagleShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless the tensors of a file have the names and shapes of `shape`."""
+    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in shapes):
+        raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
+    with torch.device("meta"):
+        expected = files.shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
+    found = {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}
+    files.expect_shapes(ref.path, found, expected)

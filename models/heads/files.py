@@ -59,26 +59,33 @@ def weight_file(folder: Path, names: Sequence[str]) -> Path:
     raise CheckpointError(f"{folder}: it holds none of {', '.join(names)}")
 
 
-def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Read all tensors of a weight file to the CPU; torch's own format may nest them under a key in `wrappers`."""
-    if file.suffix != ".safetensors":
-        return _tensors(file, _unpickle(file, "cpu", wrappers))
+def read_tensors(file: Path, wrappers: Sequence[str] = (), device: str = "cpu") -> dict[str, Tensor]:
+    """Read all tensors of a weight file; torch's own format may nest them under a key in `wrappers`."""
     try:
-        found = load_file(file)
-    except Exception as error:  # bad header, truncated file, unknown dtype
-        raise CheckpointError(f"{file}: {_reason(error)}") from error
-    return _tensors(file, found)
+        if file.suffix == ".safetensors":
+            found: Any = load_file(file, device)
+        else:
+            # Training scripts store their command line as a Namespace beside the weights; unpickling it runs no code.
+            with torch.serialization.safe_globals([Namespace] if wrappers else []):
+                found = torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:  # truncated file, bad header, unknown dtype, forbidden pickle
+        raise _unreadable(file, error) from error
+    if isinstance(found, dict):
+        found = next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise CheckpointError(f"{file}: it must hold a plain state dict of tensors")
+    return {str(name): value for name, value in found.items()}
 
 
 def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
     """Read names and shapes of a weight file's tensors without their values; `wrappers` as for `read_tensors`."""
-    if file.suffix == ".safetensors":
-        try:
-            with safe_open(file, framework="pt") as opened:
-                return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise CheckpointError(f"{file}: {_reason(error)}") from error
-    return shapes_of(_tensors(file, _unpickle(file, "meta", wrappers)))
+    if file.suffix != ".safetensors":
+        return shapes_of(read_tensors(file, wrappers, "meta"))
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise _unreadable(file, error) from error
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -97,6 +104,23 @@ def fingerprint(folder: Path, ref: CheckpointRef) -> str:
                 digest.update(f"{file.name}:{file.stat().st_size}:".encode())
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    name: str = "model.safetensors",
+) -> None:
+    """Write `config.json` and the weight file `name`; `dtype` None keeps the dtype of each tensor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    stored = {key: value.detach().to("cpu", dtype or value.dtype).contiguous() for key, value in tensors.items()}
+    if name.endswith(".safetensors"):
+        save_file(stored, folder / name, metadata={"format": "pt"})
+    else:
+        torch.save(stored, folder / name)
 
 
 def keep_as_safetensors(folder: Path) -> None:
@@ -120,25 +144,7 @@ def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Ma
         raise CheckpointError(f"{where}: {len(wrong)} tensor(s) do not fit, the first: {wrong[0]}")
 
 
-def _unpickle(file: Path, place: str, wrappers: Sequence[str]) -> Any:
-    # Training scripts store their command line as a Namespace beside the weights; unpickling it runs no code.
-    try:
-        with torch.serialization.safe_globals([Namespace] if wrappers else []):
-            found: Any = torch.load(file, map_location=place, weights_only=True)
-    except Exception as error:  # truncated zip or forbidden pickle
-        raise CheckpointError(f"{file}: {_reason(error)}") from error
-    if isinstance(found, dict):
-        return next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
-    return found
-
-
-def _tensors(file: Path, found: Any) -> dict[str, Tensor]:
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise CheckpointError(f"{file}: it must hold a plain state dict of tensors")
-    return {str(name): value for name, value in found.items()}
-
-
-def _reason(error: BaseException) -> str:
+def _unreadable(file: Path, error: BaseException) -> CheckpointError:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     line = line.partition(". In PyTorch")[0]  # the rest advises to load with weights_only=False
-    return f"it cannot be read (tensors only, no other pickled objects): {line}"
+    return CheckpointError(f"{file}: it cannot be read (tensors only, no other pickled objects): {line}")

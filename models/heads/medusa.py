@@ -6,7 +6,6 @@ predicts token t + 2 + i. Cai et al. 2024 (arXiv 2401.10774), equation 1.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.files import expect_shapes, head_folder, read_shapes, read_tensors, shapes_of, weight_file
+from models.heads import files
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -48,7 +47,7 @@ class MedusaShape:
             raise CheckpointError(f"{where}: head 0 has {num_blocks} block(s), so 0.{num_blocks}.weight must be (V, D)")
         found = MedusaShape(num_heads, num_blocks, last[1], last[0])
         with torch.device("meta"):
-            expect_shapes(where, shapes, shapes_of(MedusaHeads(found).state_dict()))
+            files.expect_shapes(where, shapes, files.shapes_of(MedusaHeads(found).state_dict()))
         return found
 
 
@@ -94,17 +93,17 @@ class MedusaHeads(nn.ModuleList):
 
 def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
     """Read the sizes of the heads in a local folder from file headers; None for a hub id, checked by `load_medusa`."""
-    folder = head_folder(ref, WEIGHT_NAMES, weights=False)
+    folder = files.head_folder(ref, WEIGHT_NAMES, weights=False)
     if not ref.is_folder:
         return None
-    return MedusaShape.of(_own(read_shapes(weight_file(folder, WEIGHT_NAMES))), ref.path)
+    return MedusaShape.of(_own(files.read_shapes(files.weight_file(folder, WEIGHT_NAMES))), ref.path)
 
 
 def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
     """Load all heads in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
-    folder = head_folder(ref, WEIGHT_NAMES[:2])
-    weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))
-    shape = MedusaShape.of(shapes_of(weights), ref.path)
+    folder = files.head_folder(ref, WEIGHT_NAMES[:2])
+    weights = _own(files.read_tensors(files.weight_file(folder, WEIGHT_NAMES)))
+    shape = MedusaShape.of(files.shapes_of(weights), ref.path)
     heads = MedusaHeads(shape)
     heads.load_state_dict(weights, strict=True)
     heads.to(device=device, dtype=DTYPES.get(dtype, weights["0.0.linear.weight"].dtype))
@@ -113,13 +112,8 @@ def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaH
 
 def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `medusa_lm_head.pt` in the format of public checkpoints."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {"medusa_num_heads": heads.shape.num_heads, "medusa_num_layers": heads.shape.num_blocks}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    weights = {
-        name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in heads.state_dict().items()
-    }
-    torch.save(weights, folder / "medusa_lm_head.pt")
+    files.write_checkpoint(folder, config, heads.state_dict(), dtype, "medusa_lm_head.pt")
 
 
 def _own(found: Mapping[str, _Value]) -> dict[str, _Value]:

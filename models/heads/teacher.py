@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
+from models.kv.prefill_batching import stack
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,16 @@ def make_training_sample(
 @torch.no_grad()
 def teach_states(target: TargetModel, training_samples: Sequence[TrainingSample]) -> States:
     """Run the target over a batch of whole training samples in one prefill."""
-    lengths = tuple(training_sample.prefix.length for training_sample in training_samples)
-    index = torch.arange(len(training_samples), device=target.device)
-    slots = SlotBatch(index, tuple(range(len(training_samples))), (0,) * len(training_samples))
-    lanes = target.lanes(len(training_samples), 1, max(lengths))
-    hidden = lanes.admit(slots, [[training_sample.prefix] for training_sample in training_samples]).hidden[:, 0]
-    prefixes = [training_sample.prefix for training_sample in training_samples]
+    prefixes = [sample.prefix for sample in training_samples]
+    lengths = tuple(prefix.length for prefix in prefixes)
+    index = torch.arange(len(prefixes), device=target.device)
+    slots = SlotBatch(index, tuple(range(len(prefixes))), (0,) * len(prefixes))
+    prefill = target.lanes(len(prefixes), 1, max(lengths)).admit(slots, [[prefix] for prefix in prefixes])
     return States(
-        tokens=pad_sequence([prefix.token_ids for prefix in prefixes], batch_first=True),
-        visual=pad_sequence([prefix.visual for prefix in prefixes], batch_first=True),
-        received=pad_sequence([prefix.embeds for prefix in prefixes], batch_first=True).float(),
-        hidden=hidden.float(),
-        wanted=pad_sequence([training_sample.wanted for training_sample in training_samples], batch_first=True).to(
-            target.device
-        ),
+        tokens=stack(prefix.token_ids for prefix in prefixes),
+        visual=stack(prefix.visual for prefix in prefixes),
+        received=stack(prefix.embeds for prefix in prefixes).float(),
+        hidden=prefill.hidden[:, 0].float(),
+        wanted=stack(sample.wanted for sample in training_samples).to(target.device),
         lengths=lengths,
     )

@@ -9,32 +9,27 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.contract import TargetModel
-from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.teacher import States, TrainingSample, teach_states
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 """Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7); the second is from the public code."""
 
-Reduce = Callable[[Tensor], None]
+Reduce = Callable[[Tensor], object]
 """Sums a tensor over all workers in place (all-reduce)."""
-
-
-def alone(_values: Tensor) -> None:
-    """Do nothing: the all-reduce of a single worker."""
 
 
 def key_of(*parts: int | str) -> int:
     """Hash `parts` to a 63-bit random seed that is equal in all processes."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
@@ -67,24 +62,6 @@ class Pace:
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))) if self.schedule == "cosine" else 1.0
 
 
-class HeadTask(Protocol):
-    """A head and its loss, a sum of k terms, each of which is a mean over its own positions."""
-
-    module: nn.Module
-
-    def counts(self, wanted: Tensor) -> list[int]:
-        """Return for each term the number of positions of `wanted` (L,) that it averages over."""
-        ...
-
-    def sums(self, states: States, noise: Tensor) -> Tensor:
-        """Return the terms (k,), each summed over its positions; `noise` (b, L, D) is added to input features."""
-        ...
-
-    def logits(self, states: States) -> Tensor:
-        """Return the head's logits (b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1."""
-        ...
-
-
 class EagleTask:
     """EAGLE loss: SmoothL1 of predicted features plus 0.1 times the cross-entropy of their token distributions.
 
@@ -93,8 +70,7 @@ class EagleTask:
     """
 
     def __init__(self, network: EagleNetwork, head: nn.Module) -> None:
-        self.module: nn.Module = network
-        self.network = network
+        self.module = self.network = network
         self.head = head
 
     def counts(self, wanted: Tensor) -> list[int]:
@@ -116,10 +92,10 @@ class EagleTask:
     def _guess(self, states: States, features: Tensor) -> Tensor:
         """Predict features (b, L − 1, D) from the same input pairs as in decoding; see `decoding.drafters.eagle`."""
         tokens = states.tokens[:, 1:]
-        embeds = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
+        embeds = self.module.embed_tokens(torch.where(tokens < self.module.vocab_size, tokens, 0))
         embeds = torch.where(states.visual[:, 1:, None], states.received[:, 1:].to(embeds.dtype), embeds)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        guessed: Tensor = self.network(self.network.fuse(embeds, features[:, :-1]), positions).last_hidden_state
+        guessed: Tensor = self.module(self.module.fuse(embeds, features[:, :-1]), positions).last_hidden_state
         return guessed
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -131,23 +107,30 @@ class MedusaTask:
     """Medusa loss: cross-entropy by head; head i at token t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
 
     def __init__(self, heads: MedusaHeads) -> None:
-        self.module: nn.Module = heads
-        self.heads = heads
+        self.module = self.heads = heads
 
     def counts(self, wanted: Tensor) -> list[int]:
-        return [int(wanted[head + 2 :].sum()) for head in range(self.heads.shape.num_heads)]
+        return [int(wanted[head + 2 :].sum()) for head in range(self.module.shape.num_heads)]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
         terms = []
-        for head in range(self.heads.shape.num_heads):
-            ahead = head + 2
-            use = states.wanted[:, ahead:]
-            logits = self.heads.logits(head, states.hidden[:, :-ahead][use])
-            terms.append(F.cross_entropy(logits, states.tokens[:, ahead:][use], reduction="sum"))
+        for head in range(self.module.shape.num_heads):
+            use = states.wanted[:, head + 2 :]
+            logits = self.module.logits(head, states.hidden[:, : -head - 2][use])
+            terms.append(F.cross_entropy(logits, states.tokens[:, head + 2 :][use], reduction="sum"))
         return torch.stack(terms)
 
     def logits(self, states: States) -> Tensor:
-        return self.heads.logits(0, states.hidden[:, :-2])
+        return self.module.logits(0, states.hidden[:, :-2])
+
+
+HeadTask = EagleTask | MedusaTask
+"""A head `module` and its loss, a sum of k terms, each of which is a mean over its own positions.
+
+`counts` returns for each term the number of positions of `wanted` (L,) that it averages over. `sums` returns the terms
+(k,), each summed over its positions; `noise` (b, L, D) is added to input features. `logits` returns the head's logits
+(b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1.
+"""
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
@@ -158,9 +141,8 @@ def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = EagleNetwork(_shape_like(target)) if make is None else make()
-    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
     with torch.no_grad():
-        network.embed_tokens.weight.copy_(embedding)
+        network.embed_tokens.weight.copy_(target.decoder.get_input_embeddings().weight)  # type: ignore[operator]
     network.embed_tokens.weight.requires_grad_(False)
     return EagleTask(network.to(target.device), target.head)
 
@@ -168,20 +150,18 @@ def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork]
 def _shape_like(target: TargetModel) -> EagleShape:
     """Return the shape of a head with the sizes of one layer of the target."""
     config: Any = target.decoder.config
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    others = ("rms_norm_eps", "hidden_act", "max_position_embeddings")
-    sizes = {name: getattr(config, name, None) for name in (*names, *others)}
+    data = {name: getattr(config, name, None) for name in LAYER_FIELDS}
     # A head's positions are one-dimensional.
-    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
-    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
-    data = {"vocab_size": embedding.shape[0], **sizes, "rope_parameters": rope}
+    data["rope_parameters"] = {
+        name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")
+    }
+    data["vocab_size"] = target.decoder.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     return EagleShape.of(data, "the target")
 
 
 def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
     """Create Medusa heads of one block each; blocks start as the identity, output layers as the target's."""
-    head: Any = target.head
-    weight: Tensor = head.weight
+    weight: Tensor = target.head.weight  # type: ignore[assignment]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         heads = MedusaHeads(MedusaShape(num_heads, 1, weight.shape[1], weight.shape[0]))
@@ -200,16 +180,13 @@ class Trainer:
     """
 
     def __init__(
-        self, target: TargetModel, task: HeadTask, pace: Pace, max_rows: int = 16, reduce: Reduce = alone
+        self, target: TargetModel, task: HeadTask, pace: Pace, max_rows: int = 16, reduce: Reduce = lambda _: None
     ) -> None:
-        self.target = target
-        self.task = task
-        self.pace = pace
+        self.target, self.task, self.pace = target, task, pace
         self.step = 0
-        for parameter in (*target.decoder.parameters(), *target.head.parameters()):
-            parameter.requires_grad_(False)
-        self._max_rows = max_rows
-        self._reduce = reduce
+        target.decoder.requires_grad_(False)
+        target.head.requires_grad_(False)
+        self._max_rows, self._reduce = max_rows, reduce
         self._learned = {name: value for name, value in task.module.named_parameters() if value.requires_grad}
         self._optimizer = torch.optim.AdamW(
             self._learned.values(), lr=pace.learning_rate, betas=pace.betas, weight_decay=pace.weight_decay
@@ -218,27 +195,22 @@ class Trainer:
     def learn(self, training_samples: Sequence[tuple[int, TrainingSample]]) -> float | None:
         """Take one optimizer step on this worker's part of a batch of (ordinal, sample).
 
-        Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn.
-
-        Raises:
-            FloatingPointError: the loss is not finite; the head is not changed.
+        Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn. Raises
+        FloatingPointError, and does not change the head, if the loss is not finite.
         """
-        counts = self._add_up([self.task.counts(training_sample.wanted) for _, training_sample in training_samples])
-        loss = self._update(training_samples, counts.clamp_min(1)) if bool((counts > 0).any()) else None
+        # Without samples, the counts are those of an empty one.
+        wanted = [torch.zeros(0, dtype=torch.bool), *(sample.wanted for _, sample in training_samples)]
+        counts = [self.task.counts(each) for each in wanted]
+        total = torch.tensor(counts, dtype=torch.float64, device=self.target.device).sum(dim=0)
+        self._reduce(total)
+        loss = self._update(training_samples, total.clamp_min(1)) if bool((total > 0).any()) else None
         self.step += 1
         return loss
-
-    def _add_up(self, counts: list[list[int]]) -> Tensor:
-        """Sum the position counts of each term over samples and workers, (k,)."""
-        none = self.task.counts(torch.zeros(0, dtype=torch.bool))
-        total = torch.tensor([none, *counts], dtype=torch.float64, device=self.target.device).sum(dim=0)
-        self._reduce(total)
-        return total
 
     @torch.enable_grad()
     def _update(self, training_samples: Sequence[tuple[int, TrainingSample]], counts: Tensor) -> float:
         self.task.module.train()
-        loss = torch.zeros(1, device=self.target.device)
+        loss: Tensor = torch.zeros(1, device=self.target.device)
         for value in self._learned.values():
             value.grad = torch.zeros_like(value)
         # Samples of similar length are run together, for less padding.
@@ -250,7 +222,13 @@ class Trainer:
             part = (terms / counts).sum().to(torch.float32)
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
-        self._reduce_gradients(loss)
+        # One all-reduce of loss and gradients, because many small ones are slow.
+        gradients = [value.grad for value in self._learned.values() if value.grad is not None]
+        flat = torch.cat([loss, *(each.flatten() for each in gradients)])
+        self._reduce(flat)
+        loss, *parts = torch.split(flat, [1, *(each.numel() for each in gradients)])
+        for each, reduced in zip(gradients, parts, strict=True):
+            each.copy_(reduced.view_as(each))
         if not bool(loss.isfinite()):
             raise FloatingPointError(
                 f"the loss of step {self.step + 1} is {float(loss)}: lower training.learning_rate, or load the target "
@@ -265,17 +243,6 @@ class Trainer:
         self._optimizer.step()
         self.task.module.eval()
         return float(loss)
-
-    def _reduce_gradients(self, loss: Tensor) -> None:
-        """Sum gradients and loss over all workers in one all-reduce, because many small ones are slow."""
-        gradients = [value.grad for value in self._learned.values() if value.grad is not None]
-        flat = torch.cat([loss, *(each.flatten() for each in gradients)])
-        self._reduce(flat)
-        loss.copy_(flat[:1])
-        start = 1
-        for each in gradients:
-            each.copy_(flat[start : start + each.numel()].view_as(each))
-            start += each.numel()
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
         """Draw uniform noise (b, L, D) for the features of every sample."""
@@ -311,18 +278,15 @@ class Trainer:
 
 
 @torch.no_grad()
-def count_right(
-    task: HeadTask, target: TargetModel, training_samples: Sequence[TrainingSample]
-) -> tuple[int, int, int]:
+def count_right(task: HeadTask, target: TargetModel, samples: Sequence[TrainingSample]) -> tuple[int, int, int]:
     """Count tokens to learn whose most probable token under the target is the head's top choice, or in its top three.
 
     Returns both counts and the number of tokens to learn.
     """
-    states = teach_states(target, training_samples)
+    states = teach_states(target, samples)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices
-    head: Any = target.head
-    true = head(states.hidden[:, 1:-1][use].to(_dtype(head))).argmax(dim=-1)[:, None]
+    true = target.head(states.hidden[:, 1:-1][use].to(_dtype(target.head))).argmax(dim=-1)[:, None]
     hits = best == true
     return int(hits[:, 0].sum()), int(hits.sum()), int(use.sum())
 

@@ -14,10 +14,7 @@ class Clip:
     """Frames of one video, uint8 RGB (T, height, width, 3), in the order of their times.
 
     `timestamps_s` (T) are seconds from the beginning of the clip. `fps` is T divided by the sampled duration in
-    seconds, which video models call the sampled rate.
-
-    Raises:
-        ValueError: no frames, wrong types or shapes, a missing timestamp, or a rate that is not positive.
+    seconds, which video models call the sampled rate. Raises ValueError for wrong types, shapes or numbers.
     """
 
     frames: NDArray[np.uint8]

@@ -56,9 +56,7 @@ class Content:
 
 def _glance(array: NDArray[np.generic]) -> bytes:
     """Return the bytes of up to `NUM_GLANCES` evenly spaced values."""
-    if array.size == 0:
-        return b""
-    places = np.linspace(0, array.size - 1, min(array.size, NUM_GLANCES), dtype=np.int64)
+    places = np.linspace(0, max(0, array.size - 1), min(array.size, NUM_GLANCES), dtype=np.int64)
     return np.asarray(array.flat[places]).tobytes()
 
 
@@ -72,11 +70,10 @@ class Recent(Generic[Value]):
         self._entries: OrderedDict[Content, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Content) -> Value | None:
-        entry = self._entries.get(key)
-        if entry is None:
+        if key not in self._entries:
             return None
         self._entries.move_to_end(key)
-        return entry[0]
+        return self._entries[key][0]
 
     def keep(self, key: Content, value: Value, num_bytes: int) -> None:
         """Store a new key's value of `num_bytes` if it fits; the key's arrays are copied."""

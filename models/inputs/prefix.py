@@ -32,8 +32,7 @@ class Prefix:
     num_padding: int = 0
     """Number of tokens that `padding` marks, kept on the host to avoid a device synchronization."""
     origin: Hashable = field(default=None, init=False, compare=False)
-    """Prompts of one origin with equal leading tokens have equal leading positions. None if unknown.
-    `dataclasses.replace` does not copy it, because a changed prompt has another origin."""
+    """Prompts of one origin with equal leading tokens have equal leading positions; None if unknown or changed."""
 
     def of(self, origin: Hashable) -> Prefix:
         """Return a copy of this prompt with `origin` set."""
@@ -45,26 +44,20 @@ class Prefix:
         """Return a copy with empty embeddings (L, 0) and no deepstack features."""
         return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
 
-    def select(self, keep: Tensor) -> Prefix:
+    def select(self, keep: Tensor | slice) -> Prefix:
         """Return the tokens that `keep` (L,) marks, with unchanged `deepstack`."""
-        return replace(
-            self,
-            token_ids=self.token_ids[keep],
-            embeds=self.embeds[keep],
-            positions=self.positions[..., keep],
-            visual=self.visual[keep],
-        )
+        token_ids, embeds, visual = self.token_ids[keep], self.embeds[keep], self.visual[keep]
+        return replace(self, token_ids=token_ids, embeds=embeds, positions=self.positions[..., keep], visual=visual)
 
     def head(self, length: int) -> Prefix:
         """Return the first `length` tokens of a prompt without padding, which include all tokens of `deepstack`."""
         assert self.padding is None
-        positions = self.positions[..., :length]
-        return Prefix(self.token_ids[:length], self.embeds[:length], positions, self.visual[:length], self.deepstack)
+        return self.select(slice(length))
 
     def tail(self, start: int) -> Prefix:
         """Return the tokens from `start` of a prompt without padding, which include no tokens of `deepstack`."""
         assert self.padding is None
-        return Prefix(self.token_ids[start:], self.embeds[start:], self.positions[..., start:], self.visual[start:])
+        return replace(self.select(slice(start, None)), deepstack=())
 
     @property
     def length(self) -> int:
@@ -78,8 +71,7 @@ class Prefix:
 
     @property
     def next_position(self) -> Tensor:
-        """Rotary position of the first generated token, as in `generate`: one more than the highest axis of the last
-        token's position."""
+        """Rotary position of the first generated token: one more than the last token's highest axis."""
         return self.positions[..., -1].max() + 1
 
     @property
@@ -126,16 +118,13 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     embeds = received.get("inputs_embeds")
     if embeds is None:
         embeds = decoder.get_input_embeddings()(inputs["input_ids"])  # type: ignore[operator]
-    length = embeds.shape[1]
     positions = received.get("position_ids")
     if positions is None:
-        positions = torch.arange(length, device=embeds.device)
+        positions = torch.arange(embeds.shape[1], device=embeds.device)
     else:
         # (1, L), (3, 1, L), or (4, 1, L) with the text positions first; the last three are the rotary axes.
-        positions = positions.reshape(-1, length)
+        positions = positions.reshape(-1, embeds.shape[1])
         positions = positions[0] if positions.shape[0] == 1 else positions[-3:]
-    visual = torch.zeros(length, dtype=torch.bool, device=embeds.device)
-    for token_id in visual_ids:
-        visual |= token_ids == token_id
+    visual = torch.isin(token_ids, torch.tensor(sorted(visual_ids), dtype=torch.long, device=token_ids.device))
     deepstack = received.get("deepstack_visual_embeds") or ()
     return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack))

@@ -45,8 +45,6 @@ class FrontEnd:
 
     def reads_like(self, other: FrontEnd) -> bool:
         """Return whether processors, settings and tokenizers are equal; False if tokenizers cannot be compared."""
-        if type(self.processor) is not type(other.processor):
-            return False
         mine = self._settings()
         return mine is not None and mine == other._settings()
 
@@ -55,7 +53,7 @@ class FrontEnd:
         if core is None:
             return None
         options = {name: str(value) for name, value in self.tokenizer.init_kwargs.items() if name not in ELSEWHERE}
-        return core.to_str(), options, self.processor.to_dict() if self.takes_images else None
+        return type(self.processor), core.to_str(), options, self.processor.to_dict() if self.takes_images else None
 
     @property
     def useful_side_px(self) -> int | None:
@@ -115,10 +113,7 @@ class FrontEnd:
             shown["videos"] = [clip.frames for clip in videos]
             shown["video_metadata"] = [video.metadata(clip) for clip in videos]
         try:
-            if self.takes_images:
-                inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
-            else:
-                inputs = self.tokenizer(prompt, add_special_tokens=special, return_tensors="pt")
+            inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
         except Exception as error:  # third-party processors may raise any error; fail the row, not the job
             raise PromptError(f"the processor refuses the prompt: {error}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}

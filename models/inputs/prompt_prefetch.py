@@ -25,33 +25,32 @@ class PreparedPrompt:
     num_feature_hits: int
 
 
+@dataclass(frozen=True, eq=False)
 class PendingPrompt:
     """A prompt that is queued, being prepared, or ready."""
 
-    def __init__(self, future: Future[tuple[PreparedPrompt, Any]], stream: SideStream) -> None:
-        self._future = future
-        self._stream = stream
-        self._num_columns: int | None = None
+    _future: Future[tuple[PreparedPrompt, Any]]
+    _stream: SideStream
 
     @property
     def num_columns(self) -> int | None:
         """Number of KV positions over all lanes; 0 if preparation failed or was cancelled, None before it ends."""
-        if self._num_columns is None and self._future.done():
-            failed = self._future.cancelled() or self._future.exception() is not None
-            self._num_columns = 0 if failed else sum(lane.length for lane in self._future.result()[0].lanes)
-        return self._num_columns
+        if not self._future.done():
+            return None
+        failed = self._future.cancelled() or self._future.exception() is not None
+        return 0 if failed else sum(lane.length for lane in self._future.result()[0].lanes)
 
     @property
     def is_ready(self) -> bool:
         """Whether `take` returns without waiting on the host or on the device."""
-        if not self._future.done():
-            return False
-        return not self.num_columns or self._stream.is_complete(self._future.result()[1])
+        columns = self.num_columns
+        return columns is not None and (columns == 0 or self._stream.is_complete(self._future.result()[1]))
 
     def take(self) -> PreparedPrompt:
         """Wait for the prompt and make it readable on the caller's stream; re-raises errors of the preparation."""
         prompt, event = self._future.result()
-        self._stream.hand_over(event, [tensor for lane in prompt.lanes for tensor in _tensors(lane)])
+        values = [value for lane in prompt.lanes for value in (*vars(lane).values(), *lane.deepstack)]
+        self._stream.hand_over(event, [value for value in values if isinstance(value, Tensor)])
         return prompt
 
     def cancel(self) -> None:
@@ -60,10 +59,7 @@ class PendingPrompt:
 
 
 class PromptThread:
-    """Prepares prompts one at a time, in the order of submission.
-
-    One thread serves a model and all of its engines, because a processor is not thread-safe.
-    """
+    """Prepares prompts in order. One thread serves all engines of a model, because a processor is not thread-safe."""
 
     def __init__(self, stream: SideStream) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
@@ -76,8 +72,3 @@ class PromptThread:
     def _run(self, prepare: Callable[[], PreparedPrompt]) -> tuple[PreparedPrompt, Any]:
         with torch.inference_mode(), self._stream.use():
             return prepare(), self._stream.record_event()
-
-
-def _tensors(lane: Prefix) -> list[Tensor]:
-    values = (lane.token_ids, lane.embeds, lane.positions, lane.visual, lane.padding, *lane.deepstack)
-    return [one for one in values if one is not None]

@@ -13,15 +13,13 @@ Other processors have no known bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from models.inputs.video import VideoProcessor
 
-SIZE_FACTOR = 4
-TILES_FACTOR = 2
-EDGE_FACTOR = 2
-ASPECT = 4
+# Bound per side in pixels of families with sizes, tiles or a longest edge; longest aspect ratio at which it holds.
+SIZE_FACTOR, TILES_FACTOR, EDGE_FACTOR, ASPECT = 4, 2, 2, 4
 LEAST_PX = 1024
 """Lowest bound in pixels; smaller images are cheap to process."""
 
@@ -42,26 +40,21 @@ def _bound(part: Any) -> int | None:
     size = _numbers(getattr(part, "size", None))
     if not size or not getattr(part, "do_resize", True):
         return None
+    longest = size.get("longest_edge")
+    # The longest edge of the Qwen family is an area in pixels.
+    side_of_area = None if longest is None else math.ceil(math.sqrt(ASPECT * longest))
     if isinstance(part, VideoProcessor):
-        return _side_of_area(size) if part.is_patched else SIZE_FACTOR * max(size.values())
+        return side_of_area if part.is_patched else SIZE_FACTOR * max(size.values())
     family = type(part).__name__.partition("ImageProcessor")[0]
     if family in SIZED:
         crop = _numbers(getattr(part, "crop_size", None)) if getattr(part, "do_center_crop", False) else {}
         return SIZE_FACTOR * max(*size.values(), *crop.values(), 0)
     if family in TILED:
-        pinpoints = getattr(part, "image_grid_pinpoints", None) or []
-        sides = [int(side) for point in pinpoints for side in point]
+        sides = [int(side) for point in getattr(part, "image_grid_pinpoints", None) or [] for side in point]
         return TILES_FACTOR * max(sides) if sides else None
     if family in EDGED:
-        return EDGE_FACTOR * size["longest_edge"] if "longest_edge" in size else None
-    if family in COUNTED:
-        return _side_of_area(size)
-    return None
-
-
-def _side_of_area(size: Mapping[str, int]) -> int | None:
-    """Return the bound for a size whose `longest_edge` is an area in pixels, as in the Qwen family."""
-    return math.ceil(math.sqrt(ASPECT * size["longest_edge"])) if "longest_edge" in size else None
+        return None if longest is None else EDGE_FACTOR * longest
+    return side_of_area if family in COUNTED else None
 
 
 def _numbers(size: Any) -> dict[str, int]:

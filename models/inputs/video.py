@@ -17,14 +17,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import BatchFeature, ProcessorMixin
-from transformers.image_utils import (
-    IMAGENET_STANDARD_MEAN,
-    IMAGENET_STANDARD_STD,
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-    PILImageResampling,
-)
+from transformers import BatchFeature, ProcessorMixin, image_utils
+from transformers.image_utils import PILImageResampling
 from transformers.utils import PushToHubMixin
 from transformers.video_utils import VideoMetadata
 
@@ -42,8 +36,8 @@ COMMON = {
     "do_rescale": True,
     "rescale_factor": 1 / 255,
     "do_normalize": True,
-    "image_mean": OPENAI_CLIP_MEAN,
-    "image_std": OPENAI_CLIP_STD,
+    "image_mean": image_utils.OPENAI_CLIP_MEAN,
+    "image_std": image_utils.OPENAI_CLIP_STD,
 }
 PATCHED = {**COMMON, "temporal_patch_size": 2, "merge_size": 2, "cap_pixels_per_frame": None}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -56,8 +50,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Qwen3VLVideoProcessor": {
         **PATCHED,
-        "image_mean": IMAGENET_STANDARD_MEAN,
-        "image_std": IMAGENET_STANDARD_STD,
+        "image_mean": image_utils.IMAGENET_STANDARD_MEAN,
+        "image_std": image_utils.IMAGENET_STANDARD_STD,
         "patch_size": 16,
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
         "max_video_tokens": 768,
@@ -80,8 +74,7 @@ class VideoSettingsError(ValueError):
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
     """Video processor with the results of the transformers class `kind`, which defines the `settings`.
 
-    Raises:
-        VideoSettingsError: the class is unknown, or a setting is unsupported.
+    Raises VideoSettingsError for unknown classes and unsupported settings.
     """
 
     _auto_class = None
@@ -93,10 +86,8 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         self.given = settings
         merged = {**DEFAULTS[kind], **{name: value for name, value in settings.items() if name in DEFAULTS[kind]}}
         self.size = _size(kind, merged["size"], settings)
-        self.do_resize = bool(merged["do_resize"])
-        self.do_normalize = bool(merged["do_normalize"])
-        self.do_rescale = bool(merged["do_rescale"])
-        self.rescale_factor = float(merged["rescale_factor"])
+        self.do_resize, self.do_normalize = bool(merged["do_resize"]), bool(merged["do_normalize"])
+        self.do_rescale, self.rescale_factor = bool(merged["do_rescale"]), float(merged["rescale_factor"])
         self.image_mean = _channels("image_mean", merged["image_mean"])
         self.image_std = _channels("image_std", merged["image_std"])
         if self.do_resize and merged["resample"] not in MODES:
@@ -107,8 +98,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         if merged["do_center_crop"]:
             raise VideoSettingsError("its video frames are cropped (do_center_crop), which is not done")
         if self.is_patched:
-            self.patch_size = int(merged["patch_size"])
-            self.merge_size = int(merged["merge_size"])
+            self.patch_size, self.merge_size = int(merged["patch_size"]), int(merged["merge_size"])
             self.temporal_patch_size = int(merged["temporal_patch_size"])
             self.max_video_tokens = int(merged["max_video_tokens"])
             self.cap_pixels_per_frame = bool(merged["cap_pixels_per_frame"])
@@ -132,7 +122,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
     ) -> BatchFeature:
         """Convert frames (T, height, width, 3) and metadata of each video to model inputs.
 
-        Raises: ValueError for frame counts or sizes that the model does not support.
+        Raises ValueError for frame counts or sizes that the model does not support.
         """
         frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
         if not self.is_patched:
@@ -172,15 +162,20 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         if self.cap_pixels_per_frame:
             share = min(self.max_video_tokens * factor * factor, max_pixels // num_frames)
             max_pixels = max(share, int(min_pixels * 1.05)) * num_frames
-        return video_size(num_frames, height, width, self.temporal_patch_size, factor, min_pixels, max_pixels)
+        temporal = self.temporal_patch_size
+        if num_frames < temporal:
+            raise ValueError(f"a clip needs at least {temporal} frames for this model and has {num_frames}")
+        if height < factor or width < factor:
+            scale = max(factor / height, factor / width)
+            height, width = int(height * scale), int(width * scale)
+        return frame_size(height, width, factor, min_pixels, max_pixels, num_frames, temporal)
 
     def _values(self, frames: Tensor) -> Tensor:
         """Convert uint8 to float32, rescaled and normalised in one operation as in transformers."""
         values = frames.to(torch.float32)
         if self.do_normalize:
             scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
-            mean = (torch.tensor(self.image_mean) * scale)[:, None, None]
-            std = (torch.tensor(self.image_std) * scale)[:, None, None]
+            mean, std = ((torch.tensor(one) * scale)[:, None, None] for one in (self.image_mean, self.image_std))
             return values.sub_(mean).div_(std)
         return values.mul_(self.rescale_factor) if self.do_rescale else values
 
@@ -201,56 +196,25 @@ def metadata(clip: Clip) -> VideoMetadata:
     return VideoMetadata(total_num_frames=len(clip.frames), fps=clip.fps, frames_indices=list(clip.timestamps_s))
 
 
-def frame_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return Qwen2-VL's frame size (height, width): multiples of `factor`, area within bounds, similar aspect ratio.
-
-    Raises:
-        ValueError: one side is over 200 times the other.
-    """
-    _check_aspect(height, width)
-    h, w = round(height / factor) * factor, round(width / factor) * factor
-    if h * w > max_pixels:
-        return _shrink(height, width, factor, math.sqrt(height * width / max_pixels))
-    if h * w < min_pixels:
-        return _grow(height, width, factor, math.sqrt(min_pixels / (height * width)))
-    return h, w
-
-
-def video_size(
-    num_frames: int, height: int, width: int, temporal: int, factor: int, min_pixels: int, max_pixels: int
+def frame_size(
+    height: int, width: int, factor: int, min_pixels: int, max_pixels: int, num_frames: int = 1, temporal: int = 1
 ) -> tuple[int, int]:
-    """Return Qwen3-VL's frame size (height, width); `min_pixels` and `max_pixels` bound the sum over all frames.
+    """Return the frame size (height, width) of the Qwen family: multiples of `factor`, similar aspect ratio.
 
-    Raises:
-        ValueError: fewer frames than one temporal patch, or one side is over 200 times the other.
+    `min_pixels` and `max_pixels` bound the sum over all frames. Raises ValueError for extreme aspect ratios.
     """
-    if num_frames < temporal:
-        raise ValueError(f"a clip needs at least {temporal} frames for this model and has {num_frames}")
-    if height < factor or width < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    _check_aspect(height, width)
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise ValueError(f"frames of {width} x {height} are longer than {MAX_ASPECT_RATIO} times their shorter side")
     h, w = round(height / factor) * factor, round(width / factor) * factor
     pixels = round(num_frames / temporal) * temporal * h * w
     if pixels > max_pixels:
-        return _shrink(height, width, factor, math.sqrt(num_frames * height * width / max_pixels))
+        beta = math.sqrt(num_frames * height * width / max_pixels)
+        h, w = math.floor(height / beta / factor) * factor, math.floor(width / beta / factor) * factor
+        return max(factor, h), max(factor, w)
     if pixels < min_pixels:
-        return _grow(height, width, factor, math.sqrt(min_pixels / (num_frames * height * width)))
+        beta = math.sqrt(min_pixels / (num_frames * height * width))
+        return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
     return h, w
-
-
-def _check_aspect(height: int, width: int) -> None:
-    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
-        raise ValueError(f"frames of {width} x {height} are longer than {MAX_ASPECT_RATIO} times their shorter side")
-
-
-def _shrink(height: int, width: int, factor: int, beta: float) -> tuple[int, int]:
-    h, w = math.floor(height / beta / factor) * factor, math.floor(width / beta / factor) * factor
-    return max(factor, h), max(factor, w)
-
-
-def _grow(height: int, width: int, factor: int, beta: float) -> tuple[int, int]:
-    return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
 
 
 def _channels(name: str, value: Any) -> tuple[float, float, float]:
@@ -262,14 +226,12 @@ def _channels(name: str, value: Any) -> tuple[float, float, float]:
 
 def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the checked size as a dict; `min_pixels` and `max_pixels` of old Qwen settings replace its entries."""
-    known = {name: int(value) for name, value in dict(size).items() if value is not None}
+    old_names = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+    kept = {name: int(value) for name, value in dict(size).items() if value is not None and name not in old_names}
     if kind == "Qwen2VLVideoProcessor":
-        for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-            if settings.get(old) is not None:
-                known[new] = int(settings[old])
+        kept |= {new: int(settings[old]) for old, new in old_names.items() if settings.get(old) is not None}
     is_onevision = kind == "LlavaOnevisionVideoProcessor"
     names = ({"height", "width"}, {"shortest_edge"}) if is_onevision else ({"shortest_edge", "longest_edge"},)
-    kept = {name: value for name, value in known.items() if name not in ("min_pixels", "max_pixels")}
     if set(kept) not in names or min(kept.values()) < 1:
         raise VideoSettingsError(f"the size of its video frames is {size}, which is not understood")
     return kept
@@ -295,8 +257,7 @@ def without_torchvision(processor_class: type[Any]) -> type[Any]:
 def video_part(processor_class: type[Any], settings: Mapping[str, Any]) -> VideoProcessor:
     """Create the video processor of a checkpoint from the settings in its files, which may be image settings.
 
-    Raises:
-        VideoSettingsError: the processor class or a setting is unsupported.
+    Raises VideoSettingsError if the processor class or a setting is unsupported.
     """
     kind = settings.get("video_processor_type") or KIND_OF.get(processor_class.__name__)
     if kind is None:

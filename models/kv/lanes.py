@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models.backends.attention import DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
-from models.backends.forward import DecoderRunner
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.prefill import PromptReader
@@ -38,27 +38,25 @@ class SlotBatch:
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
-    is_leading: bool = field(init=False)
-    """Whether the slots are 0 … b − 1 in order, so that a per-slot tensor can be read as a view."""
+    place: slice | Tensor = field(init=False)
+    """Index of the slots in a per-slot tensor: a slice, which reads a view, if they are 0 … b − 1 in order."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
+        leading = range(len(self.ids))
+        object.__setattr__(self, "place", slice(len(leading)) if self.ids == tuple(leading) else self.index)
 
     def of(self, memory: Tensor) -> Tensor:
         """Return the entries (b, …) of these slots in a per-slot tensor (S, …), possibly as a view."""
-        return memory[: len(self.ids)] if self.is_leading else memory[self.index]
+        return memory[self.place]
 
     def put(self, memory: Tensor, values: Tensor) -> None:
         """Write `values` (b, …) to the entries of these slots in a per-slot tensor."""
-        if self.is_leading:
-            memory[: len(self.ids)] = values
-        else:
-            memory[self.index] = values
+        memory[self.place] = values
 
     def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
         """Add `sign` · `values` (b,) to the entries of these slots in a per-slot tensor."""
-        if self.is_leading:
-            memory[: len(self.ids)].add_(values, alpha=sign)
+        if isinstance(self.place, slice):
+            memory[self.place].add_(values, alpha=sign)
         else:
             memory.index_add_(0, self.index, values, alpha=sign)
 
@@ -91,11 +89,8 @@ class LaneModel:
         run: DecoderRunner | None = None,
     ) -> None:
         self._run = run or DecoderRunner(decoder)
-        self.decoder = decoder
-        self.head = head
-        self.num_lanes = num_lanes
-        device = next(decoder.parameters()).device
-        self.device = device
+        self.decoder, self.head, self.num_lanes = decoder, head, num_lanes
+        self.device = device = next(decoder.parameters()).device
         self.backend = backend_for(device)
         config: Any = decoder.config
         self._num_heads: int = config.num_attention_heads
@@ -111,7 +106,9 @@ class LaneModel:
 
     def rows(self, slots: SlotBatch) -> Tensor:
         """Return the cache rows (b · R,) of `slots`, slot-major."""
-        blocks = self._blocks[slots.index]
+        return self._rows_of(self._blocks[slots.index])
+
+    def _rows_of(self, blocks: Tensor) -> Tensor:
         if self.num_lanes == 1:
             return blocks
         return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
@@ -189,31 +186,19 @@ class LaneModel:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
         is_mixed = self._lead(slots)
-        visible = self._spread(visible)
-        depth = self._spread(depth)
+        visible, depth = self._spread(visible), self._spread(depth)
         if is_mixed:
             # Inputs are reordered from slot order to row order; outputs are reordered back.
-            there = self._blocks[slots.index].argsort()
-            there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+            there = self._rows_of(self._blocks[slots.index].argsort())
             embeds, depth, visible = embeds[there], depth[there], visible[there]
         num_rows = b * self.num_lanes
         rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         self._num_used_columns = max(self._num_used_columns, window)
-        nodes = TreeNodes(
-            cache=self.cache,
-            rows=rows,
-            lens=lens,
-            delta=self.delta[:num_rows],
-            depth=depth,
-            visible=visible,
-            numbers=self._numbers[offset : offset + num_nodes],
-            offset=offset,
-            window=window,
-            num_heads=self._num_heads,
-            dtype=embeds.dtype,
-        )
+        delta, numbers = self.delta[:num_rows], self._numbers[offset : offset + num_nodes]
+        options = (offset, window, self._num_heads, embeds.dtype)
+        nodes = TreeNodes(self.cache, rows, lens, delta, depth, visible, numbers, *options)
         step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
@@ -237,10 +222,8 @@ class LaneModel:
 
     def _swap(self, one: int, other: int) -> None:
         """Swap the blocks of two slots, KV cache rows and per-row state included."""
-        here, there = (
-            slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
-            for slot in (one, other)
-        )
+        starts = (self.first_row_of(slot) for slot in (one, other))
+        here, there = (slice(start, start + self.num_lanes) for start in starts)
         for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
             if memory is not None:
                 kept = memory[here].clone()
@@ -271,3 +254,24 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """Repeat values of slots (b, …) for their rows (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
+
+
+@torch.inference_mode()
+def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
+    """Return the bytes of keys and values of one position of one row, summed over layers, by device.
+
+    They are measured by a prefill of two positions, for any decoder architecture.
+    """
+    weight = next(decoder.parameters())
+    length, device = 2, weight.device
+    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
+    numbers = torch.arange(length, device=device)
+    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
+    first = SlotBatch(numbers[:1], (0,), (0,))
+    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
+    sizes: dict[torch.device, int] = {}
+    for memory in (*lanes.cache.keys, *lanes.cache.values):
+        assert memory is not None, "a layer of the decoder has written nothing"
+        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
+        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
+    return sizes

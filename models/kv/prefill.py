@@ -7,14 +7,14 @@ and copied to the rows of the others; the remaining tokens of all these prompts 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.backends.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
+from models.backends.attention import AttentionProbe, AttentionStep, DecoderRunner, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
-from models.backends.forward import DecoderRunner
 from models.inputs.prefix import Prefix
 from models.kv.prefill_batching import (
     MAX_MASK,
@@ -31,33 +31,25 @@ from models.kv.prefill_batching import (
 )
 
 
+@dataclass(eq=False)
 class PromptReader:
-    """Prefills the cleared cache rows `rows` (r,) with prompts.
+    """Prefills the cleared cache rows `_rows` (r,) with prompts.
 
     Results by index of the prompts that were run: `ends` (D,), the last state; `states` (L, D) of all tokens if
-    `keep_hidden`; `received` (L,), the mean attention to each token if `probe_attention`.
+    `_keep_hidden`; `received` (L,), the mean attention to each token if `_probe_attention`.
     """
 
-    def __init__(
-        self,
-        run: DecoderRunner,
-        cache: RaggedCache,
-        rows: Tensor,
-        probe_attention: bool,
-        keep_hidden: bool,
-        max_tokens: int | None,
-        max_padding: int,
-    ) -> None:
-        self._run = run
-        self._cache = cache
-        self._rows = rows
-        self._probe_attention = probe_attention
-        self._keep_hidden = keep_hidden
-        self._max_tokens, self._max_padding = max_tokens, max_padding
-        self.num_forwards = 0
-        self.ends: dict[int, Tensor] = {}
-        self.states: dict[int, Tensor] = {}
-        self.received: dict[int, Tensor] = {}
+    _run: DecoderRunner
+    _cache: RaggedCache
+    _rows: Tensor
+    _probe_attention: bool
+    _keep_hidden: bool
+    _max_tokens: int | None
+    _max_padding: int
+    num_forwards: int = 0
+    ends: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, Tensor] = field(default_factory=dict)
+    received: dict[int, Tensor] = field(default_factory=dict)
 
     def read(self, prefixes: Sequence[Prefix]) -> list[int]:
         """Prefill every row with its prompt; returns for each row the index of the prompt whose results it shares."""
@@ -88,7 +80,8 @@ class PromptReader:
         firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
         self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
         starts = {place: stem.length for stem in stems for place in stem.places}
-        heads = {place: self.states.get(stem.places[0]) for stem in stems for place in stem.places}
+        keeping = stems if self._keep_hidden else ()
+        heads = {place: self.states[stem.places[0]] for stem in keeping for place in stem.places}
         places = list(starts)
         rests = [prefixes[place].tail(starts[place]) for place in places]
         # Unlike whole prompts, these forwards need a mask, whose size is bounded.
@@ -97,11 +90,8 @@ class PromptReader:
         for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
             some, behind = [rests[one] for one in group], [starts[places[one]] for one in group]
             self._note([places[one] for one in group], some, self._run_behind(self._at(places, group), some, behind))
-        if self._keep_hidden:
-            for place in places:
-                head = heads[place]
-                assert head is not None
-                self.states[place] = torch.cat([head, self.states[place]])
+        for place, head in heads.items():
+            self.states[place] = torch.cat([head, self.states[place]])
 
     def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
         """Run whole prompts in one forward into `rows` (r,); returns states (r, L, D), and the mean attention to each

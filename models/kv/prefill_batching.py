@@ -92,9 +92,8 @@ def _common_length(prefixes: Sequence[Prefix]) -> int:
     tokens = torch.stack([prefix.token_ids[:shortest] for prefix in prefixes])
     numbers = [(tokens == tokens[0]).all(dim=0).long().cumprod(dim=0).sum()]
     if any(prefix.deepstack for prefix in prefixes):
-        numbers += [
-            (prefix.visual * torch.arange(1, prefix.length + 1, device=tokens.device)).max() for prefix in prefixes
-        ]
+        number = torch.arange(1, max(prefix.length for prefix in prefixes) + 1, device=tokens.device)
+        numbers += [(prefix.visual * number[: prefix.length]).max() for prefix in prefixes]
     # One device synchronization.
     common, *ends = torch.stack(numbers).tolist()
     common = min(common, shortest - 1)
@@ -148,8 +147,7 @@ def stack_padding(prefixes: Sequence[Prefix]) -> Tensor | None:
     """Return which tokens (r, L) are padding, right padding included; None if no prompt has padding tokens."""
     if all(prefix.padding is None for prefix in prefixes):
         return None
-    nothing = [torch.zeros_like(prefix.visual) for prefix in prefixes]
-    marks = (none if one.padding is None else one.padding for one, none in zip(prefixes, nothing, strict=True))
+    marks = (torch.zeros_like(one.visual) if one.padding is None else one.padding for one in prefixes)
     return stack(marks, padding=True)
 
 
@@ -162,14 +160,12 @@ def mask_padding(padding: Tensor) -> Tensor:
 
 def stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
     """Concatenate the deepstack features of all rows: (visual tokens of all rows, D) for each of the first layers."""
-    layers = zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
-    return [torch.cat(features) for features in layers]
+    return [torch.cat(layer) for layer in zip(*(one.deepstack for one in prefixes if one.deepstack), strict=True)]
 
 
 def stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:
     """Stack rotary positions to (r, L), or to (3, r, L) if any prefix has three rotary axes; padding is 0."""
-    num_axes = max(prefix.positions.dim() for prefix in prefixes)
     padded = [torch.nn.functional.pad(prefix.positions, (0, length - prefix.length)) for prefix in prefixes]
-    if num_axes == 1:
+    if all(positions.dim() == 1 for positions in padded):
         return torch.stack(padded)
     return torch.stack([positions.expand(3, -1) for positions in padded], dim=1)

@@ -6,7 +6,6 @@ names, so that LlamaGen can load it too.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,22 +15,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from safetensors.torch import save_file
 from torch import Tensor
 
-from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors, shapes_of
+from models.heads import files
 from models.llamagen.gpt import Gpt
-from models.llamagen.layouts import (
-    LANTERN,
-    OFFICIAL,
-    expected_shapes,
-    from_gpt,
-    is_stray,
-    layout_of,
-    sizes_of,
-    to_gpt,
-)
-from models.llamagen.shape import GPT_TYPE, GptShape, VqShape
+from models.llamagen.layouts import LANTERN, OFFICIAL, expected_shapes, from_gpt, is_stray, layout_of, sizes_of, to_gpt
+from models.llamagen.shape import GPT_TYPE, GptShape
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, first_line, sampled_digest
 
 WRAPPERS = ("model", "module", "state_dict")
@@ -42,7 +31,6 @@ WEIGHT_SUFFIXES = (*PICKLED, ".safetensors")
 # Names of published files contain the image side in pixels; one code is 16 × 16 pixels in all of them.
 _PUBLISHED_NAME = re.compile(r"[ct]2i_(?:B|L|XL|XXL|3B)(?:_stage[12])?_(256|384|512)\.pt")
 _PIXELS_PER_CODE = 16
-_HINT = "python -m models.llamagen.convert writes one: give it --grid and --heads"
 
 
 @dataclass(frozen=True)
@@ -55,26 +43,11 @@ class FoundFiles:
 
     def shapes(self, wrappers: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Read names and shapes of all tensors; `wrappers` as for `models.heads.files.read_tensors`."""
-        return {name: shape for file in self.files for name, shape in read_shapes(file, wrappers).items()}
+        return {name: shape for file in self.files for name, shape in files.read_shapes(file, wrappers).items()}
 
     def tensors(self, wrappers: Sequence[str]) -> dict[str, Tensor]:
         """Read all tensors to the CPU; `wrappers` as for `shapes`."""
-        return {name: value for file in self.files for name, value in read_tensors(file, wrappers).items()}
-
-    def sizes(self, kind: str, shape: type[GptShape | VqShape], model: str) -> dict[str, Any]:
-        """Return the fields of `shape` in `config.json`, whose `model_type` must be `kind`; empty without a file."""
-        if not self.config:
-            return {}
-        found = self.config.get("model_type")
-        if found != kind:
-            raise CheckpointError(
-                f"{self.where}: config.json beside it is of {found!r}, but the weights are {model}'s; it must say "
-                f'"model_type": "{kind}", or not be there'
-            )
-        sizes = {name: value for name, value in self.config.items() if name != "model_type"}
-        if unknown := sorted(sizes.keys() - {field.name for field in fields(shape)}):
-            raise CheckpointError(f"{self.where}: config.json gives {unknown[0]}, which no {model} has")
-        return sizes
+        return {name: value for file in self.files for name, value in files.read_tensors(file, wrappers).items()}
 
 
 def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
@@ -84,31 +57,30 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
     """
     path = Path(ref.path)
     if ref.is_file:
-        return FoundFiles(ref.path, read_json(path.parent), (path,))
+        return FoundFiles(ref.path, files.read_json(path.parent), (path,))
     if path.suffix in WEIGHT_SUFFIXES:
         return FoundFiles(ref.path, {}, (_fetch(ref),))
-    folder = head_folder(ref, ("model*.safetensors",), weights)
-    files = _weight_files(folder) if ref.is_folder or weights else ()
-    return FoundFiles(ref.path, read_json(folder), files)
+    folder = files.head_folder(ref, ("model*.safetensors",), weights)
+    return FoundFiles(ref.path, files.read_json(folder), _weight_files(folder) if ref.is_folder or weights else ())
 
 
-def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -> GptShape:
-    """Read the shape of a checkpoint from its tensors' shapes and its `config.json`; `sizes` adds missing values.
+def read_gpt_shape(ref: CheckpointRef) -> GptShape:
+    """Read the shape of a checkpoint from its tensors' shapes and its `config.json`.
 
-    The number of heads is known for published sizes, the grid from published file names; otherwise `config.json` or
-    `sizes` must contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
+    The number of heads is known for published sizes, the grid from published file names; otherwise `config.json` must
+    contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
     """
     found = find_files(ref, weights=False)
-    if not found.files:
-        return _shape(found, {}, LANTERN if "hidden_size" in found.config else OFFICIAL, sizes or {})
-    return _check(found, found.shapes(WRAPPERS), sizes or {})[0]
+    if found.files:
+        return _check(found, found.shapes(WRAPPERS))[0]
+    return _shape(found, {}, LANTERN if "hidden_size" in found.config else OFFICIAL)
 
 
-def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mapping[str, Any] | None = None) -> Gpt:
+def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device) -> Gpt:
     """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
-    shape, layout = _check(found, shapes_of(tensors), sizes or {})
+    shape, layout = _check(found, files.shapes_of(tensors))
     gpt = gpt_from_weights(shape, tensors, layout)
     return gpt.to(device=device, dtype=DTYPES.get(dtype, gpt.output.weight.dtype))
 
@@ -124,29 +96,21 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
 
 def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors`, with LlamaGen's tensor names and order of rotary pairs."""
-    save_folder(folder, from_gpt(gpt.state_dict(), gpt.shape), gpt.shape.to_config(), dtype)
-
-
-def save_folder(folder: Path, tensors: Mapping[str, Tensor], config: dict[str, Any], dtype: torch.dtype | None) -> None:
-    """Write `config.json` and `model.safetensors`; `dtype` None keeps the dtype of each tensor."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in tensors.items()}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    files.write_checkpoint(folder, gpt.shape.to_config(), from_gpt(gpt.state_dict(), gpt.shape), dtype)
 
 
 def revision_of(ref: CheckpointRef) -> str:
     """Return an identifier of GPT or VQ weights: the hub commit, or `sampled_digest` over local files."""
     path = Path(ref.path)
     if ref.is_file:
-        files = [path, *path.parent.glob("config.json")]
+        found = [path, *path.parent.glob("config.json")]
     elif path.suffix in WEIGHT_SUFFIXES:
         return _fetch(ref).parent.name
     elif not ref.is_folder:
-        return head_folder(ref, (), weights=False).name
+        return files.head_folder(ref, (), weights=False).name
     else:
-        files = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
-    return sampled_digest(files)
+        found = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
+    return sampled_digest(found)
 
 
 def _fetch(ref: CheckpointRef) -> Path:
@@ -165,14 +129,14 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     if shards := sorted(folder.glob("model-*-of-*.safetensors")):
         return tuple(shards)
     pickled = sorted(file for file in folder.iterdir() if file.suffix in PICKLED)
-    if len(pickled) == 1:
-        return (pickled[0],)
-    if pickled:
+    if not pickled:
+        raise CheckpointError(f"{folder}: it holds no weights: neither model.safetensors nor a .pt file")
+    if len(pickled) > 1:
         raise CheckpointError(f"{folder}: it holds {len(pickled)} weight files; name one, such as {pickled[0]}")
-    raise CheckpointError(f"{folder}: it holds no weights: neither model.safetensors nor a .pt file")
+    return (pickled[0],)
 
 
-def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> tuple[GptShape, str]:
+def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[GptShape, str]:
     """Return shape and layout; raises CheckpointError if config and tensors disagree or tensors are missing."""
     layout = layout_of(shapes)
     if layout is None:
@@ -181,47 +145,53 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
             f"{found.where}: this is {what}, not LlamaGen's GPT: it holds neither tok_embeddings.weight nor "
             "model.embed_tokens.weight"
         )
-    shape = _shape(found, sizes_of(shapes, layout, found.where), layout, sizes)
+    shape = _shape(found, sizes_of(shapes, layout, found.where), layout)
     kept = {name: size for name, size in shapes.items() if not is_stray(name)}
-    expect_shapes(found.where, kept, expected_shapes(shape, layout))
+    files.expect_shapes(found.where, kept, expected_shapes(shape, layout))
     return shape, layout
 
 
-def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a configuration contradicts the sizes of the weights."""
+def _shape(found: FoundFiles, stored: dict[str, Any], layout: str) -> GptShape:
+    """Create the shape from sizes of the tensors and the configuration, which takes precedence."""
+    configured = _translate(found) if layout == LANTERN else _configured(found)
     for name, value in stored.items():
-        if configured.get(name, value) != value:
+        if name != "num_heads" and configured.get(name, value) != value:
             raise CheckpointError(
-                f"{where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
+                f"{found.where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
             )
-
-
-def _shape(found: FoundFiles, stored: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
-    """Create the shape from sizes of the tensors, the configuration and the caller; later ones take precedence."""
-    if layout == LANTERN:
-        configured = _translate(found)
-    else:
-        configured = found.sizes(GPT_TYPE, GptShape, "LlamaGen")
-    compare_sizes(found.where, configured, {k: v for k, v in stored.items() if k not in ("num_heads", "grid")})
-    merged = stored | configured | dict(sizes)
-    merged.setdefault("grid", _grid_of_name(found))
-    if merged["grid"] is None:
+    names = [match for file in found.files if (match := _PUBLISHED_NAME.fullmatch(file.name))]
+    merged = ({"grid": int(names[0][1]) // _PIXELS_PER_CODE} if names else {}) | stored | configured
+    if merged.get("grid") is None:
         raise CheckpointError(
             f"{found.where}: the number of codes per image side is unknown; config.json in the same folder must give "
-            f'"grid" (16 for 256 px, 24 for 384 px, 32 for 512 px). {_HINT}'
+            '"grid" (16 for 256 px, 24 for 384 px, 32 for 512 px)'
         )
     if "num_heads" not in merged:
         raise CheckpointError(
             f"{found.where}: {merged.get('dim')} wide with {merged.get('num_layers')} layers is no published size, and "
-            f'the number of heads cannot be read from weights; config.json must give "num_heads". {_HINT}'
+            'the number of heads cannot be read from weights; config.json must give "num_heads"'
         )
-    names = [field.name for field in fields(GptShape)][:8]
-    if missing := [name for name in names if name not in merged]:
+    if missing := [field.name for field in fields(GptShape)[:8] if field.name not in merged]:
         raise CheckpointError(f"{found.where}: config.json does not give {missing[0]}")
     try:
         return GptShape(**merged)
     except ValueError as error:
         raise CheckpointError(f"{found.where}: {error}") from None
+
+
+def _configured(found: FoundFiles) -> dict[str, Any]:
+    """Return the fields of `GptShape` in `config.json`; empty without a file."""
+    if not found.config:
+        return {}
+    if (kind := found.config.get("model_type")) != GPT_TYPE:
+        raise CheckpointError(
+            f"{found.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's; it must say "
+            f'"model_type": "{GPT_TYPE}", or not be there'
+        )
+    sizes = {name: value for name, value in found.config.items() if name != "model_type"}
+    if unknown := sorted(sizes.keys() - {field.name for field in fields(GptShape)}):
+        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no LlamaGen has")
+    return sizes
 
 
 def _translate(found: FoundFiles) -> dict[str, Any]:
@@ -251,13 +221,6 @@ def _translate(found: FoundFiles) -> dict[str, Any]:
     }
     sizes: dict[str, Any] = {ours: config[name] for name, ours in names.items() if config.get(name) is not None}
     return sizes | {"grid": math.isqrt(block), "condition": "text" if kind == "t2i" else "class"}
-
-
-def _grid_of_name(found: FoundFiles) -> int | None:
-    for file in found.files:
-        if name := _PUBLISHED_NAME.fullmatch(file.name):
-            return int(name[1]) // _PIXELS_PER_CODE
-    return None
 
 
 def some_of(shapes: Mapping[str, Any]) -> str:

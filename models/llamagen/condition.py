@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,11 @@ class T5Condition:
     def __init__(
         self, model: nn.Module, tokenizer: Any, max_tokens: int = MAX_TEXT_TOKENS, truncate: bool = False
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_tokens = max_tokens
-        self.truncate = truncate
+        self.model, self.tokenizer = model, tokenizer
+        self.max_tokens, self.truncate = max_tokens, truncate
         self.num_forwards = 0
         self.device = next(model.parameters()).device
-        self._remembered: OrderedDict[str, Tensor] = OrderedDict()
+        self._features = lru_cache(NUM_REMEMBERED)(self._encode)
 
     @property
     def condition_dim(self) -> int:
@@ -57,22 +55,17 @@ class T5Condition:
 
         Raises: PromptError.
         """
-        cleaned = self._clean(text)
-        if cleaned not in self._remembered:
-            ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
-            with torch.no_grad():
-                features = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
-            self.num_forwards += 1
-            if not bool(features.isfinite().all()):
-                # Published T5s overflow in float16.
-                raise PromptError(
-                    "the text encoder gives values that are not finite for this prompt; try another dtype"
-                )
-            self._remembered[cleaned] = features
-            if len(self._remembered) > NUM_REMEMBERED:
-                self._remembered.popitem(last=False)
-        self._remembered.move_to_end(cleaned)
-        return self._remembered[cleaned]
+        return self._features(self._clean(text))
+
+    def _encode(self, cleaned: str) -> Tensor:
+        ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
+        with torch.no_grad():
+            features: Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+        self.num_forwards += 1
+        if not bool(features.isfinite().all()):
+            # Published T5s overflow in float16.
+            raise PromptError("the text encoder gives values that are not finite for this prompt; try another dtype")
+        return features
 
     def _clean(self, text: str) -> str:
         if not isinstance(text, str):

@@ -19,15 +19,15 @@ from models.llamagen.shape import GptShape
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 # LANTERN's `input_type` determines condition and grid.
-_INPUT_TYPES = {"t2i": ("text", 16), "t2i2": ("text", 32), "c2i": ("class", 24)}
+_INPUT_TYPES: dict[str, dict[str, Any]] = {
+    "t2i": {"condition": "text", "grid": 16},
+    "t2i2": {"condition": "text", "grid": 32},
+    "c2i": {"condition": "class", "grid": 24},
+}
 
 
 def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
-    """Create an initialized network that drafts for a GPT of shape `gpt`.
-
-    Raises:
-        ValueError: the shapes do not fit.
-    """
+    """Create an initialized network that drafts for a GPT of shape `gpt`; raises ValueError if it does not fit."""
     if problem := _misfit(shape, gpt):
         raise ValueError(problem)
     return EagleNetwork(shape, _rotary(shape, gpt))
@@ -101,10 +101,10 @@ def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
 
 def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
     """Return why the image fields of `config.json` differ from the target's; None if all present fields are equal."""
-    stated = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
-    if not stated and config.get("input_type") in _INPUT_TYPES:
-        condition, grid = _INPUT_TYPES[config["input_type"]]
-        stated = {"condition": condition, "grid": grid}
+    given: dict[str, Any] = {
+        name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config
+    }
+    stated = given or _INPUT_TYPES.get(config.get("input_type", ""), {})
     for name, value in stated.items():
         if value != getattr(gpt, name):
             return f"its config.json says {name} is {value!r}, and the target's is {getattr(gpt, name)!r}"

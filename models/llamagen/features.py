@@ -1,7 +1,4 @@
-"""Check precomputed text features, the outputs of a text encoder for a prompt.
-
-Features from all sources are checked here. Imports numpy only, so that it runs without torch.
-"""
+"""Check precomputed text features, the outputs of a text encoder for a prompt. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,9 +15,7 @@ class FeaturesError(ValueError):
 def check_features(values: Any, condition_dim: int, max_tokens: int) -> NDArray[np.float32]:
     """Convert features (l, condition_dim), an array or nested lists, to fp32; a leading axis of 1 is dropped.
 
-    Raises:
-        FeaturesError: another shape, no floating-point numbers, too many rows, values that are not finite, or rows of
-            zeros, which are padding.
+    Raises FeaturesError for other shapes and types, too many rows, values that are not finite, and rows of zeros.
     """
     try:
         features = np.asarray(values)

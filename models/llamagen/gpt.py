@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
+from models.heads.eagle import LlamaStack
 from models.llamagen.rotary import GridRotary
 from models.llamagen.shape import GptShape
 
@@ -33,7 +31,7 @@ class TextCondition(nn.Module):
         return projected
 
 
-class Gpt(nn.Module):
+class Gpt(LlamaStack):
     """LlamaGen's GPT. Runs under `models.kv.lanes.LaneModel`, or for training with "sdpa" and a mask (r, 1, N, N)."""
 
     def __init__(self, shape: GptShape) -> None:
@@ -60,16 +58,6 @@ class Gpt(nn.Module):
         self.output = nn.Linear(shape.dim, shape.vocab_size, bias=False)
         self.rotary = GridRotary(shape.head_dim, shape.grid, shape.num_condition_tokens, shape.rope_base)
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.output
-
-    def set_attn_implementation(self, name: str) -> None:
-        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
-        self.config._attn_implementation = name
-
     def embed_text(self, features: Tensor) -> Tensor:
         """Embed text features (…, L, condition_dim), padding included, as inputs (…, L, D)."""
         assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
@@ -86,23 +74,3 @@ class Gpt(nn.Module):
         assert isinstance(self.condition, nn.Embedding), "this model is conditioned on text"
         assert 0 <= label <= self.shape.num_classes, (label, self.shape.num_classes)
         return self.condition.weight[label : label + 1]
-
-    def forward(
-        self,
-        inputs_embeds: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        use_cache: bool = False,
-        **kwargs: Any,
-    ) -> BaseModelOutput:
-        """Run inputs (r, N, D) at `position_ids` (r, N); returns `last_hidden_state` (r, N, D) after the final norm.
-
-        Without a mask, attention is causal.
-        """
-        hidden = inputs_embeds
-        positions = self.rotary(hidden, position_ids)
-        for layer in self.layers:
-            hidden = layer(
-                hidden, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
-            )
-        return BaseModelOutput(last_hidden_state=self.norm(hidden))

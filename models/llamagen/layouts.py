@@ -16,14 +16,14 @@ from torch import Tensor
 from models.heads.files import shapes_of
 from models.llamagen.gpt import Gpt
 from models.llamagen.rotary import join_pairs, split_pairs
-from models.llamagen.shape import NAMED, GptShape
+from models.llamagen.shape import PUBLISHED_HEADS, GptShape
 from models.loading.checkpoints import CheckpointError
 
 OFFICIAL, LANTERN = "LlamaGen", "LANTERN"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Names inside one layer: the GPT's → LlamaGen's. `attention.wqkv` contains three projections.
+# Names inside one layer: the GPT's, which are LANTERN's → LlamaGen's. `attention.wqkv` contains three projections.
 _IN_LAYER = {
     "self_attn.q_proj": "attention.wqkv",
     "self_attn.k_proj": "attention.wqkv",
@@ -42,8 +42,7 @@ _OUTSIDE = {
     "norm.weight": ("norm.weight", "model.norm.weight"),
     "output.weight": ("output.weight", "lm_head.weight"),
 }
-_CLASS = "cls_embedding.embedding_table.weight"
-_NULL = "cls_embedding.uncond_embedding"
+_CLASS, _NULL = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
 _CONDITION = {
     "class": {"condition.weight": _CLASS},
     "text": {
@@ -52,8 +51,6 @@ _CONDITION = {
         "condition.fc2.weight": "cls_embedding.cap_proj.fc2.weight",
     },
 }
-_STRAY = "freqs_cis"
-"""Name of the rotary table in old files, which is computed from the sizes."""
 
 
 def layout_of(names: Any) -> str | None:
@@ -64,8 +61,8 @@ def layout_of(names: Any) -> str | None:
 
 
 def is_stray(name: str) -> bool:
-    """Return whether a tensor is a redundant buffer of old files."""
-    return name == _STRAY or name.endswith((f".{_STRAY}", "rotary_emb.inv_freq"))
+    """Return whether a tensor is a redundant buffer of old files, which is computed from the sizes."""
+    return name == "freqs_cis" or name.endswith((".freqs_cis", "rotary_emb.inv_freq"))
 
 
 def expected_shapes(shape: GptShape, layout: str) -> dict[str, tuple[int, ...]]:
@@ -111,40 +108,22 @@ def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIA
 
 
 def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
-    """Infer fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred."""
+    """Infer fields of `GptShape` from names and shapes; `num_heads` only for published sizes, and no `grid`."""
     prefix = "model." if layout == LANTERN else ""
-    inner = "layers.0.mlp.gate_proj.weight" if layout == LANTERN else "layers.0.feed_forward.w1.weight"
-    embedding = f"{prefix}embed_tokens.weight" if layout == LANTERN else "tok_embeddings.weight"
+    inner = f"{prefix}layers.0.{'mlp.gate_proj' if layout == LANTERN else 'feed_forward.w1'}.weight"
     numbers = [re.fullmatch(rf"{re.escape(prefix)}layers\.(\d+)\..*", name) for name in found]
-    layers = {int(number[1]) for number in numbers if number}
-    vocab_size, dim = _matrix(found, embedding, where)
-    sizes: dict[str, Any] = {
-        "dim": dim,
-        "vocab_size": vocab_size,
-        "num_layers": len(layers),
-        "ffn_dim": _matrix(found, prefix + inner, where)[0],
-    }
+    num_layers = len({number[1] for number in numbers if number})
+    vocab_size, dim = _matrix(found, _OUTSIDE["embed_tokens.weight"][layout == LANTERN], where)
+    ffn_dim, _ = _matrix(found, inner, where)
+    sizes: dict[str, Any] = {"dim": dim, "vocab_size": vocab_size, "num_layers": num_layers, "ffn_dim": ffn_dim}
     if prefix + _NULL in found:
         columns, condition_dim = _matrix(found, prefix + _NULL, where)
         sizes |= {"condition": "text", "num_condition_tokens": columns, "condition_dim": condition_dim}
     else:
         rows, _ = _matrix(found, prefix + _CLASS, where)
         sizes |= {"condition": "class", "num_condition_tokens": 1, "num_classes": rows - 1}
-    for size, num_layers, num_heads in NAMED.values():
-        if (size, num_layers) == (dim, len(layers)):
-            sizes["num_heads"] = num_heads
-    return sizes | _read_stray(found, sizes)
-
-
-def _read_stray(found: Shapes, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Infer `grid` and `num_heads` from the rotary table (condition + grid², D_h / 2, 2) of an old file."""
-    table = found.get(_STRAY, ())
-    if len(table) != 3 or table[2] != 2 or table[1] < 1:
-        return {}
-    side = round(max(0, table[0] - sizes["num_condition_tokens"]) ** 0.5)
-    if not side or side * side + sizes["num_condition_tokens"] != table[0] or sizes["dim"] % (2 * table[1]):
-        return {}
-    return {"grid": side, "num_heads": sizes["dim"] // (2 * table[1])}
+    num_heads = PUBLISHED_HEADS.get((dim, num_layers))
+    return sizes | ({"num_heads": num_heads} if num_heads else {})
 
 
 def _matrix(found: Shapes, name: str, where: str) -> tuple[int, int]:

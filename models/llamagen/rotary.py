@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -49,11 +50,9 @@ class GridRotary(nn.Module):
         side = torch.outer(torch.arange(self.grid, device="cpu"), frequencies)
         rows = side[:, None].expand(-1, self.grid, -1)
         columns = side[None].expand(self.grid, -1, -1)
-        angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-        angles = torch.cat([angles, angles], dim=-1)
-        before = angles.new_zeros(self.num_condition_tokens, self.head_dim)
-        beyond = angles.new_zeros(1, self.head_dim)
-        return torch.cat([before, angles.cos(), beyond]), torch.cat([before, angles.sin(), beyond])
+        angles = torch.cat([rows, columns, rows, columns], dim=-1).flatten(0, 1)
+        zeros = (0, 0, self.num_condition_tokens, 1)
+        return F.pad(angles.cos(), zeros), F.pad(angles.sin(), zeros)
 
 
 def split_pairs(weight: Tensor, num_heads: int) -> Tensor:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-NAMED: dict[str, tuple[int, int, int]] = {
-    "B": (768, 12, 12),
-    "L": (1024, 24, 16),
-    "XL": (1280, 36, 20),
-    "XXL": (1536, 48, 24),
-    "XXXL": (2560, 48, 40),
-    "1B": (2048, 22, 32),
-    "3B": (3200, 24, 32),
-    "7B": (4096, 32, 32),
+PUBLISHED_HEADS = {
+    **{(768, 12): 12, (1024, 24): 16, (1280, 36): 20, (1536, 48): 24, (2560, 48): 40},
+    **{(2048, 22): 32, (3200, 24): 32, (4096, 32): 32},
 }
-"""Published sizes: name → (dim, num_layers, num_heads). The number of heads cannot be read from weights."""
+"""(dim, num_layers) → num_heads of published sizes (B, L, XL, XXL, XXXL, 1B, 3B, 7B), which weights do not show."""
 
 MAX_TEXT_TOKENS = 120
 """Number of condition tokens of all published text models."""
@@ -25,19 +19,11 @@ GPT_TYPE, VQ_TYPE = "llamagen_gpt", "llamagen_vq"
 """`model_type` in the `config.json` of the GPT and of the VQ model."""
 
 
-def ffn_dim_of(dim: int) -> int:
-    """Return the width of the feed-forward layer: 8/3 of `dim`, rounded up to a multiple of 256."""
-    return math.ceil((8 * dim // 3) / 256) * 256
-
-
 @dataclass(frozen=True)
 class GptShape:
     """Sizes of a GPT: images have `grid` × `grid` codes, after `num_condition_tokens` text features or one class token.
 
-    `condition_dim` is the width of text features, `num_classes` the number of classes.
-
-    Raises:
-        ValueError: invalid sizes.
+    `condition_dim` is the width of text features. Raises ValueError for invalid sizes.
     """
 
     dim: int
@@ -65,28 +51,6 @@ class GptShape:
         if self.condition == "class" and self.num_condition_tokens != 1:
             raise ValueError(f"a class is one condition column, not {self.num_condition_tokens}")
 
-    @staticmethod
-    def named(name: str, condition: Literal["text", "class"], grid: int, **changes: Any) -> GptShape:
-        """Create a published shape with some fields replaced by `changes`.
-
-        Raises:
-            ValueError: the name is unknown, or the sizes are invalid.
-        """
-        if name not in NAMED:
-            raise ValueError(f"there is no LlamaGen size {name!r}; known: {', '.join(NAMED)}")
-        dim, num_layers, num_heads = NAMED[name]
-        published = GptShape(
-            dim=dim,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            ffn_dim=ffn_dim_of(dim),
-            vocab_size=16384,
-            grid=grid,
-            condition=condition,
-            num_condition_tokens=1 if condition == "class" else MAX_TEXT_TOKENS,
-        )
-        return replace(published, **changes)
-
     @property
     def head_dim(self) -> int:
         return self.dim // self.num_heads
@@ -104,8 +68,7 @@ class GptShape:
 class VqShape:
     """Sizes of a VQ model: `codebook_size` codes of `code_dim` numbers; each multiplier but the first halves the image.
 
-    Raises:
-        ValueError: invalid sizes.
+    Raises ValueError for invalid sizes.
     """
 
     codebook_size: int
@@ -136,19 +99,10 @@ class VqShape:
 
 def _check_types(shape: GptShape | VqShape) -> None:
     """Raise ValueError unless every size is a positive integer, or a positive float for `rms_eps` and `rope_base`."""
-    for field in fields(shape):
-        value, is_real = getattr(shape, field.name), field.name in ("rms_eps", "rope_base")
-        if field.name == "condition":
-            continue
-        if is_real:
-            good = isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
-        elif field.name == "multipliers":
-            good = isinstance(value, tuple) and all(map(_is_size, value))
-        else:
-            good = _is_size(value)
-        if not good:
-            raise ValueError(f"{field.name} must be a positive {'' if is_real else 'whole '}number, not {value!r}")
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    for name, value in vars(shape).items():
+        is_real = name in ("rms_eps", "rope_base")
+        kind = (int, float) if is_real else int
+        numbers = value if name == "multipliers" and isinstance(value, tuple) else (value,)
+        good = all(isinstance(n, kind) and not isinstance(n, bool) and 0 < n < math.inf for n in numbers)
+        if name != "condition" and not good:
+            raise ValueError(f"{name} must be a positive {'' if is_real else 'whole '}number, not {value!r}")

@@ -30,29 +30,19 @@ class TextEncoder(Protocol):
 
 
 class LlamaGenTarget(TargetModel):
-    """A LlamaGen model. Without `text_encoder`, text-conditional models need features in every request. `guided` models
-    have two lanes.
-    """
+    """A LlamaGen model, with two lanes if `guided`. Without `text_encoder`, text models need features in requests."""
 
     def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
-        self.gpt = gpt
-        self.name = name
-        self.text_encoder = text_encoder
+        self.gpt, self.text_encoder, self.name = gpt, text_encoder, name
         self.num_lanes = 2 if guided else 1
         self.decoder, self.head = gpt, gpt.output
-        self.device = gpt.output.weight.device
-        self.dtype = gpt.output.weight.dtype
-        self.vocab_size = gpt.shape.vocab_size
-        self.hidden_size = gpt.shape.dim
+        self.device, self.dtype = gpt.output.weight.device, gpt.output.weight.dtype
+        self.vocab_size, self.hidden_size = gpt.shape.vocab_size, gpt.shape.dim
         self.max_new_tokens = gpt.shape.num_image_tokens
         self.eos_ids, self.special_ids = frozenset(), frozenset()
 
     def encode_lanes(
-        self,
-        prompt: str,
-        images: Sequence[NDArray[np.uint8]],
-        condition: Condition,
-        videos: Sequence[Clip] = (),
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
     ) -> list[Prefix]:
         """Encode the prompt, or `condition` if it is set, as one prefix per lane; raises PromptError."""
         if images or videos:
@@ -75,9 +65,8 @@ class LlamaGenTarget(TargetModel):
 
     def _text_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
         features = self._features(prompt, condition)
-        num_columns = self.gpt.shape.num_condition_tokens
-        num_padding = num_columns - features.shape[0]
-        padded, padding = pad_left(features, num_columns)
+        num_padding = self.gpt.shape.num_condition_tokens - features.shape[0]
+        padded, padding = pad_left(features, self.gpt.shape.num_condition_tokens)
         lanes = [self.gpt.embed_text(padded), self.gpt.null_text()][: self.num_lanes]
         return [self._prefix(embeds, padding if num_padding else None, num_padding) for embeds in lanes]
 

@@ -53,10 +53,7 @@ class AttentionBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = _norm(width)
-        self.q = nn.Conv2d(width, width, 1)
-        self.k = nn.Conv2d(width, width, 1)
-        self.v = nn.Conv2d(width, width, 1)
-        self.proj_out = nn.Conv2d(width, width, 1)
+        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(width, width, 1) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
@@ -122,18 +119,16 @@ class Encoder(nn.Module):
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
-        widths = [shape.channels * each for each in shape.multipliers]
+        widths = [shape.channels * each for each in (1, *shape.multipliers)]
         self.conv_in = nn.Conv2d(3, shape.channels, 3, padding=1)
         self.conv_blocks = nn.ModuleList()
-        before = shape.channels
-        for index, width in enumerate(widths):
-            last = index == len(widths) - 1
+        for index, (before, width) in enumerate(pairwise(widths)):
+            last = index == len(shape.multipliers) - 1
             down = None if last else Downsample(width)
             self.conv_blocks.append(Level(before, width, shape.num_res_blocks, last, down))
-            before = width
-        self.mid = _middle(before)
-        self.norm_out = _norm(before)
-        self.conv_out = nn.Conv2d(before, shape.latent_dim, 3, padding=1)
+        self.mid = _middle(widths[-1])
+        self.norm_out = _norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], shape.latent_dim, 3, padding=1)
 
     def forward(self, pixels: Tensor) -> Tensor:
         hidden = self.conv_in(pixels)
@@ -149,16 +144,14 @@ class Decoder(nn.Module):
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
         widths = [shape.channels * each for each in reversed(shape.multipliers)]
-        before = widths[0]
-        self.conv_in = nn.Conv2d(shape.latent_dim, before, 3, padding=1)
-        self.mid = _middle(before)
+        self.conv_in = nn.Conv2d(shape.latent_dim, widths[0], 3, padding=1)
+        self.mid = _middle(widths[0])
         self.conv_blocks = nn.ModuleList()
-        for index, width in enumerate(widths):
+        for index, (before, width) in enumerate(pairwise([widths[0], *widths])):
             up = None if index == len(widths) - 1 else Upsample(width)
             self.conv_blocks.append(Level(before, width, shape.num_res_blocks + 1, index == 0, up))
-            before = width
-        self.norm_out = _norm(before)
-        self.conv_out = nn.Conv2d(before, 3, 3, padding=1)
+        self.norm_out = _norm(widths[-1])
+        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 
     def forward(self, latents: Tensor) -> Tensor:
         hidden = self.conv_in(latents)
@@ -214,8 +207,7 @@ class Vq(nn.Module):
     def latents(self, pixels: Tensor) -> Tensor:
         """Compute unnormalised latents (b, h, w, code_dim) of pixels (b, 3, H, W) in [-1, 1].
 
-        Raises:
-            ValueError: the pixels have another shape, or sides that are not multiples of the model's factor.
+        Raises ValueError for other shapes, and for sides that are not multiples of the model's factor.
         """
         factor = self.shape.factor
         if pixels.ndim != 4 or pixels.shape[1] != 3 or not all(n and n % factor == 0 for n in pixels.shape[2:]):
@@ -227,24 +219,17 @@ class Vq(nn.Module):
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """Encode pixels (b, 3, H, W) in [-1, 1] as codes (b, h, w), int64, by `Codebook.nearest`.
-
-        Raises:
-            ValueError: as `latents`.
-        """
+        """Encode pixels (b, 3, H, W) in [-1, 1] as codes (b, h, w), int64; raises ValueError as `latents` does."""
         return self.quantize.nearest(self.latents(pixels))
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes (b, h, w) to pixels (b, 3, H, W), nominally in [-1, 1] and not clamped.
 
-        Raises:
-            ValueError: wrong shape, or codes outside the codebook; the message names the first with its index.
+        Raises ValueError for a wrong shape or codes outside the codebook; the message names the first.
         """
         if codes.ndim != 3 or codes.is_floating_point():
-            raise ValueError(
-                f"codes must be whole numbers (images, rows, columns), not {codes.dtype} {list(codes.shape)}"
-            )
+            raise ValueError(f"codes must be whole numbers (images, rows, columns), not {codes.dtype} {[*codes.shape]}")
         codes = codes.long()
         outside = (codes < 0) | (codes >= self.shape.codebook_size)
         if outside.any():

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from models.heads.files import expect_shapes, shapes_of
-from models.llamagen.checkpoints import FoundFiles, compare_sizes, find_files, save_folder, some_of
-from models.llamagen.shape import VQ_TYPE, VqShape
+from models.heads.files import expect_shapes, shapes_of, write_checkpoint
+from models.llamagen.checkpoints import find_files, some_of
+from models.llamagen.shape import VqShape
 from models.llamagen.vq import NUM_USED, Vq
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
@@ -29,9 +29,9 @@ _CODEBOOK = "quantize.embedding.weight"
 
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
-    """Read the shape of a VQ checkpoint from its tensors; a `config.json` in the same folder must agree."""
+    """Read the shape of a VQ checkpoint from its tensors."""
     found = find_files(ref)
-    return _check(found, found.shapes(WRAPPERS))
+    return _check(found.where, found.shapes(WRAPPERS))
 
 
 def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size: int | None = None) -> Vq:
@@ -41,7 +41,7 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
     """
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
-    shape = _check(found, shapes_of(tensors))
+    shape = _check(found.where, shapes_of(tensors))
     if codebook_size is not None and shape.codebook_size != codebook_size:
         raise CheckpointError(
             f"{found.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from {codebook_size}: the "
@@ -58,31 +58,25 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors` with LlamaGen's tensor names, without `codebook_used`."""
     tensors = {name: value for name, value in vq.state_dict().items() if name != _USED}
-    save_folder(folder, tensors, vq.shape.to_config(), dtype)
+    write_checkpoint(folder, vq.shape.to_config(), tensors, dtype)
 
 
-def _check(found: FoundFiles, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
-    """Return the shape; raises CheckpointError if config and tensors disagree or tensors are missing."""
+def _check(where: str, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
+    """Return the shape; raises CheckpointError if these are not the tensors of a VQ model or some are missing."""
     kept = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
     try:
-        stored = _sizes_of(kept)
+        shape = VqShape(**_sizes_of(kept))
     except (KeyError, IndexError, ZeroDivisionError):
         raise CheckpointError(
-            f"{found.where}: this is no VQ model of LlamaGen's family: it holds {some_of(shapes)}"
+            f"{where}: this is no VQ model of LlamaGen's family: it holds {some_of(shapes)}"
         ) from None
-    configured = found.sizes(VQ_TYPE, VqShape, "VQ model")
-    if isinstance(configured.get("multipliers"), list):
-        configured["multipliers"] = tuple(configured["multipliers"])
-    compare_sizes(found.where, configured, stored)
-    try:
-        shape = VqShape(**stored)
     except ValueError as error:
-        raise CheckpointError(f"{found.where}: {error}") from None
+        raise CheckpointError(f"{where}: {error}") from None
     with torch.device("meta"):
         expected = shapes_of(Vq(shape).state_dict())
     if _USED not in kept:
         del expected[_USED]
-    expect_shapes(found.where, kept, expected)
+    expect_shapes(where, kept, expected)
     return shape
 
 

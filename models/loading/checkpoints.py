@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,9 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-    PreTrainedConfig,
-)
+from transformers import AutoTokenizer, PreTrainedConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-)
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
@@ -43,10 +33,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class CheckpointError(ValueError):
-    """Raised if a checkpoint is missing, unreadable or unsupported; the message names it.
-
-    All functions that read or check model files raise it.
-    """
+    """Raised by all functions that read or check model files; the message names the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +56,8 @@ class CheckpointRef:
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments of transformers' loaders; raises CheckpointError for an invalid `path`."""
         if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
-            raise CheckpointError(
-                f"{self.path or 'an empty path'}: no such folder (and not a hub id of the form owner/name)"
-            )
+            path = self.path or "an empty path"
+            raise CheckpointError(f"{path}: no such folder (and not a hub id of the form owner/name)")
         return {"revision": self.revision, "trust_remote_code": self.allow_remote_code}
 
 
@@ -95,19 +81,19 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
         raise CheckpointError(f"{ref.path}: {reason}")
     try:
-        return AutoConfig.from_pretrained(ref.path, **options)
+        return transformers.AutoConfig.from_pretrained(ref.path, **options)
     except Exception as error:  # each configuration class raises its own errors for wrong values
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {first_line(error)}") from error
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
     """Read the processor of a vision-language checkpoint, or the tokenizer of a text checkpoint."""
-    loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
+    loader: Any = transformers.AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{ref.path}: it holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     try:
-        if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
+        if loader is transformers.AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
             return _read_with_own_video_part(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
     except Exception as error:  # the tokenizers library raises bare exceptions for broken files
@@ -116,20 +102,16 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
 
 def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
     """Read a processor with a `VideoProcessor`, or without a video processor if its settings are unsupported."""
-    loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
+    loaders: dict[str, Any] = {"image_processor": transformers.AutoImageProcessor, "tokenizer": AutoTokenizer}
     options = ref.options()
-    parts: list[Any] = []
-    for part in processor_class.get_attributes():
-        if part != VIDEO_PART:
-            parts.append(loaders[part].from_pretrained(ref.path, **options))
-            continue
-        try:
-            settings = get_video_processor_config(ref.path, revision=ref.revision)
-            parts.append(video_part(processor_class, settings))
-        except VideoSettingsError:
-            parts.append(None)
+    parts: dict[str, Any] = dict.fromkeys(processor_class.get_attributes())
+    for part in parts.keys() - {VIDEO_PART}:
+        parts[part] = loaders[part].from_pretrained(ref.path, **options)
+    with suppress(VideoSettingsError):
+        settings = get_video_processor_config(ref.path, revision=ref.revision)
+        parts[VIDEO_PART] = video_part(processor_class, settings)
     settings, _ = processor_class.get_processor_dict(ref.path, **options)
-    return without_torchvision(processor_class).from_args_and_dict(parts, settings)
+    return without_torchvision(processor_class).from_args_and_dict(list(parts.values()), settings)
 
 
 def load_weights(
@@ -146,13 +128,14 @@ def load_weights(
     With `others`, the layers are spread over these devices too; other models use `reserved_bytes` of `device`.
     `quantization` is a key of `models.loading.quantization.KINDS`, or "none".
     """
-    loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    loader: Any = (
+        transformers.AutoModelForImageTextToText if is_vision_language(config) else transformers.AutoModelForCausalLM
+    )
     ref.options()  # refuses a path that is neither a folder nor a hub id
-    known = is_vision_language(config) or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    known = is_vision_language(config) or config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and not ref.allow_remote_code:
-        raise CheckpointError(
-            f"{ref.path}: its architecture {config.model_type!r} generates no text from text or images"
-        )
+        name = config.model_type
+        raise CheckpointError(f"{ref.path}: its architecture {name!r} generates no text from text or images")
     if ref.is_folder:
         _check_weight_files(Path(ref.path))
     model = load_pretrained(ref, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
@@ -198,9 +181,8 @@ def check_index(where: str, index: Path) -> None:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{where}: {index.name} is damaged: it maps no tensors to files") from error
-    for name in names:
-        if not is_plain_name(name):
-            raise CheckpointError(f"{where}: {index.name} names {str(name)[:100]!r}, which is no plain file name")
+    if wrong := [name for name in names if not is_plain_name(name)]:
+        raise CheckpointError(f"{where}: {index.name} names {str(wrong[0])[:100]!r}, which is no plain file name")
 
 
 def _check_weight_files(folder: Path) -> None:
@@ -208,13 +190,12 @@ def _check_weight_files(folder: Path) -> None:
     for index in sorted(folder.glob("*.index.json")):
         check_index(str(folder), index)
     files = sorted(folder.glob("*.safetensors"))
+    if not files and (pickles := sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)):
+        raise CheckpointError(
+            f"{folder}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
+            "safetensors are read"
+        )
     if not files:
-        pickles = sorted(file.name for suffix in PICKLE_SUFFIXES for file in folder.glob(f"*{suffix}"))
-        if pickles:
-            raise CheckpointError(
-                f"{folder}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
-                "safetensors are read"
-            )
         raise CheckpointError(f"{folder}: it holds no .safetensors weights")
     for file in files:
         try:
@@ -226,7 +207,7 @@ def _check_weight_files(folder: Path) -> None:
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
     """Return whether transformers has an image-text-to-text model class for this architecture."""
-    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return config.model_type in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:

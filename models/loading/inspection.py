@@ -5,7 +5,6 @@ Decoders that need features missing in `models.backends.attention` are refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,38 +27,42 @@ UNSUPPORTED = {
 """Keyword arguments of attention for unsupported features, and their names in error messages."""
 
 
-@dataclass
-class _Notes:
-    layers: list[int] = field(default_factory=list)
-    keywords: set[str] = field(default_factory=set)
+Notes = list[tuple[int, set[str]]]
+"""Layer index and unsupported keyword arguments of each call of attention."""
 
 
 def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
     """Raise CheckpointError unless all layers use full attention and the logits are `head` of the decoder's states."""
     config: Any = decoder.config
-    if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
+    types = [getattr(module, "rope_type", None) for module in decoder.modules()]
+    kinds = {str(kind) for one in types for kind in (one.values() if isinstance(one, dict) else [one])}
+    if unsupported := sorted(kinds & LENGTH_DEPENDENT):
         raise CheckpointError(
-            f"{name}: cannot be run: its rotary positions are of type {' and '.join(kinds)}, whose table "
+            f"{name}: cannot be run: its rotary positions are of type {' and '.join(unsupported)}, whose table "
             "depends on the longest row of a batch"
         )
     layers = set(getattr(config, "layer_types", None) or SUPPORTED_LAYERS)
     if not layers <= SUPPORTED_LAYERS:
         raise _refusal(name, f"it has layers of type {', '.join(sorted(layers - SUPPORTED_LAYERS))}")
-    notes = _Notes()
+    notes: Notes = []
     ids = torch.tensor([[0, 1]], device=next(decoder.parameters()).device)
     before = config._attn_implementation
     try:
         decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
         with torch.inference_mode():
-            ours = head(_states(decoder, ids, notes))
+            embeds = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+            out = decoder(
+                inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, notes=notes
+            )
+            ours = head(out.last_hidden_state)
             theirs = model(input_ids=ids, use_cache=False).logits
         decoder.set_attn_implementation(before)  # type: ignore[operator]
     except Exception as error:  # unknown architectures may raise any error on these arguments
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
-    if notes.keywords:
-        raise _refusal(name, f"its attention uses {' and '.join(sorted(UNSUPPORTED[word] for word in notes.keywords))}")
-    missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
-    if missing:
+    if keywords := set[str]().union(*(words for _, words in notes)):
+        raise _refusal(name, f"its attention uses {' and '.join(sorted(UNSUPPORTED[word] for word in keywords))}")
+    if missing := sorted(set(range(config.num_hidden_layers)) - {layer for layer, _ in notes}):
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
     finite = ours.isfinite() & theirs.isfinite()
     difference = (ours - theirs).abs()[finite]
@@ -84,23 +87,6 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     return decoder, head
 
 
-def _rotary_kinds(decoder: nn.Module) -> set[str]:
-    """Return the rotary embedding types of all modules."""
-    kinds: set[str] = set()
-    for module in decoder.modules():
-        kind = getattr(module, "rope_type", None)
-        kinds |= {str(one) for one in kind.values()} if isinstance(kind, dict) else {str(kind)} if kind else set()
-    return kinds
-
-
-def _states(decoder: nn.Module, ids: Tensor, notes: _Notes) -> Tensor:
-    embeds = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]
-    out = decoder(inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, notes=notes)
-    states: Tensor = out.last_hidden_state
-    return states
-
-
 def _refusal(name: str, reason: str) -> CheckpointError:
     return CheckpointError(f"{name}: cannot be run: {reason}, and every layer has to be plain full attention")
 
@@ -111,15 +97,13 @@ def _note(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    notes: _Notes | None = None,
+    notes: Notes | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
     """Record the arguments of an attention call and return zeros (1, N, H, D_h), as transformers expects it."""
     if notes is not None:
-        notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
-        notes.keywords |= {word for word in UNSUPPORTED if keywords.get(word) is not None}
-        if attention_mask is not None:  # the caller passes no mask
-            notes.keywords.add("attention_mask")
+        given = keywords | {"attention_mask": attention_mask}  # the caller passes no mask
+        notes.append((int(module.layer_idx), {word for word in UNSUPPORTED if given.get(word) is not None}))  # type: ignore[arg-type]
     batch, heads, nodes, _ = query.shape
     return value.new_zeros(batch, nodes, heads, value.shape[3]), None
 

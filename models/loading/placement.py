@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,10 +32,10 @@ def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> t
 def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int, ...]:
     """Return the device index of each layer if each device is filled up to `size` bytes before the next."""
     place, num_used, places = 0, first_bytes, []
-    for num_bytes in layer_bytes:
-        if num_used + num_bytes > size:
+    for needed in layer_bytes:
+        if num_used + needed > size:
             place, num_used = place + 1, 0
-        num_used += num_bytes
+        num_used += needed
         places.append(place)
     return tuple(places)
 
@@ -42,8 +43,8 @@ def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int,
 def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device], reserved_bytes: int = 0) -> None:
     """Move a model to several devices; other models use `reserved_bytes` of the first device."""
     layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
-    sizes = [_num_bytes(layer) for layer in layers]
-    places = balance(reserved_bytes + _num_bytes(model) - sum(sizes), sizes, len(devices))
+    sizes = [num_bytes(layer) for layer in layers]
+    places = balance(reserved_bytes + num_bytes(model) - sum(sizes), sizes, len(devices))
     for layer, place in zip(layers, places, strict=True):
         layer.to(devices[place])
     decoder.layers = nn.ModuleList()  # so that only the other modules move; the order of modules is kept
@@ -54,14 +55,12 @@ def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device]
 
 def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: torch.device) -> None:
     """Register hooks that move inputs to the device of each layer, and the last layer's output to `first`."""
+
+    def fetch(place: torch.device, _layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        return moved(args, place), moved(kwargs, place)
+
     for layer, place in zip(layers, places, strict=True):
-
-        def fetch(
-            _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device = place
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            return moved(args, place), moved(kwargs, place)
-
-        layer.register_forward_pre_hook(fetch, with_kwargs=True)
+        layer.register_forward_pre_hook(partial(fetch, place), with_kwargs=True)
     layers[-1].register_forward_hook(lambda _layer, _args, output: moved(output, first))
 
 
@@ -76,6 +75,7 @@ def moved(value: Any, device: torch.device) -> Any:
     return tuple(moved(part, device) for part in value) if isinstance(value, tuple) else value
 
 
-def _num_bytes(module: nn.Module) -> int:
+def num_bytes(module: nn.Module) -> int:
+    """Return the bytes of parameters and buffers, each of which is counted once."""
     tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

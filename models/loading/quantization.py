@@ -28,15 +28,15 @@ class RoundedLinear(nn.Module, ABC):
 
     kind: ClassVar[str]
     block_of_outputs: ClassVar[int] = 1
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         assert self.takes(linear), (linear.in_features, linear.out_features)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight, scales = self._rounded(linear.weight.detach())
-        self.weight: Tensor
-        self.scales: Tensor
-        self.bias: Tensor | None
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
@@ -46,14 +46,9 @@ class RoundedLinear(nn.Module, ABC):
         """Return whether the kernel supports the sizes of this layer."""
         return linear.in_features % BLOCK == 0 and linear.out_features % cls.block_of_outputs == 0
 
-    @classmethod
-    def why_slow(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return why the device's backend refuses this quantization with inputs of `dtype`; None if it does not."""
-        return backend_for(device).refuse_quantization(cls.kind, dtype)
-
     @staticmethod
     @abstractmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
+    def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
         """Quantize weights (O, D); returns them and their scales (O,)."""
 
     @abstractmethod
@@ -63,8 +58,7 @@ class RoundedLinear(nn.Module, ABC):
     def forward(self, input: Tensor) -> Tensor:
         """Compute outputs (…, O) of inputs (…, D)."""
         out = self._multiplied(input.reshape(-1, self.in_features).contiguous())
-        if self.bias is not None:
-            out = out + self.bias
+        out = out if self.bias is None else out + self.bias
         return out.view(*input.shape[:-1], self.out_features)
 
     def dequantised(self) -> Tensor:
@@ -78,39 +72,16 @@ class Int8Linear(RoundedLinear):
     kind = "int8"
 
     @staticmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        # The scale is rounded first, so that each weight becomes the nearest multiple of the stored scale.
-        smallest = torch.finfo(stored.dtype).tiny
-        scales = (stored.float().abs().amax(dim=1) / LARGEST_INT8).to(stored.dtype).clamp_min(smallest)
-        shares = (stored.float() / scales.float()[:, None]).round()
+    def _rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+        # The scale is rounded first, so that each weight becomes the nearest multiple of the rows scale.
+        smallest = torch.finfo(rows.dtype).tiny
+        scales = (rows.float().abs().amax(dim=1) / LARGEST_INT8).to(rows.dtype).clamp_min(smallest)
+        shares = (rows.float() / scales.float()[:, None]).round()
         return shares.clamp(-LARGEST_INT8, LARGEST_INT8).to(torch.int8), scales
 
     def _multiplied(self, rows: Tensor) -> Tensor:
         out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scales)
         return out
-
-
-class Fp8Linear(RoundedLinear):
-    """Linear layer with fp8 weights and inputs; each row is scaled so that its maximum is the largest fp8 number."""
-
-    kind = "fp8"
-    block_of_outputs = BLOCK
-
-    @staticmethod
-    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        return _in_fp8(stored)
-
-    def _multiplied(self, rows: Tensor) -> Tensor:
-        small, scales = _in_fp8(rows)
-        return F.scaled_mm(
-            small,
-            self.weight.t(),
-            scales[:, None],
-            F.ScalingType.RowWise,
-            self.scales[None],
-            F.ScalingType.RowWise,
-            output_dtype=rows.dtype,
-        )
 
 
 def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,6 +92,22 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     values = rows.float()
     scales = (values.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
     return (values / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
+
+
+class Fp8Linear(RoundedLinear):
+    """Linear layer with fp8 weights and inputs; each row is scaled so that its maximum is the largest fp8 number."""
+
+    kind = "fp8"
+    block_of_outputs = BLOCK
+
+    _rounded = staticmethod(_in_fp8)
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        small, scales = _in_fp8(rows)
+        by_row = F.ScalingType.RowWise
+        return F.scaled_mm(
+            small, self.weight.t(), scales[:, None], by_row, self.scales[None], by_row, output_dtype=rows.dtype
+        )
 
 
 KINDS: dict[str, type[RoundedLinear]] = {each.kind: each for each in (Int8Linear, Fp8Linear)}
@@ -140,13 +127,12 @@ def quantise(decoder: nn.Module, kind: str) -> int:
 
 def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
     """Return why `kind` weights with inputs of `dtype` are unsupported on a device; None if a trial is correct."""
-    rounded = KINDS[kind]
-    if (reason := rounded.why_slow(device, dtype)) is not None:
+    if (reason := backend_for(device).refuse_quantization(kind, dtype)) is not None:
         return reason
     name = str(dtype).removeprefix("torch.")
     try:
         linear = nn.Linear(BLOCK, BLOCK, device=device, dtype=dtype)
-        layer = rounded(linear)
+        layer = KINDS[kind](linear)
         # Inputs that quantization represents exactly.
         ones = torch.ones(2, BLOCK, device=device, dtype=dtype)
         with torch.inference_mode():

@@ -67,9 +67,6 @@ class SlicedHead(nn.Module):
         return out.index_copy_(-1, self.token_ids, few)
 
 
-# --- the file ------------------------------------------------------------------------------------------------------
-
-
 def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:
     """Write a token list, most frequent token first; `texts_of` describes the counted texts."""
     rows = ",\n".join(json.dumps([one.token_id, one.token, one.count]) for one in _by_count(tokens))
@@ -79,36 +76,30 @@ def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> Non
 
 
 def read_tokens(path: str) -> list[TokenCount]:
-    """Read a token list, most frequent token first.
-
-    Raises:
-        VocabularyError: the file is missing, too large, no token list, or contains a token id twice.
-    """
+    """Read a token list, most frequent token first; raises VocabularyError for files that are none."""
     file = Path(path)
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise VocabularyError(f"{path}: it has more than {MAX_FILE_BYTES >> 20} MiB, so it is no list of tokens")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        is_too_large = file.stat().st_size > MAX_FILE_BYTES
+        found = None if is_too_large else json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise VocabularyError(f"{path}: it cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, VocabularyError):
-            raise
+    except (ValueError, RecursionError):
         raise VocabularyError(f"{path}: it is no JSON, so not what python -m jobs.vocabulary writes") from None
+    if is_too_large:
+        raise VocabularyError(f"{path}: it has more than {MAX_FILE_BYTES >> 20} MiB, so it is no list of tokens")
     rows = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows:
         raise VocabularyError(f"{path}: it holds no tokens; python -m jobs.vocabulary writes such files")
-    tokens = [_read_row(path, number, row) for number, row in enumerate(rows)]
+    tokens = []
+    for number, row in enumerate(rows):
+        match row:
+            case [int(token_id), str(token), int(count)] if token_id >= 0 and count >= 0:
+                tokens.append(TokenCount(token_id, token, count))
+            case _:
+                raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
     if len({one.token_id for one in tokens}) < len(tokens):
         raise VocabularyError(f"{path}: it names a token id twice")
     return _by_count(tokens)
-
-
-def _read_row(path: str, number: int, row: object) -> TokenCount:
-    match row:
-        case [int(token_id), str(token), int(count)] if token_id >= 0 and count >= 0:
-            return TokenCount(token_id, token, count)
-    raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
 
 
 def _by_count(tokens: Iterable[TokenCount]) -> list[TokenCount]:

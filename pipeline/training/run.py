@@ -27,7 +27,7 @@ from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors
 from models.heads.teacher import TrainingSample
-from models.heads.training import Reduce, Trainer, alone
+from models.heads.training import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.provenance import code_revision, versions
@@ -53,7 +53,7 @@ class Worker:
 
     rank: int = 0
     size: int = 1
-    reduce: Reduce = alone
+    reduce: Reduce = lambda _: None
 
 
 class Run:

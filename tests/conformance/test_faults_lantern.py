@@ -1,11 +1,9 @@
-"""Planted faults in LANTERN and its tables of neighbours: each must make its check fail."""
+"""Planted faults in LANTERN: each must make its check fail."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,10 @@ import decoding.acceptance.lantern_residual as residual
 import decoding.acceptance.relaxed as relaxed
 from decoding.acceptance.neighbourhood import WITHIN, Neighbourhood
 from decoding.acceptance.relaxed import RelaxedRule
-from models.llamagen import neighbours
-from models.llamagen.neighbours import Proximity, neighbour_table
 from tests.conformance import test_lantern_images as on_images
 from tests.decoding.acceptance import test_lantern as coupled
 from tests.decoding.acceptance import test_lantern_residual as residuals
 from tests.decoding.acceptance import test_neighbourhood as by_hand
-from tests.models.llamagen import test_neighbours as tables
 
 Patch = pytest.MonkeyPatch
 
@@ -155,31 +150,6 @@ def the_code_empties_what_it_looked_at_and_no_more(patch: Patch) -> None:
     patch.setattr(Neighbourhood, "around_and_one_more", Neighbourhood.around)
 
 
-def tables_are_read_as_signed_numbers(patch: Patch) -> None:
-    def signed(path: Path, num_codes: int, num_neighbours: int) -> Tensor:
-        with neighbours.safe_open(path, framework="numpy") as file:
-            return torch.from_numpy(file.get_tensor("neighbours").view(np.int16).astype(np.int64))
-
-    patch.setattr(neighbours, "_read", signed)
-
-
-def the_key_forgets_the_metric(patch: Patch) -> None:
-    key = neighbours._key
-    patch.setattr(neighbours, "_key", lambda codes, k, _: key(codes, k, Proximity()))
-
-
-def high_numbers() -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        tables.test_high_numbers_survive_sixteen_bits(Path(folder), patch)
-
-
-def metrics_apart() -> None:
-    codes = torch.tensor(tables.PLANE)
-    with tempfile.TemporaryDirectory() as folder:
-        l2, cosine = (neighbour_table(codes, 4, Proximity(metric), Path(folder)) for metric in ("l2", "cosine"))
-    assert not l2.equal(cosine)
-
-
 def siblings_in_turn() -> None:
     residuals.test_certain_siblings_lead_to_the_distribution_worked_out_by_hand((3, 1, 2), "paper", "tvd", 0.46)
 
@@ -232,8 +202,6 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     ),
     (the_paper_judges_by_what_is_left, siblings_in_turn),
     (the_code_empties_what_it_looked_at_and_no_more, one_neighbour_more),
-    (tables_are_read_as_signed_numbers, high_numbers),
-    (the_key_forgets_the_metric, metrics_apart),
 ]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from models.backends.attention import DecoderRunner
 from models.backends.base import Backend
 from models.backends.cpu.compiled import CompiledDecoder, can_compile
-from models.backends.forward import DecoderRunner
-from models.backends.host_copy import HostCopy, ReadCopy
+from models.backends.host_copy import HostCopy
 
 BUSY_TOKENS = 192
 """Most positions of one prefill forward; more do not make GEMMs more efficient on a CPU."""
@@ -25,24 +25,20 @@ class CpuBackend(Backend):
     is_asynchronous = False
 
     def compile(self, decoder: nn.Module) -> DecoderRunner | None:
-        """See `Backend.compile`."""
         return CompiledDecoder(decoder) if can_compile(decoder) else None
 
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
-        """See `Backend.copy_to_host`."""
-        return ReadCopy(parts)
+        return HostCopy(parts)
 
     def synchronize(self, device: torch.device) -> None:
         """See `Backend.synchronize`; nothing runs asynchronously."""
 
     def prefill_limits(self, max_tokens: int | None) -> tuple[int | None, int]:
-        """See `Backend.prefill_limits`."""
         if max_tokens is None:
             return super().prefill_limits(None)
         return min(max_tokens, BUSY_TOKENS), MAX_PADDING
 
     def refuse_quantization(self, kind: str, dtype: torch.dtype) -> str | None:
-        """See `Backend.refuse_quantization`."""
         if kind == "fp8":
             return "CPUs have no fp8 units; use int8"
         if dtype == torch.bfloat16:
@@ -51,5 +47,4 @@ class CpuBackend(Backend):
         return f"on a CPU torch has fast int8 kernels for bfloat16 only, not for {name}; set dtype bfloat16"
 
     def describe(self, device: torch.device) -> str:
-        """See `Backend.describe`."""
         return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"

@@ -5,31 +5,26 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Library:
-    """A C++ library built from concatenated `sources`; `functions` maps names to ctypes argument types.
+    """A C++ library built from concatenated `_sources`; `_functions` maps names to ctypes argument types.
 
-    If the build fails, the warning `fallback` is logged once, with the reason.
+    If the build fails, the warning `_fallback` is logged once, with the reason.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Path],
-        functions: Mapping[str, Sequence[Any]],
-        fallback: str,
-        flags: Sequence[str] = (),
-    ) -> None:
-        self._sources = tuple(sources)
-        self._functions = functions
-        self._fallback = fallback
-        self._flags = tuple(flags)
-        self._built: ctypes.CDLL | None = None
-        self._was_tried = False
+    _sources: Sequence[Path]
+    _functions: Mapping[str, Sequence[Any]]
+    _fallback: str
+    _flags: Sequence[str] = ()
+    _built: ctypes.CDLL | None = None
+    _was_tried: bool = False
 
     def library(self) -> ctypes.CDLL | None:
         """Return the library, which is built at the first call; None if the build fails."""

@@ -11,20 +11,18 @@ import copy
 import logging
 import time
 import weakref
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep
+from models.backends.attention import AttentionStep, DecoderRunner, run_decoder
 from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
-from models.backends.forward import DecoderRunner, run_decoder
 from models.backends.memory import free_bytes
 
 logger = logging.getLogger(__name__)
-
 
 NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 MIN_FREE = 1.25
@@ -65,11 +63,9 @@ class CompiledDecoder(DecoderRunner):
 
     @property
     def mode(self) -> str:  # type: ignore[override]
-        """See `DecoderRunner.mode`."""
         return "eager, compiling failed" if self.has_failed else "compiled"
 
     def output_layer(self, head: nn.Module) -> nn.Module:
-        """Return the output layer with packed weights."""
         return pack_head(head)
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
@@ -175,22 +171,14 @@ class PackedHead(nn.Module):
         return multiply(hidden, [self.head.weight], [self.head.bias])
 
 
-@runtime_checkable
-class SlicedLayer(Protocol):
-    """Output layer over a part of the vocabulary, such as `models.loading.vocabulary.SlicedHead`."""
-
-    rows: nn.Module
-
-    def with_rows(self, rows: nn.Module) -> nn.Module: ...
-
-
-def pack_head(head: nn.Module) -> nn.Module:
-    """Return a linear or sliced output layer with packed weights; other layers are returned unchanged."""
-    if isinstance(head, SlicedLayer) and type(head.rows) is nn.Linear:
+def pack_head(head: Any) -> nn.Module:
+    """Return a linear layer or a `SlicedHead` of one with packed weights; other layers are returned unchanged."""
+    if type(getattr(head, "rows", None)) is nn.Linear:
         rows = PackedHead(head.rows)
         # An engine owns its slice; the packed copy is released with the slice.
         weakref.finalize(rows, forget, [head.rows.weight.data_ptr()])
-        return head.with_rows(rows)
+        sliced: nn.Module = head.with_rows(rows)
+        return sliced
     return PackedHead(head) if type(head) is nn.Linear else head
 
 

@@ -53,8 +53,7 @@ class FrameRecorder:
 
     def __init__(self, decoder: nn.Module, num_layers: int) -> None:
         self._parts = [getattr(decoder, name, None) for name in ("rotary_emb", "norm")]
-        self._num_layers = num_layers
-        self._num_recorded = 0
+        self._num_layers, self._num_recorded = num_layers, 0
         self._differs = False
         self._arguments: dict[str, Any] = {}
         self._first: Tensor | None = None
@@ -87,14 +86,9 @@ class FrameRecorder:
     def frame(self, embeds: Tensor, positions: Tensor, last: Tensor) -> DecoderFrame | None:
         """Return the frame that reproduces the forward from its inputs to `last` bitwise; None if there is none."""
         rotary, norm = self._parts
-        if not isinstance(rotary, nn.Module) or not isinstance(norm, nn.Module):
+        if not isinstance(rotary, nn.Module) or not isinstance(norm, nn.Module) or self._differs:
             return None
-        if (
-            self._differs
-            or self._num_recorded != self._num_layers
-            or self._first is not embeds
-            or len(self._rotary_inputs) != 1
-        ):
+        if self._num_recorded != self._num_layers or self._first is not embeds or len(self._rotary_inputs) != 1:
             return None
         first = self._arguments
         constants = {name: value for name, value in first.items() if name not in (_ANGLES, _POSITIONS)}

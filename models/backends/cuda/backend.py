@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep
+from models.backends.attention import AttentionStep, DecoderRunner
 from models.backends.base import Backend, SideStream, TreeNodes, node_positions
 from models.backends.cache import RaggedCache
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
 from models.backends.cuda.tree_attention import FirstPart, first_part, split
-from models.backends.forward import DecoderRunner
 from models.backends.host_copy import HostCopy, PackedCopy
-from models.backends.memory import allocated_cuda_bytes, free_cuda_bytes, total_cuda_bytes
 
 
 class CudaBackend(Backend):
@@ -40,44 +38,37 @@ class CudaBackend(Backend):
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
         """See `Backend.place`; uses two-part attention if the flash kernel supports the cache."""
-        first = self._first_part(nodes.cache)
+        if nodes.cache.is_made and nodes.cache not in self._first_parts:
+            self._first_parts[nodes.cache] = first_part(nodes.cache.keys, nodes.cache.values)
+        first = self._first_parts.get(nodes.cache)
         if first is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
         parts = split(first, nodes.lens, nodes.visible, nodes.offset, nodes.cache.layer(0)[0], nodes.num_heads)
-        num_rows = len(nodes.rows)
-        return AttentionStep(
-            nodes.cache, nodes.rows, cache_positions, None, nodes.window, num_rows, kernel=parts
-        ), positions
-
-    def _first_part(self, cache: RaggedCache) -> FirstPart | None:
-        if not cache.is_made:
-            return None
-        if cache not in self._first_parts:
-            self._first_parts[cache] = first_part(cache.keys, cache.values)
-        return self._first_parts[cache]
+        rows = nodes.rows
+        step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=parts)
+        return step, positions
 
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
-        """See `Backend.copy_to_host`."""
         return PinnedCopy(parts)
 
     def side_stream(self, device: torch.device) -> SideStream:
-        """See `Backend.side_stream`."""
         return CudaSideStream(device)
 
     def free_bytes(self, device: torch.device) -> int:
-        """See `Backend.free_bytes`."""
-        return free_cuda_bytes(device)
+        """See `Backend.free_bytes`; unused blocks of the caching allocator count as free."""
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
     def usable_bytes(self, device: torch.device, gpu_share: float, num_processes: int) -> int:
         """See `Backend.usable_bytes`; actors that share a GPU may not have allocated anything yet."""
         free = self.free_bytes(device)
         if 0 < gpu_share < 1:
-            free = min(free, int(gpu_share * total_cuda_bytes(device)) - allocated_cuda_bytes(device))
+            _, total = torch.cuda.mem_get_info(device)
+            free = min(free, int(gpu_share * total) - torch.cuda.memory_allocated(device))
         return max(0, int(self.usable_share * free))
 
     def describe(self, device: torch.device) -> str:
-        """See `Backend.describe`."""
         return torch.cuda.get_device_name(device)
 
 
@@ -93,7 +84,6 @@ class PinnedCopy(PackedCopy):
         self.numbers = pinned
 
     def read(self) -> list[Any]:
-        """See `HostCopy.read`."""
         self._event.synchronize()
         return super().read()
 
@@ -107,19 +97,15 @@ class CudaSideStream(SideStream):
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def use(self) -> AbstractContextManager[object]:
-        """See `SideStream.use`."""
         return torch.cuda.stream(self._stream)
 
     def record_event(self) -> Any:
-        """See `SideStream.record_event`."""
         return self._stream.record_event()
 
     def is_complete(self, event: Any) -> bool:
-        """See `SideStream.is_complete`."""
         return bool(event.query())
 
     def hand_over(self, event: Any, tensors: Sequence[Tensor]) -> None:
-        """See `SideStream.hand_over`."""
         current = torch.cuda.current_stream(self._stream.device)
         current.wait_event(event)
         for tensor in tensors:

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep
+from models.backends.attention import AttentionStep, DecoderRunner, run_decoder
 from models.backends.cache import RaggedCache
 from models.backends.cuda.tree_attention import TwoParts
-from models.backends.forward import DecoderRunner, run_decoder
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows for which graphs are captured; steps of more rows run eagerly."""
@@ -78,9 +77,7 @@ class CapturedDecoder(DecoderRunner):
     def __init__(self, decoder: nn.Module, recorder: Recorder) -> None:
         super().__init__(decoder)
         self._recorder = recorder
-        self._recordings: weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]]()
 
     @property
     def num_recordings(self) -> int:
@@ -95,7 +92,7 @@ class CapturedDecoder(DecoderRunner):
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
         recordings = self._recordings.setdefault(step.cache, {})
-        parts = _parts_of(step)
+        parts = step.kernel if isinstance(step.kernel, TwoParts) else None
         # Two-part attention has lengths per row and does not depend on the window.
         shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
         key = (size, num_nodes, positions.dim(), *shapes)
@@ -127,13 +124,8 @@ class CapturedDecoder(DecoderRunner):
         if step.mask is not None:
             mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
             mask[..., 0] = 0.0
-        parts = _parts_of(step)
-        idle = None if parts is None else parts.idle(size)
+        idle = step.kernel.idle(size) if isinstance(step.kernel, TwoParts) else None
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
         out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}))
         return _Recording(inputs, places, columns, mask, idle, out, replay)
-
-
-def _parts_of(step: AttentionStep) -> TwoParts | None:
-    return step.kernel if isinstance(step.kernel, TwoParts) else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,27 +44,19 @@ class TwoParts:
 
     def on(self, device: torch.device) -> TwoParts:
         """Return a copy for layers on another device."""
-        return replace(
-            self,
-            lens=self.lens.to(device),
-            bias=None if self.bias is None else self.bias.to(device),
-            scratch=None if self.scratch is None else self.scratch.to(device),
-            query_starts=self.query_starts.to(device),
-            key_starts=self.key_starts.to(device),
-        )
+        moved: Any = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def idle(self, num_rows: int) -> TwoParts:
         """Return buffers of the same sizes for `num_rows` rows, with `lens` 0, so no committed position is read."""
         num_blocks = num_rows * self.lens.shape[1] + 1
         blocks = torch.arange(num_blocks, device=self.lens.device, dtype=torch.int32)
-        return replace(
-            self,
-            lens=self.lens.new_zeros((num_rows, *self.lens.shape[1:])),
-            bias=None if self.bias is None else self.bias.new_zeros((num_rows, *self.bias.shape[1:])),
-            scratch=None if self.scratch is None else self.scratch.new_zeros((num_rows, *self.scratch.shape[1:])),
-            query_starts=blocks * self.query_starts[1],
-            key_starts=blocks * self.key_starts[1],
+        lens, bias, scratch = (
+            None if part is None else part.new_zeros((num_rows, *part.shape[1:]))
+            for part in (self.lens, self.bias, self.scratch)
         )
+        assert lens is not None
+        return TwoParts(self.first, lens, bias, scratch, blocks * self.query_starts[1], blocks * self.key_starts[1])
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float

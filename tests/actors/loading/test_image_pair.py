@@ -12,7 +12,7 @@ from actors.loading.image_pair import load, load_painter
 from configs.load import ConfigError, validate
 from configs.synthesis import SynthesizeJob
 from models.heads.eagle import EagleNetwork
-from models.kv.slot_memory import position_bytes
+from models.kv.lanes import position_bytes
 from models.llamagen.vq_files import save_vq
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
 
@@ -39,9 +39,8 @@ def job(folders: ImageFolders, vq: Path) -> SynthesizeJob:
 
 
 def test_a_codebook_that_is_not_finite_is_refused_where_neighbours_are_looked_up(
-    folders: ImageFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: ImageFolders, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     vq = vq_model()
     with torch.no_grad():
         vq.codebook[3, 0] = torch.nan
@@ -60,9 +59,8 @@ def test_weights_that_are_torn_behind_their_header_are_refused(folders: ImageFol
 
 
 def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
-    folders: ImageFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: ImageFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pair = load(job(folders, folders.vq))
     engine = pair.engine(2)
     target, drafter = pair.target, pair.drafter

@@ -22,7 +22,7 @@ from configs.pool import EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.slot_memory import position_bytes
+from models.kv.lanes import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan import engines
 from tests import toys
@@ -125,11 +125,16 @@ def test_a_machines_memory_is_shared_by_its_actors_and_half_is_left(monkeypatch:
 
 def test_a_share_of_a_gpu_gets_its_share_of_memory_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    for name, value in (("free_cuda_bytes", 900), ("total_cuda_bytes", 1000), ("allocated_cuda_bytes", 100)):
-        monkeypatch.setattr(f"models.backends.cuda.backend.{name}", lambda _, value=value: value)
+
+    def set_memory(used: int) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: used)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
+
+    set_memory(100)
     assert usable_bytes(EnginePool(num_gpus=1.0), gpu) == 765
     assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 340
-    monkeypatch.setattr("models.backends.cuda.backend.allocated_cuda_bytes", lambda _: 800)
+    set_memory(800)
     assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 0
 
 

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decoding.acceptance.walk import walk_choices
-from models.backends.attention import attend
+from models.backends.attention import DecoderRunner, attend
 from models.backends.base import REFERENCE, Backend, ChainVerdict, TreeNodes
 from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import LIBRARY
 from models.backends.cpu.backend import CpuBackend
 from models.backends.cuda.backend import CudaBackend
 from models.backends.cuda.graphs import CapturedDecoder
-from models.backends.forward import DecoderRunner
 from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
 from tests.conformance import checks

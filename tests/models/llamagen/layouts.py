@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.llamagen.shape import GptShape
+
 DIM, HEADS, LAYERS, FFN, VOCAB, GRID = 32, 4, 2, 256, 40, 3
 COLUMNS, FEATURES, CLASSES = 6, 10, 5
+SIZE_B = GptShape(768, 12, 12, 2048, 16384, 16, "text", 120)
+SIZE_XL = GptShape(1280, 36, 20, 3584, 16384, 16, "text", 120)
 
 
 def official_weights(condition: str, seed: int = 5, **sizes: int) -> dict[str, Tensor]:

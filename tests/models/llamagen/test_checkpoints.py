@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.models.llamagen.layouts import (
     GRID,
     HEADS,
     LAYERS,
+    SIZE_B,
     VOCAB,
     lantern_config,
     lantern_weights,
@@ -91,7 +93,7 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
         found = states(gpt, condition, is_null)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
-    logits = gpt.get_output_embeddings()(states(gpt, condition))[-1]
+    logits = gpt.output(states(gpt, condition))[-1]
     torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
@@ -159,9 +161,9 @@ def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) 
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
 
-def test_an_old_files_rotary_table_gives_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
+def test_an_old_files_rotary_table_is_not_loaded(tmp_path: Path) -> None:
     stray = {"freqs_cis": torch.full((COLUMNS + GRID * GRID, DIM // HEADS // 2, 2), torch.nan)}
-    ref = publish(tmp_path, official_weights("text") | stray, config=None)
+    ref = publish(tmp_path, official_weights("text") | stray)
     assert read_gpt_shape(ref) == SHAPES["text"]
     expect_the_published_model(load_gpt(ref, "auto", CPU), "text")
 
@@ -179,19 +181,13 @@ def named_weights(columns: int = 120) -> dict[str, Tensor]:
 )
 def test_a_published_size_implies_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
     ref = publish(tmp_path, {"model": named_weights()}, name, config=None)
-    assert read_gpt_shape(ref) == GptShape.named("B", "text", grid)
+    assert read_gpt_shape(ref) == replace(SIZE_B, grid=grid)
 
 
 def test_a_config_beside_wins_over_the_published_name(tmp_path: Path) -> None:
     config = {"model_type": GPT_TYPE, "grid": 24, "num_heads": 6, "rms_eps": 1e-6}
     ref = publish(tmp_path, {"model": named_weights()}, "t2i_B_stage1_256.pt", config)
-    assert read_gpt_shape(ref) == GptShape.named("B", "text", 24, num_heads=6, rms_eps=1e-6)
-
-
-def test_what_neither_weights_nor_config_say_can_be_given(tmp_path: Path) -> None:
-    ref = publish(tmp_path, official_weights("text"), config=None)
-    assert read_gpt_shape(ref, {"num_heads": HEADS, "grid": GRID}) == SHAPES["text"]
-    assert load_gpt(ref, "auto", CPU, {"num_heads": HEADS, "grid": GRID}).shape == SHAPES["text"]
+    assert read_gpt_shape(ref) == replace(SIZE_B, grid=24, num_heads=6, rms_eps=1e-6)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------
@@ -400,7 +396,7 @@ def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("models.llamagen.checkpoints.hf_hub_download", download)
     ref = CheckpointRef("owner/name/t2i_B_stage1_256.pt", "abc123")
-    assert read_gpt_shape(ref) == GptShape.named("B", "text", 16)
+    assert read_gpt_shape(ref) == SIZE_B
     assert revision_of(ref) == "abc123"
     assert set(asked) == {("owner/name", "t2i_B_stage1_256.pt", "abc123")}
     assert "it cannot be fetched from the hub: 404: no such entry" in refusal(CheckpointRef("owner/name/other.pt"))
@@ -408,7 +404,7 @@ def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: p
 
 def test_of_a_hub_id_only_the_config_is_read_for_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(lantern_config("text")))
-    monkeypatch.setattr("models.llamagen.checkpoints.head_folder", lambda *_: tmp_path)
+    monkeypatch.setattr("models.heads.files.head_folder", lambda *_: tmp_path)
     assert read_gpt_shape(CheckpointRef("owner/name")) == SHAPES["text"]
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["class"].to_config()))
     assert read_gpt_shape(CheckpointRef("owner/name")) == SHAPES["class"]

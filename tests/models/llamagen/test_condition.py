@@ -153,6 +153,7 @@ def test_several_images_of_one_prompt_encode_it_once(t5: T5Condition) -> None:
 
 def test_only_the_prompts_used_last_are_remembered(t5: T5Condition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.llamagen.condition.NUM_REMEMBERED", 2)
+    t5 = T5Condition(t5.model, t5.tokenizer)
     for text in ("a", "b", "a", "c", "a", "b"):  # "b" makes way for "c", and "c" for "b"; "a" stays
         t5.encode(text)
     assert t5.num_forwards == 4

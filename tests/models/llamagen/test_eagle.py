@@ -24,7 +24,7 @@ from models.llamagen.rotary import GridRotary
 from models.llamagen.shape import GptShape
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 from tests.llamagen_reference import turn, turns
-from tests.models.llamagen.layouts import COLUMNS, DIM, FFN, GRID, HEADS, VOCAB
+from tests.models.llamagen.layouts import COLUMNS, DIM, FFN, GRID, HEADS, SIZE_XL, VOCAB
 from tests.models.llamagen.test_checkpoints import SHAPES
 
 CPU = torch.device("cpu")
@@ -136,8 +136,7 @@ def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> 
 
 
 def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> None:
-    xl = GptShape.named("XL", "text", grid=16)
-    shape = image_eagle_shape(xl)
+    shape = image_eagle_shape(SIZE_XL)
     llama = shape.llama
     assert (llama.hidden_size, llama.intermediate_size) == (1280, 3584)
     assert (llama.num_attention_heads, llama.head_dim) == (20, 64)

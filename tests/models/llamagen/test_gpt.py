@@ -45,7 +45,7 @@ def prefix(embeds: Tensor, num_padding: int = 0) -> Prefix:
 def test_lanes_with_prompts_of_different_lengths_give_the_reference_states() -> None:
     gpt, reference = model("text")
     slots = SlotBatch(torch.arange(3), (0, 1, 2), (1, 1, 1))
-    lanes = LaneModel(gpt, gpt.get_output_embeddings(), num_slots=3, num_lanes=2, capacity=COLUMNS + GRID * GRID + 4)
+    lanes = LaneModel(gpt, gpt.output, num_slots=3, num_lanes=2, capacity=COLUMNS + GRID * GRID + 4)
     prefixes, expected = [], []
     for length in LENGTHS:
         padded = torch.cat([torch.zeros(COLUMNS - length, FEATURES), features_of(length)])
@@ -72,7 +72,7 @@ def test_lanes_with_prompts_of_different_lengths_give_the_reference_states() -> 
 def test_a_lane_of_a_class_gives_the_reference_states() -> None:
     gpt, reference = model("class")
     slots = SlotBatch(torch.arange(1), (0,), (1,))
-    lanes = LaneModel(gpt, gpt.get_output_embeddings(), num_slots=1, num_lanes=2, capacity=1 + GRID * GRID)
+    lanes = LaneModel(gpt, gpt.output, num_slots=1, num_lanes=2, capacity=1 + GRID * GRID)
     prefill = lanes.admit(slots, [[prefix(gpt.embed_class(2)), prefix(gpt.embed_class(CLASSES))]])
     prompt, null, padding = reference.prompts(2)
     wanted = torch.stack([reference.states(inputs, padding, CODES) for inputs in (prompt, null)])
@@ -103,7 +103,7 @@ def test_training_reaches_every_weight_under_a_bool_mask_and_an_additive_one() -
         gpt(embeds, positions, attention_mask=mask[None, None]).last_hidden_state for mask in (allowed, added)
     )
     torch.testing.assert_close(by_bool, by_sum)
-    gpt.get_output_embeddings()(by_bool).square().mean().backward()
+    gpt.output(by_bool).square().mean().backward()
     still = [name for name, weight in gpt.named_parameters() if weight.grad is None or not weight.grad.any()]
     assert still == []
 

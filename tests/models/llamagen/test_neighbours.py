@@ -1,19 +1,15 @@
-"""Tables of neighbours: by hand, against a plain loop, on disk, and what is refused."""
+"""Tables of neighbours: by hand, against a plain loop, and what is refused."""
 
 from __future__ import annotations
 
-import logging
 import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
 
 from models.llamagen import neighbours
-from models.llamagen.neighbours import CodebookError, Proximity, cache_folder, nearest_codes, neighbour_table
+from models.llamagen.neighbours import CodebookError, Proximity, nearest_codes
 
 #        0           1           2           3            4
 PLANE = [[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.9, 0.2], [-3.0, 0.0]]
@@ -102,152 +98,6 @@ def test_codes_may_come_in_any_floating_type(stored: torch.dtype) -> None:
     assert nearest_codes(codes, 5, Proximity()).equal(nearest_codes(codes.double(), 5, Proximity()))
 
 
-# --- on disk -------------------------------------------------------------------------------------------------------
-
-
-def never(*_: Any) -> torch.Tensor:
-    raise AssertionError("the table was made again")
-
-
-def test_a_table_is_made_once_and_read_back_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = neighbour_table(codebook(50), 12, Proximity(), tmp_path)
-    (file,) = tmp_path.iterdir()
-    assert load_file(file)["neighbours"].dtype == np.uint16
-    monkeypatch.setattr(neighbours, "nearest_codes", never)
-    read = neighbour_table(codebook(50), 12, Proximity(), tmp_path)
-    assert read.dtype == torch.int64
-    assert read.equal(made)
-
-
-def test_high_numbers_survive_sixteen_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As int16, 40,000 would come back as −25,536, and torch does not gather with uint16 at all."""
-    num_codes = 40_001
-    table = torch.stack([(torch.arange(num_codes) + step) % num_codes for step in (1, num_codes - 1)], dim=1)
-    monkeypatch.setattr(neighbours, "nearest_codes", lambda *_: table)
-    codes = torch.zeros(num_codes, 1)
-    neighbour_table(codes, 2, Proximity(), tmp_path)
-    read = neighbour_table(codes, 2, Proximity(), tmp_path)
-    assert read[-2].tolist() == [40_000, 39_998]
-    assert torch.zeros(1, num_codes).gather(1, read[-2:-1]).tolist() == [[0.0, 0.0]]
-
-
-def test_more_codes_than_sixteen_bits_hold_are_kept_in_thirty_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    num_codes = (1 << 16) + 1
-    table = (torch.arange(num_codes)[:, None] + 1) % num_codes
-    monkeypatch.setattr(neighbours, "nearest_codes", lambda *_: table)
-    neighbour_table(torch.zeros(num_codes, 1), 1, Proximity(), tmp_path)
-    assert neighbour_table(torch.zeros(num_codes, 1), 1, Proximity(), tmp_path).equal(table)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda folder: neighbour_table(codebook(50, seed=1), 12, Proximity(), folder),
-        lambda folder: neighbour_table(codebook(50), 13, Proximity(), folder),
-        lambda folder: neighbour_table(codebook(50), 12, Proximity("cosine"), folder),
-        lambda folder: neighbour_table(codebook(50), 12, Proximity("l2", normalised=True), folder),
-        lambda folder: neighbour_table(codebook(50).reshape(100, 4), 12, Proximity(), folder),
-    ],
-    ids=["codes", "k", "metric", "directions", "shape"],
-)
-def test_whatever_decides_the_neighbours_has_a_file_of_its_own(tmp_path: Path, other: Any) -> None:
-    neighbour_table(codebook(50), 12, Proximity(), tmp_path)
-    other(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_seeds_of_random_neighbours_have_files_of_their_own(tmp_path: Path) -> None:
-    first, second = (neighbour_table(codebook(50), 12, Proximity("random", seed=seed), tmp_path) for seed in (0, 1))
-    assert not first.equal(second)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-7])
-
-
-def emptied(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def flipped(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
-
-
-def of_another_shape(file: Path) -> None:
-    save_file({"neighbours": load_file(file)["neighbours"][:, :5].copy()}, file)
-
-
-def without_the_table(file: Path) -> None:
-    save_file({"other": np.zeros(3)}, file)
-
-
-@pytest.mark.parametrize("tear", [cut, emptied, flipped, of_another_shape, without_the_table])
-def test_a_damaged_table_is_rebuilt_with_a_warning(tmp_path: Path, tear: Any, caplog: pytest.LogCaptureFixture) -> None:
-    made = neighbour_table(codebook(50), 12, Proximity(), tmp_path)
-    (file,) = tmp_path.iterdir()
-    tear(file)
-    with caplog.at_level(logging.WARNING):
-        assert neighbour_table(codebook(50), 12, Proximity(), tmp_path).equal(made)
-    assert [record.message for record in caplog.records if str(file) in record.message and "torn" in record.message]
-    caplog.clear()
-    assert neighbour_table(codebook(50), 12, Proximity(), tmp_path).equal(made)
-    assert not caplog.records, "the file is whole again"
-
-
-def test_a_write_that_fails_leaves_nothing_and_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(neighbours, "save_file", full)
-    table = neighbour_table(codebook(50), 12, Proximity(), tmp_path)
-    assert table.equal(nearest_codes(codebook(50), 12, Proximity()))
-    assert "no space left" in caplog.text
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_may_not_be_looked_into_costs_nothing_but_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def forbidden(self: Path) -> bool:
-        raise PermissionError("permission denied")
-
-    monkeypatch.setattr(Path, "is_file", forbidden)
-    assert neighbour_table(codebook(50), 12, Proximity(), tmp_path).shape == (50, 12)
-    assert "permission denied" in caplog.text
-
-
-def test_a_file_where_the_folder_should_be_costs_nothing_but_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "neighbours").write_text("no folder")
-    assert neighbour_table(codebook(50), 12, Proximity(), tmp_path / "neighbours").shape == (50, 12)
-    assert "cannot be kept" in caplog.text
-
-
-def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "_write", never)
-    assert neighbour_table(codebook(50), 12, Proximity(), None).shape == (50, 12)
-
-
-def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "draftfleet" / "neighbours"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-
-    def homeless() -> Path:
-        raise RuntimeError("no home")
-
-    monkeypatch.setattr(Path, "home", homeless)
-    assert cache_folder() is None
-
-
 # --- refused -------------------------------------------------------------------------------------------------------
 
 
@@ -263,11 +113,7 @@ def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch,
         (torch.zeros(50, 0), 5, "a table"),
     ],
 )
-@pytest.mark.parametrize("kept", [False, True])
-def test_what_has_no_neighbours_is_refused(
-    codes: torch.Tensor, k: int, reason: str, kept: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("metric", ["l2", "random"])
+def test_what_has_no_neighbours_is_refused(codes: torch.Tensor, k: int, reason: str, metric: Any) -> None:
     with pytest.raises(CodebookError, match=reason):
-        neighbour_table(codes, k, Proximity(), tmp_path if kept else None)
-    with pytest.raises(CodebookError, match=reason):
-        nearest_codes(codes, k, Proximity("random"))
+        nearest_codes(codes, k, Proximity(metric))

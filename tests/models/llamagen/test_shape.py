@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.llamagen.shape import NAMED, GptShape, VqShape, ffn_dim_of
+from models.llamagen.shape import GptShape, VqShape
 
 SIZES: dict[str, Any] = {
     "dim": 32,
@@ -18,34 +18,6 @@ SIZES: dict[str, Any] = {
     "condition": "class",
     "num_condition_tokens": 1,
 }
-
-
-@pytest.mark.parametrize(
-    ("name", "ffn_dim", "head_dim"),
-    [
-        ("B", 2048, 64),
-        ("L", 2816, 64),
-        ("XL", 3584, 64),
-        ("XXL", 4096, 64),
-        ("XXXL", 6912, 64),
-        ("1B", 5632, 64),
-        ("3B", 8704, 100),
-        ("7B", 11008, 128),
-    ],
-)
-def test_published_sizes_follow_from_their_names(name: str, ffn_dim: int, head_dim: int) -> None:
-    shape = GptShape.named(name, "text", grid=16)
-    assert (shape.dim, shape.num_layers, shape.num_heads) == NAMED[name]
-    assert shape.ffn_dim == ffn_dim == ffn_dim_of(shape.dim)
-    assert shape.head_dim == head_dim
-    assert (shape.vocab_size, shape.num_condition_tokens, shape.num_image_tokens) == (16384, 120, 256)
-    assert (shape.condition_dim, shape.num_classes, shape.rms_eps, shape.rope_base) == (2048, 1000, 1e-5, 10000.0)
-    assert GptShape.named(name, "class", grid=24).num_condition_tokens == 1
-
-
-def test_a_name_outside_the_table_is_refused_with_the_table() -> None:
-    with pytest.raises(ValueError, match="no LlamaGen size 'XS'; known: B, L, XL"):
-        GptShape.named("XS", "class", grid=16)
 
 
 @pytest.mark.parametrize(

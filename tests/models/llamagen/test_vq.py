@@ -249,34 +249,14 @@ def test_a_saved_folder_loads_the_same_and_only_tensors_travel(tmp_path: Path) -
     assert not loaded.training
 
 
-def saved(folder: Path, **changes: object) -> CheckpointRef:
-    """A saved folder whose config.json was edited by hand."""
+def saved(folder: Path) -> CheckpointRef:
     save_vq(tiny(), folder)
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
     return CheckpointRef(str(folder))
 
 
 def test_a_codebook_of_another_size_than_the_gpt_s_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="40 codes, but the GPT draws from 4096"):
         load_vq(saved(tmp_path), "float32", CPU, codebook_size=4096)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"codebook_size": 41}, "codebook_size to 41, but the weights have 40"),
-        ({"multipliers": [1, 2, 4, 4]}, "multipliers to"),
-        ({"multipliers": 3}, "multipliers to 3"),
-        ({"model_type": "llamagen_gpt"}, "config.json beside it is of 'llamagen_gpt'"),
-        ({"depth": 3}, "gives depth, which no VQ model has"),
-    ],
-)
-def test_a_config_that_contradicts_the_weights_is_refused(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        load_vq(saved(tmp_path, **changes), "float32", CPU)
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
@@ -289,7 +269,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         ({"quant_conv.bias": torch.zeros(9)}, r"quant_conv.bias has shape \[9\]"),
         ({"encoder.conv_in.weight": None}, "no VQ model"),
         ({"quantize.embedding.weight": torch.zeros(40)}, "no VQ model"),
-        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "weights have"),
+        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "do not fit"),
     ):
         save_file({n: v for n, v in (whole | change).items() if v is not None}, file)
         with pytest.raises(CheckpointError, match=result):

@@ -21,6 +21,7 @@ from decoding.contexts import Full
 from decoding.contracts import TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
+from models.backends.cpu.backend import CpuBackend
 from models.backends.cpu.compiled import can_compile
 from models.loading import quantization
 from models.loading.quantization import FP8, KINDS, Fp8Linear, Int8Linear, RoundedLinear, quantise, why_not
@@ -306,7 +307,7 @@ def test_fp8_on_a_cpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_job_with_fp8_loads_where_its_kernel_is_worth_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fp8Linear, "why_slow", staticmethod(lambda *_: None))
+    monkeypatch.setattr(CpuBackend, "refuse_quantization", lambda *_: None)
     folder = tmp_path / "model"
     loaded = pair.load(job(folder, quantization="fp8", device="auto"))
     kinds = {type(module) for module in loaded.target.decoder.modules()}
@@ -328,7 +329,7 @@ def test_compiling_a_rounded_target_at_any_price_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("rounding", KINDS)
 def test_a_kernel_that_is_missing_or_wrong_is_found_out(rounding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = KINDS[rounding]
-    monkeypatch.setattr(kind, "why_slow", staticmethod(lambda *_: None))
+    monkeypatch.setattr(CpuBackend, "refuse_quantization", lambda *_: None)
     assert why_not(CPU, torch.bfloat16, rounding) is None
     forward = kind.forward
     monkeypatch.setattr(kind, "forward", lambda self, input: forward(self, input) + 1.0)
