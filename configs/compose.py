@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import Any
 
-from configs.presets import METHODS
+from configs.presets import JOBS, METHODS, PRESETS
 from configs.yaml_file import ConfigError, read_yaml
 
 
 def resolve_methods(data: dict[str, Any], origin: str) -> None:
-    """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place. Raises
-    ConfigError if no method has this name."""
+    """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place.
+
+    Raises:
+        ConfigError: no method has this name.
+    """
     if isinstance(data.get("method"), str):
         data["method"] = named_method(data["method"], f"{origin}: method")
     auto = data["method"].get("auto") if isinstance(data.get("method"), dict) else None
@@ -28,7 +32,11 @@ def method_names() -> list[str]:
 
 
 def named_method(name: str, origin: str) -> dict[str, Any]:
-    """Read the section of a named method. Raises ConfigError if no method has this name."""
+    """Read the section of a named method.
+
+    Raises:
+        ConfigError: no method has this name.
+    """
     names = method_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3)
@@ -37,3 +45,17 @@ def named_method(name: str, origin: str) -> dict[str, Any]:
     section = read_yaml(METHODS / f"{name}.yaml")["method"]
     assert isinstance(section, dict)
     return section
+
+
+def replacement_of(path: str | Path) -> str | None:
+    """Return the command-line arguments that replace a job file of an earlier version, or None.
+
+    Earlier job files `configs/NAME.yaml` are now `configs/jobs/NAME.yaml`; some are a shared job file with overrides.
+    """
+    path = Path(path)
+    if path.parent.name != "configs" or path.suffix != ".yaml":
+        return None
+    job, *overrides = PRESETS.get(path.stem, (path.stem,))
+    if not (JOBS / f"{job}.yaml").is_file():
+        return None
+    return " ".join([f"--config {path.parent / 'jobs' / job}.yaml", *overrides])

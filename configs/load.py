@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from configs.compose import resolve_methods
+from configs.compose import replacement_of, resolve_methods
 from configs.presets import preset
 from configs.yaml_file import ConfigError, parse, read_yaml
 
@@ -22,9 +22,16 @@ JobModel = TypeVar("JobModel", bound=BaseModel)
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
 
 
+def _kind(value: Any) -> str:
+    return {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(value).__name__, "a number")
+
+
 def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one `section.field=value` in place; the value is read as YAML. Raises ConfigError if there is no `=`, or the
-    path leads through a value that is not a mapping."""
+    """Set one `section.field=value` in place; the value is read as YAML.
+
+    Raises:
+        ConfigError: there is no `=`, or the path leads through a value that is not a mapping.
+    """
     dotted, separator, raw = override.partition("=")
     keys = dotted.split(".")
     if not separator or not all(keys):
@@ -36,8 +43,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         if child is None:
             child = node[key] = {}
         if not isinstance(child, dict):
-            kind = {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(child).__name__, "a number")
-            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is not a section but {kind}")
+            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is not a section but {_kind(child)}")
         node = child
     node[keys[-1]] = value
 
@@ -110,8 +116,13 @@ def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
 
 
 def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...] = ()) -> JobModel:
-    """Read one job file, apply overrides in order, resolve named methods, and validate the result. Raises ConfigError
-    if the file or an override is invalid."""
+    """Read one job file, apply overrides in order, resolve named methods, and validate the result.
+
+    Raises:
+        ConfigError: the file or an override is invalid.
+    """
+    if not Path(path).exists() and (successor := replacement_of(path)):
+        raise ConfigError(f"{path}: was replaced; use {successor}")
     data = read_yaml(path)
     for override in overrides:
         if override.startswith("method."):
@@ -122,7 +133,11 @@ def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...]
 
 
 def load_preset(model: type[JobModel], name: str, overrides: tuple[str, ...] = ()) -> JobModel:
-    """Load a preset of `configs.presets` with further overrides. Raises KeyError if no preset has this name, and the
-    errors of `load_job`."""
+    """Load a preset of `configs.presets` with further overrides.
+
+    Raises:
+        KeyError: no preset has this name.
+        ConfigError: an override is invalid.
+    """
     path, defaults = preset(name)
     return load_job(model, path, (*defaults, *overrides))

@@ -1,14 +1,20 @@
-"""Measures the size of the source tree: files, lines, fullest folder.
+"""Measures the size of the source tree: files, lines, fullest folder, hot path.
 
-`python -m docgen.size` stores the numbers of this checkout in `docgen/size.json` and rewrites docs/design/size.md.
+    python -m docgen.size                       # measures this checkout and rewrites docs/design/size.md
+    python -m docgen.size --hot-path FILE       # also the hot path, from the list that docgen.hot_path writes
+    python -m docgen.size --column before --root OTHER_CHECKOUT
+
+Numbers are stored in `docgen/size.json`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,9 @@ ROWS = {
     "fullest_folder": "fullest folder",
     "fullest_folder_modules": "modules in the fullest folder",
     "readme_lines": "README lines",
+    "hot_path_files": "files on the hot path",
+    "hot_path_lines": "lines of these files",
+    "hot_path_functions": "functions called on the hot path",
 }
 
 
@@ -45,6 +54,17 @@ def measure(root: Path) -> dict[str, Any]:
     }
 
 
+def hot_path(root: Path, listing: Path) -> dict[str, int]:
+    """Count the files, lines and functions in a listing with one `path:function` per line."""
+    called = set(listing.read_text().split())
+    files = {entry.split(":")[0] for entry in called}
+    return {
+        "hot_path_files": len(files),
+        "hot_path_lines": sum(count_lines(root / file) for file in files),
+        "hot_path_functions": len(called),
+    }
+
+
 def sources(root: Path) -> list[Path]:
     """Return the source files of a checkout that are not empty."""
     tops = [path for path in root.iterdir() if path.name not in SKIPPED and not path.name.startswith(".")]
@@ -60,21 +80,36 @@ def count_lines(path: Path) -> int:
 def size_page() -> str:
     """Render the page from the committed numbers."""
     results = json.loads(RESULTS.read_text())
-    rows = []
-    for key, meaning in ROWS.items():
-        values = [results[column][key] for column in ("before", "after")]
-        rows.append([meaning, *(f"{value:,}" if isinstance(value, int) else f"`{value}`" for value in values)])
+    rows = [
+        [meaning, *(_shown(results[column].get(key)) for column in ("before", "after"))]
+        for key, meaning in ROWS.items()
+    ]
     return page(
         "Size of the source tree",
         "Before (commit 7fbe96c) and after the modules were sorted into rooms. Measured by `python -m docgen.size`. "
-        "Source files are Python and C++ files.",
+        "Source files are Python and C++ files. The hot path is every function of the project that runs in any process "
+        "of `python -m jobs.caption` on four images with the method plain; `python -m docgen.hot_path` records it.",
         table(("", "before", "after"), rows),
     )
 
 
-def main() -> int:
+def _shown(value: int | str | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"`{value}`"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure the checkout, store the numbers, and rewrite the page."""
-    results = {**json.loads(RESULTS.read_text()), "after": measure(ROOT)}
+    parser = argparse.ArgumentParser(prog="python -m docgen.size", description="Measure the size of a checkout.")
+    parser.add_argument("--column", choices=("before", "after"), default="after", help="the column to replace")
+    parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure")
+    parser.add_argument("--hot-path", type=Path, metavar="FILE", help="the listing of docgen.hot_path")
+    arguments = parser.parse_args(argv)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"before": {}, "after": {}}
+    kept = {key: value for key, value in results[arguments.column].items() if key.startswith("hot_path")}
+    new = hot_path(arguments.root, arguments.hot_path) if arguments.hot_path else kept
+    results[arguments.column] = {**measure(arguments.root), **new}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     (ROOT / "docs/design/size.md").write_text(size_page())
     return 0

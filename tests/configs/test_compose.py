@@ -1,15 +1,16 @@
-"""Named methods and presets."""
+"""Named methods, presets, and refusals of job files that moved."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from configs.compose import method_names, named_method
+from configs.compose import method_names, named_method, replacement_of
 from configs.load import ConfigError, load_job, load_preset
-from configs.presets import JOBS, METHODS, PRESETS
+from configs.presets import JOBS, METHODS, PRESETS, preset
 from configs.schema import CaptionJob
 
 DEMO = JOBS / "demo_caption.yaml"
@@ -67,8 +68,26 @@ def test_other_names_are_refused(override: str, message: str) -> None:
     assert message in str(refused.value)
 
 
-def test_missing_files_and_unknown_presets_are_refused() -> None:
+@pytest.mark.parametrize("name", [*sorted(PRESETS), "demo_caption", "caption_folder"])
+def test_a_removed_job_file_names_its_successor(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^configs/\w+\.yaml: was replaced; use --config ") as refused:
+        load_job(CaptionJob, f"configs/{name}.yaml")
+    path, *overrides = str(refused.value).partition("--config ")[2].split()
+    assert (JOBS.parent.parent / path, tuple(overrides)) == preset(name)
+
+
+def test_other_missing_files_have_no_successor() -> None:
+    assert replacement_of("configs/other.yaml") is None
+    assert replacement_of("elsewhere/zoo_sage.yaml") is None
     with pytest.raises(ConfigError, match=r"other\.yaml: cannot be read"):
         load_job(CaptionJob, "configs/other.yaml")
     with pytest.raises(KeyError):
         load_preset(CaptionJob, "other")
+
+
+def test_an_existing_file_of_a_replaced_name_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    data: dict[str, Any] = yaml.safe_load(DEMO.read_text())
+    (folder / "zoo_sage.yaml").write_text(yaml.safe_dump(data))
+    assert load_job(CaptionJob, folder / "zoo_sage.yaml") == load_job(CaptionJob, DEMO)

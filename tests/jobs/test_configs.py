@@ -87,7 +87,7 @@ def test_lantern_pp_is_run_as_its_code_runs_it() -> None:
 
 
 def test_sage_verifies_no_more_columns_than_its_plans_need() -> None:
-    for name in ("caption_llava_ov_72b", "caption_qwen25vl_sage", "zoo_sage", "zoo_video_sage"):
+    for name in ("caption_llava_ov_sage", "caption_qwen25vl_sage", "zoo_sage", "zoo_video_sage"):
         tree = load_preset(CaptionJob, name).method.tree
         assert isinstance(tree, SageTree)
         assert (tree.max_nodes, tree.threshold, tree.threshold_gates) == (25, "cumulative", "inclusion")
