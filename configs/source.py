@@ -12,11 +12,8 @@ DEFAULT_NUM_FRAMES = 8
 
 
 class Video(Section):
-    """Sampling of frames from videos, the video decoder, and its limits."""
+    """Sampling of frames from videos, and the limits of decoding them."""
 
-    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
-    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord`, `pyav`, or `torchcodec`
-    (not a dependency)."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
     `timestamps_s` is set."""

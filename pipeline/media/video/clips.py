@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from configs.source import DEFAULT_NUM_FRAMES, Source
 from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import NO_VIDEOS, DecodedClip, DecoderWorker, Limits
+from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.sources.uris import Fetcher, row_errors, scheme_of
@@ -31,7 +31,6 @@ CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video
 class MediaOptions:
     """How a job's images and videos are fetched and decoded; small when pickled."""
 
-    decoder: str
     sampling: Sampling
     limits: Limits
     max_video_bytes: int
@@ -43,7 +42,6 @@ class MediaOptions:
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
-            decoder=video.decoder,
             sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s),
             limits=Limits(
                 max_pixels=source.max_image_pixels,
@@ -91,7 +89,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
     for number, ref in enumerate(cell, start=1):
         try:
             with opened(ref, options) as path:
-                decoded.append(_worker((options.decoder, options.sampling, options.limits)).decode(path))
+                decoded.append(_worker((options.sampling, options.limits)).decode(path))
         except RowError as error:
             if len(cell) == 1:
                 raise
@@ -165,17 +163,15 @@ def _temporary() -> Any:
 
 # --- the worker of this process --------------------------------------------------------------------------------------
 
-_running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
+_running: dict[tuple[Sampling, Limits], DecoderWorker] = {}
 
 
 def image_worker(media: MediaOptions | None) -> DecoderWorker:
     """Return this process's worker for images; with media options, it also decodes the job's videos."""
-    if media is None:
-        return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits()))
-    return _worker((media.decoder, media.sampling, media.limits))
+    return _worker((Sampling(num_frames=1), Limits()) if media is None else (media.sampling, media.limits))
 
 
-def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
+def _worker(key: tuple[Sampling, Limits]) -> DecoderWorker:
     """Return this process's worker for these options; a worker with other options is closed first."""
     if key not in _running:
         close_worker()
