@@ -105,7 +105,7 @@ class Console:
 
     def show(self, text: str, event: str, **values: Any) -> None:
         """Print one line with the path of the log to the terminal, or emit an event if the job's log is JSON."""
-        text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+        text = access.cut(text, MAX_SHOWN_CHARS)
         if self._events.enabled:
             self._events.emit(event, "warning", message=text, log=self._shown_path, **values)
             return

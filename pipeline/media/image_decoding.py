@@ -20,15 +20,7 @@ from pipeline.media import pixels as image_pixels
 from pipeline.media.errors import MediaError
 from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.row_weights import media_of, share_of
-from pipeline.media.video.clips import (
-    NO_SPAN,
-    MediaOptions,
-    Span,
-    clip_column,
-    decode_videos,
-    image_worker,
-    span_columns,
-)
+from pipeline.media.video.clips import NO_SPAN, MediaOptions, Span, clip_column, decode_videos, image_worker
 from pipeline.media.video.worker import DecodedClip
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions, RowPrompt
@@ -137,7 +129,7 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
     columns |= {
         name: table[name].take(row_indices) for name in ("source", "row_index", *(field.name for field in keep))
     }
-    columns |= span_columns([row.span for row in decoded])
+    columns |= {name: pa.array([getattr(row.span, name) for row in decoded], kind) for name, kind in schemas.SPAN}
     columns |= {"images": column.finish(), "videos": clip_column([row.videos for row in decoded])}
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
@@ -242,11 +234,9 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
     limit = min(fetcher.source.max_image_bytes, options.row_bytes // len(uris))
     fetched = fetcher.fetch(uris, limit)
 
-    def is_too_large(data: bytes | RowError) -> bool:
-        return isinstance(data, RowError) and data.code == "image_too_large"
-
     is_final = limit == fetcher.source.max_image_bytes
-    return {uri: data for uri, data in fetched.items() if is_final or not is_too_large(data)}
+    too_large = {uri for uri, one in fetched.items() if isinstance(one, RowError) and one.code == "image_too_large"}
+    return {uri: one for uri, one in fetched.items() if is_final or uri not in too_large}
 
 
 def _decode_images(

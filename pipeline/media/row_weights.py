@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -68,8 +67,7 @@ class Weigher:
 
     def weights(self, table: pa.Table) -> list[int]:
         """Return the weight of each row of a READ table, from 1 to `batch_rows`."""
-        codes = table["error_type"].to_pylist()
-        return [1 if code else self._weight(table, index) for index, code in enumerate(codes)]
+        return [1 if code else self._weight(table, index) for index, code in enumerate(table["error_type"].to_pylist())]
 
     def _weight(self, table: pa.Table, index: int) -> int:
         images, videos = media_of(table, index)
@@ -122,16 +120,14 @@ def max_clip_bytes(options: MediaOptions) -> int:
 
 def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return images and videos of one READ row as dictionaries; encoded bytes are Arrow buffers without a copy."""
-    images, videos = (_media_cells(table[name][index]) for name in ("images", "videos"))
-    return images, videos
 
+    def cells(column: str) -> list[dict[str, Any]]:
+        found = table[column][index].values or ()
+        return [
+            {name: one[name].as_buffer() if name == "bytes" else one[name].as_py() for name in one} for one in found
+        ]
 
-def _media_cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
-    values = cell.values
-    if values is None:
-        return []
-    names = [field.name for field in values.type]
-    return [{name: ref[name].as_buffer() if name == "bytes" else ref[name].as_py() for name in names} for ref in values]
+    return cells("images"), cells("videos")
 
 
 def _fillers(schema: pa.Schema, count: int) -> pa.Table:
@@ -167,14 +163,12 @@ class Weighed(Datasource):  # type: ignore[misc]
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
         tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)
-        weighed = []
-        for task in tasks:
-            read = partial(_read, task, self._weigher)
-            read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
-            weighed.append(ReadTask(read, task.metadata, schema=task.schema))
-        return weighed
+        return [_weighed(task, self._weigher) for task in tasks]
 
 
-def _read(task: ReadTask, weigher: Weigher) -> Iterator[pa.Table]:
-    for table in task():
-        yield weigher.with_fillers(table)
+def _weighed(task: ReadTask, weigher: Weigher) -> ReadTask:
+    def read_span() -> Iterator[pa.Table]:  # Ray names tasks by the function
+        for table in task():
+            yield weigher.with_fillers(table)
+
+    return ReadTask(read_span, task.metadata, schema=task.schema)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -30,28 +32,18 @@ def delimiter_of(source: Source, path: str) -> str:
     return source.delimiter or ("\t" if stem.endswith(".tsv") else ",")
 
 
+@lru_cache(maxsize=8)
+def _whole(delimiter: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of lines of fields of which none is open at the end; quotes inside plain fields are text."""
+    delimiter = re.escape(delimiter)
+    rest = rb"(?:(?!%s)[\s\S])*+" % delimiter
+    field = rb'(?:"[^"]*+(?:""[^"]*+)*+"%s|(?!")%s)' % (rest, rest)
+    return re.compile(rb"%s(?:%s%s)*+" % (field, delimiter, field))
+
+
 def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
     """Return whether a quoted field is open at the end of a line; `inside` is the same for the start of the line."""
-    position = 0
-    while True:
-        if not inside:
-            if line[position : position + 1] != b'"':
-                position = line.find(delimiter, position) + 1
-                if not position:
-                    return False
-                continue
-            position += 1
-        while True:
-            position = line.find(b'"', position) + 1
-            if not position:
-                return True
-            if line[position : position + 1] != b'"':
-                break
-            position += 1
-        inside = False
-        position = line.find(delimiter, position) + 1
-        if not position:
-            return False
+    return not _whole(delimiter).fullmatch(b'"' + line if inside else line)
 
 
 class Csv(LineFormat):

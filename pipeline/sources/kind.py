@@ -21,9 +21,6 @@ TEXT_MAX_BYTES = 16 * 1024 * 1024
 """Maximum size of a line, or of a text or JSON member of a tar sample."""
 
 
-# --- before reading ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Needs:
     """The columns that a job reads: `fields` of the prompt (name to dotted path), kept columns, columns of `source`."""
@@ -41,14 +38,10 @@ class Needs:
         columns = dict(self.fields)
         for name in self.keep:
             columns.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
-        source = self.source
-        for column, dotted in (
-            (source.id_column, "source.id_column"),
-            (source.columns.image, "source.columns.image"),
-            (source.columns.video, "source.columns.video"),
-        ):
+        given = {"id_column": self.source.id_column, **{f"columns.{k}": v for k, v in self.source.columns}}
+        for dotted, column in given.items():
             if column is not None:
-                columns.setdefault(column, dotted)
+                columns.setdefault(column, f"source.{dotted}")
         return columns
 
     def require(self, available: Collection[str], where: str) -> None:
@@ -108,9 +101,6 @@ def no_row_groups(num_files: int) -> pa.Array:
     """Return a list column with an empty list for every file."""
     offsets = pa.array(np.zeros(num_files + 1, np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -210,9 +200,6 @@ class Chunk:
     keep: list[pa.Array]
 
 
-Count = Callable[[Any, ReadSpec, str, int], int]
-
-
 @dataclass(frozen=True)
 class Kind:
     """A source kind: the suffixes of its files in folders, and its functions.
@@ -229,7 +216,7 @@ class Kind:
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
     has_cheap_ids: bool = True
-    count_early: Count | None = None
+    count_early: Callable[[Any, ReadSpec, str, int], int] | None = None
     """Implementation of `count` for kinds whose `read` yields all samples of a file in one chunk."""
 
     def count(self, filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:

@@ -80,7 +80,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     names = needed_columns(spec)
     path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
-    rows = _OPEN_READER.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
+    rows = _take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
     try:
         stop = rows.num_rows if piece.stop is None else piece.stop
         if rows.names:
@@ -92,7 +92,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     except BaseException:
         rows.close()
         raise
-    _OPEN_READER.put(key, rows)
+    _put(key, rows)
 
 
 class RowsOfFile:
@@ -177,31 +177,31 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
     return num_rows
 
 
-class _OpenReader:
-    """Keeps one open reader that stopped inside a row group, for the next piece of that group."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reader: tuple[tuple[Any, ...], RowsOfFile] | None = None
-
-    def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
-        """Return the kept reader if it is for this file and not past `row`, else None."""
-        with self._lock:
-            if self._reader is None or self._reader[0] != key or self._reader[1].position > row:
-                return None
-            (_, rows), self._reader = self._reader, None
-        rows.skip_to = row
-        return rows
-
-    def put(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
-        """Keep this reader if it is inside a row group, closing the previously kept reader; otherwise close it."""
-        closing: RowsOfFile | None = rows
-        if rows.in_a_group:
-            with self._lock:
-                closing, self._reader = self._reader and self._reader[1], (key, rows)
-        if closing is not None:
-            closing.close()
+_LOCK = threading.Lock()
+_open_readers: dict[tuple[Any, ...], RowsOfFile] = {}
+"""At most one open reader that stopped inside a row group, for the next piece of that group, by file and columns."""
 
 
-_OPEN_READER = _OpenReader()
+def _take(key: tuple[Any, ...], row: int) -> RowsOfFile | None:
+    """Take the kept reader if it is for this file and not past `row`; None if it is not."""
+    with _LOCK:
+        if key not in _open_readers or _open_readers[key].position > row:
+            return None
+        rows = _open_readers.pop(key)
+    rows.skip_to = row
+    return rows
+
+
+def _put(key: tuple[Any, ...], rows: RowsOfFile) -> None:
+    """Keep this reader if it is inside a row group, closing the previously kept reader; otherwise close it."""
+    closing = [rows]
+    if rows.in_a_group:
+        with _LOCK:
+            closing = list(_open_readers.values())
+            _open_readers.clear()
+            _open_readers[key] = rows
+    for reader in closing:
+        reader.close()
+
+
 KIND = Kind("parquet", (".parquet", ".pq"), survey, read)

@@ -14,8 +14,8 @@ import pyarrow.types as pt
 
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
-from pipeline.sources.cells import add_media
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
+from pipeline.sources.records import add_media
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 

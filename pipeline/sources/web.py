@@ -147,9 +147,9 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
     thread.join(_seconds_left(deadline))
     if thread.is_alive():
         raise TimeoutError("the name of its host is not resolved in time")
+    if failure and isinstance(failure[0], UnicodeError):
+        raise Refused("its host is no name") from None
     if failure:
-        if isinstance(failure[0], UnicodeError):
-            raise Refused("its host is no name") from None
         raise failure[0]
     return addresses
 

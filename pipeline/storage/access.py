@@ -71,10 +71,11 @@ def shown(url: str) -> str:
         url = match.group() + authority.rpartition("@")[2] + slash + path
     elif url[:5].lower() == "data:":
         url = url.partition(",")[0]
-    return _cut(url, MAX_URL_CHARS)
+    return cut(url, MAX_URL_CHARS)
 
 
-def _cut(text: str, max_chars: int) -> str:
+def cut(text: str, max_chars: int) -> str:
+    """Shorten a text to at most `max_chars` characters; shortened text ends in dots."""
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
@@ -95,7 +96,7 @@ def scrubbed(text: str) -> str:
 def reason_of(error: BaseException) -> str:
     """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return _cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
+    return cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
 def uri_scheme(uri: str) -> str:

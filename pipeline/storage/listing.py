@@ -22,8 +22,6 @@ NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 MAX_SKIPPED_SUFFIXES = 20
 """Number of suffixes of skipped files that are counted separately; further suffixes share one count."""
-HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
-NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes"
 
 
 class Skipped:
@@ -40,11 +38,11 @@ class Skipped:
         name = posixpath.basename(relative)
         suffix = posixpath.splitext(name)[1].lower()
         if _hidden(name):
-            label = HIDDEN_FOLDERS if is_folder else HIDDEN
+            label = f"hidden {'folders' if is_folder else 'files'} (. or _)"
         else:
-            label = f"*{suffix}" if suffix else NO_SUFFIX
+            label = f"*{suffix}" if suffix else "files without a suffix"
         if label not in self.counts and len(self.counts) >= MAX_SKIPPED_SUFFIXES and label.startswith("*"):
-            label = OTHER_SUFFIXES
+            label = "files with other suffixes"
         self.counts[label] += 1
 
 

@@ -207,7 +207,3 @@ def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[n
     ]
     indices = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
     return [frames[index] for index in indices]
-
-
-def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:
-    return {name: pa.array([getattr(span, name) for span in spans], kind) for name, kind in schemas.SPAN}

@@ -83,13 +83,7 @@ class DecoderWorker:
     """
 
     def __init__(self, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
-        self._request = {
-            "sampling": asdict(sampling),
-            "max_pixels": limits.max_pixels,
-            "max_side_px": limits.max_side_px,
-            "max_decoded_bytes": limits.max_decoded_bytes,
-            "timeout_s": limits.timeout_s,
-        }
+        self._request = {"sampling": asdict(sampling), **asdict(limits)}
         self._limits = limits
         self._command = list(command or (sys.executable, "-m", MODULE))
         self._process: subprocess.Popen[bytes] | None = None
