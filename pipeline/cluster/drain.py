@@ -1,7 +1,5 @@
 """Handles node drain: finished rows are written at once, and process deaths on a draining node do not count for rows.
-
-Ray places nothing new on a draining node, and restarts its actors elsewhere without counting that as a restart.
-"""
+Ray restarts the actors of a draining node elsewhere without counting that as a restart."""
 
 from __future__ import annotations
 
@@ -29,11 +27,8 @@ def draining_nodes() -> Mapping[str, int]:
 
 
 class Drains:
-    """Tracks draining nodes.
-
-    It calls `spare` once per node, `hurry(True)` when the first node starts to drain, and `hurry(False)` when no node
-    drains any more.
-    """
+    """Calls `spare` once per draining node, `hurry(True)` when the first node starts to drain, and `hurry(False)` when
+    no node drains any more."""
 
     def __init__(
         self, spare: Callable[[list[str]], None], hurry: Callable[[bool], None], events: Events | None = None

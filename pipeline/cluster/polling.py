@@ -11,10 +11,8 @@ import ray
 
 @contextlib.contextmanager
 def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
-    """Call `look` every `every_s` seconds while the block runs, and with `last_look` once more when it ends.
-
-    An error of Ray ends the thread silently: the cluster is shutting down, and the job itself raises the cause.
-    """
+    """Call `look` every `every_s` seconds while the block runs, and with `last_look` once more when it ends. An error
+    of Ray ends the thread silently, because the job itself raises the cause."""
     stop = threading.Event()
 
     def run() -> None:

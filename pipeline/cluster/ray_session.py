@@ -33,11 +33,9 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 @contextlib.contextmanager
 def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
-    """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs.
-
-    A `console` receives the output of Ray and of workers. Without one, workers' output is printed if `log_to_driver` is
-    set and the job's log is text. If this process has initialised Ray already, it is used as it is and not shut down.
-    """
+    """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs. A `console`
+    receives the output of Ray and of workers; without one, it is printed if `log_to_driver` is set and the job's log is
+    text. A Ray that is initialised already is used as it is."""
     import ray
 
     if ray.is_initialized():
@@ -92,11 +90,8 @@ def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:
-    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`.
-
-    Ray calls it before it adds the driver's folder to the import path, and keeps replacing a worker whose hook fails.
-    So a worker that cannot import the code prints the reason and runs without the watchdog.
-    """
+    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`. Ray keeps replacing
+    a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it."""
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 
     def draftfleet_worker_setup() -> None:
@@ -136,10 +131,7 @@ def available_cpus() -> int:
 
 def _private_environment(folder: Path) -> dict[str, str | None]:
     """Return environment variables that isolate a local Ray from `~/.ray` and other Ray clusters; None removes one.
-
-    With the token in the environment, Ray neither reads nor writes `~/.ray`, so workers can keep HOME with its
-    credentials and models.
-    """
+    With the token in the environment, Ray does not use `~/.ray`, so workers can keep HOME with its credentials."""
     return {
         "RAY_ADDRESS": None,
         "RAY_AUTH_MODE": None,  # if unset, a local Ray enables its token itself, also if Ray is imported already

@@ -45,9 +45,7 @@ _active: list[Stop] = []
 @contextlib.contextmanager
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
     """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yield the `Stop` that records it.
-
-    Signals that are ignored before the block stay ignored. Outside the main thread, no handlers are set.
-    """
+    Ignored signals stay ignored. Outside the main thread, no handlers are set."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -1,8 +1,5 @@
-"""Writes the output of Ray and its workers to `_job/logs/attempt-N.log`, and one line per event to the terminal.
-
-The terminal shows one line per worker process that died, the messages of this program's loggers in workers, and the
-first line of each distinct warning or error of Ray, once.
-"""
+"""Writes the output of Ray and its workers to `_job/logs/attempt-N.log`, and to the terminal one line per worker
+process that died, our own loggers' messages, and the first line of each distinct warning or error of Ray."""
 
 from __future__ import annotations
 

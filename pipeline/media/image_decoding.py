@@ -1,8 +1,5 @@
-"""Decodes images and videos to uint8 RGB pixels and fills prompts, row by row; an error affects its row only.
-
-A function from READ tables to DECODED tables that needs no GPU. Media are decoded in the subprocess of
-`pipeline.media.video.worker`; this process has the store credentials and never parses media itself.
-"""
+"""Decodes images and videos to uint8 RGB pixels and fills prompts (READ to DECODED); an error affects its row only.
+Media are decoded in the subprocess of `pipeline.media.video.worker`; this process never parses media itself."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ class DecodeOptions:
 
     @classmethod
     def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
-        """Build the options of a job on this source; `root` is the URL of the source root.
-
-        Images keep their size if `source.max_side_px` is `auto` and `pipeline.run.plan` has not resolved it.
-        """
+        """Build the options of a job on this source at the URL `root`. Images keep their size if `source.max_side_px`
+        is `auto` and `pipeline.run.plan` has not resolved it."""
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
@@ -147,10 +142,8 @@ Fetched = Mapping[str, bytes | RowError]
 
 
 def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _RowPrompts | RowError, Fetched]]:
-    """Yield every row's index, its prompts or error, and the fetched images by URI, in row order.
-
-    Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
-    """
+    """Yield every row's index, its prompts or error, and the fetched images by URI, in row order. Images are fetched
+    for a few rows at a time, so that the encoded bytes in memory do not grow with the table."""
     max_uris = FETCHED_AT_ONCE
     if options.media is not None:
         max_uris = min(max_uris, options.media.fetcher.source.fetch.max_parallel)

@@ -1,8 +1,5 @@
-"""Reads width and height of an encoded image from its header in pure Python, so that no native code parses the bytes.
-
-Used before decoding, to cut decoding tasks by decoded bytes. Supports PNG, JPEG, WebP, GIF and BMP; the size of any
-other image is unknown.
-"""
+"""Reads width and height of PNG, JPEG, WebP, GIF and BMP images from their headers in pure Python, so that no native
+code parses the bytes. Used to cut decoding tasks by decoded bytes."""
 
 from __future__ import annotations
 

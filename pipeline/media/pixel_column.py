@@ -10,10 +10,8 @@ from pipeline.rows import schemas
 
 
 class PixelColumn:
-    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels.
-
-    A whole chunk of virtual memory is allocated at once; physical memory is used only as pixels are written.
-    """
+    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels. Physical
+    memory of a chunk is used only as pixels are written."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes

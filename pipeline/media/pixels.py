@@ -1,7 +1,5 @@
-"""Decodes one encoded image to uint8 RGB pixels: applies the EXIF orientation, composites alpha on white, downscales.
-
-Imports only modules that the decoding process (`pipeline.media.video.child`) needs.
-"""
+"""Decodes one encoded image to uint8 RGB pixels; imports only modules that the decoding process
+(`pipeline.media.video.child`) needs."""
 
 from __future__ import annotations
 
@@ -43,12 +41,8 @@ _TURNS = {
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
     """Decode one image to uint8 RGB (height, width, 3): EXIF orientation applied, alpha composited on white, first
-    frame of an animation, downscaled if its longer side exceeds `max_side_px`.
-
-    Raises:
-        MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
-            `unsupported_image`.
-    """
+    frame of an animation, downscaled if its longer side exceeds `max_side_px`. MediaError: `not_an_image`,
+    `image_too_large` (known before any pixel is decoded), `broken_image`, `unsupported_image`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = _open(data, max_pixels)

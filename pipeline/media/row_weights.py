@@ -1,9 +1,8 @@
 """Limits the decoded bytes per decoding task: computes row weights and inserts filler rows, so that Ray cuts by weight.
 
-Ray cuts tables by rows, at offsets that the driver decides, and a retry cuts at the same offsets. A row of weight n is
-preceded by n - 1 empty filler rows, so a cut after k rows is a cut after weight k. A weight depends only on the row and
-the configuration: on the headers of images in the row, and on the maximum size of images that are fetched later.
-Headers are read in pure Python; nothing is decoded.
+Ray cuts tables by rows, and a retry cuts at the same offsets. A row of weight n is preceded by n - 1 empty filler rows,
+so a cut after k rows is a cut after weight k. A weight depends only on the configuration, on the headers of images in
+the row, and on the maximum size of images that are fetched later; nothing is decoded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Parses prompt templates and fills them with a row's values to build chat messages.
-
-`{column}` is replaced by the row's value, `{{` and `}}` by braces. A name is looked up literally: no attributes,
-indices or format specifications. Special tokens in column values are split, so that they stay plain text.
-"""
+"""Parses prompt templates and fills them with a row's values. `{column}` is replaced by the row's value, looked up
+literally, `{{` and `}}` by braces. Special tokens in column values are split, so that they stay plain text."""
 
 from __future__ import annotations
 
@@ -62,11 +59,8 @@ def names_in(template: str, where: str) -> list[str]:
 
 
 def image_turn(prompt: Prompt) -> int:
-    """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`.
-
-    Raises:
-        ConfigError: two turns have `images: true`, or no turn may have images.
-    """
+    """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`;
+    ConfigError if two turns have `images: true`, or no turn may have images."""
     marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
     if len(marked) > 1:
         raise ConfigError(f"prompt.messages.{marked[1]}.images: turn {marked[0]} already carries the row's images")
@@ -114,13 +108,9 @@ def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, 
 
 
 def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
-    """Insert a space after the first character of special tokens, so that they become plain text.
-
-    `values` are the (start, end) of column values, by default the whole text; tokens outside of them are kept.
-
-    Raises:
-        RowError: `invalid_value` for a special token of one character, which cannot be split.
-    """
+    """Insert a space after the first character of special tokens, so that they become plain text. `values` are the
+    (start, end) of column values, by default the whole text; tokens outside of them are kept. RowError `invalid_value`
+    for a special token of one character, which cannot be split."""
     if not special_tokens:
         return text
     pattern = _any_of(tuple(special_tokens))
@@ -149,10 +139,8 @@ def fill(
     num_videos: int = 0,
     special_tokens: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Build one row's chat messages: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
-
-    Images, then videos, come before the text of their turn.
-    """
+    """Build one row's chat messages: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`. Images,
+    then videos, come before the text of their turn."""
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):

@@ -1,7 +1,5 @@
-"""Registers the source kinds, which read samples from files of one format.
-
-A new kind needs a module here, an entry in `KINDS`, and its name in the Literal `Source.kind` in `configs/source.py`.
-"""
+"""Registers the source kinds. A new kind needs a module here, an entry in `KINDS`, and its name in the Literal
+`Source.kind` in `configs/source.py`."""
 
 from __future__ import annotations
 

@@ -66,11 +66,8 @@ class Csv(LineFormat):
             yield record
 
     def join(self, lines: Iterable[Record], delimiter: str) -> Iterator[Record]:
-        """Join lines to a record while a quoted field is open.
-
-        Line ends inside a record become line feeds. If the joined lines are no valid record, the first line has a stray
-        quote: it becomes a separate record, and the following lines are parsed again.
-        """
+        """Join lines with line feeds to a record while a quoted field is open. If the joined lines are no valid record,
+        the first line has a stray quote: it becomes a record of its own, and the following lines are parsed again."""
         stream, waiting, separator = iter(lines), deque[Record](), delimiter.encode()
         while (first := waiting.popleft() if waiting else next(stream, None)) is not None:
             parts, size = [first], first.num_bytes

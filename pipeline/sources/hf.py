@@ -42,11 +42,8 @@ def _is_metadata(path: str) -> bool:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows.
-
-    Raises:
-        ConfigError: no rows, mixed formats, or the dataset has media and no column is configured for them.
-    """
+    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows. ConfigError for no
+    rows, mixed formats, or media without a configured column."""
     paths = files["path"].to_pylist()
     is_folder = any(map(_is_metadata, paths))
     used = [

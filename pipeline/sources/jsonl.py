@@ -1,7 +1,5 @@
-"""Reads the source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd.
-
-Blank lines are skipped. Kept columns are text, because the files contain no types.
-"""
+"""Reads the source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd. Blank
+lines are skipped. Kept columns are text, because the files contain no types."""
 
 from __future__ import annotations
 

@@ -135,10 +135,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Rows `start` to `stop` (exclusive; None: to the end) of one file; `num_samples` is the count of the whole file.
-
-    `entry` is the last position at or before `start` at which reading can begin.
-    """
+    """Rows `start` to `stop` (exclusive; None: to the end) of one file with `num_samples` rows. `entry` is the last
+    position at or before `start` at which reading can begin."""
 
     path: str
     start: int = 0
@@ -168,10 +166,8 @@ class FilePiece:
 
 @dataclass(frozen=True)
 class VideoRef:
-    """The location of a video: its bytes, a URI in a row, or a listed file (`path` relative to the source root).
-
-    If `offset` and `size` are set, the video is that byte range of the file.
-    """
+    """The location of a video: its bytes, a URI in a row, or a listed file (`path` relative to the source root), of
+    which it is the bytes `offset` to `offset + size` if these are set."""
 
     bytes: bytes | None = None
     uri: str | None = None

@@ -1,7 +1,5 @@
-"""Reads the source kind `lance`: datasets in the Lance format, if the package `pylance` is installed.
-
-A dataset is a folder `*.lance` and one entry of the manifest; it is read at the version that was listed.
-"""
+"""Reads the source kind `lance`, if the package `pylance` is installed. A dataset is a folder `*.lance` and one entry
+of the manifest; it is read at the version that was listed."""
 
 from __future__ import annotations
 
@@ -37,11 +35,8 @@ def _library() -> Any:
 
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
     """Return the folder of the datasets, and an iterator over them; `paths` is one dataset or one folder of datasets.
-
-    Raises:
-        ConfigError: the library is missing, there are several paths, or a dataset cannot be opened.
-        OSError: the path cannot be listed.
-    """
+    ConfigError if the library is missing, there are several paths, or a dataset cannot be opened; OSError if the path
+    cannot be listed."""
     _library()
     if len(paths) != 1:
         raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")

@@ -1,7 +1,5 @@
-"""Reads files of lines (plain, gzip or zstd) as size-limited records, and indexes them, so that spans can begin inside.
-
-A record is one line, or for CSV one or more lines. Reading any part again returns the same records.
-"""
+"""Reads files of lines (plain, gzip or zstd) as size-limited records: one line, or for CSV one or more lines. Indexes
+them, so that spans can begin inside; reading any part again returns the same records."""
 
 from __future__ import annotations
 
@@ -99,10 +97,8 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
 
 
 def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Iterator[Record]:
-    """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None.
-
-    A line ends at a line feed, with or without a carriage return before it. A byte order mark before line 1 is dropped.
-    """
+    """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None. A line
+    ends at LF or CR LF. A byte order mark before line 1 is dropped."""
     pending: list[bytes] = []
     num_pending = num_kept = 0
 

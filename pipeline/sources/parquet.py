@@ -1,8 +1,5 @@
-"""Reads the source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists.
-
-The survey reads footers; samples are read page by page from the needed columns only. If a row group is cut into several
-pieces, a process continues at its last position instead of reading the group from its beginning for each piece.
-"""
+"""Reads the source kind `parquet`: one row is one sample. The survey reads footers; samples are read page by page from
+the needed columns only. If a row group is cut into several pieces, a process continues at its last position."""
 
 from __future__ import annotations
 
@@ -159,11 +156,9 @@ class RowsOfFile:
 
 
 def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema) -> int:
-    """Return the number of rows to decode at a time.
-
-    Every row may reference the same huge value of a dictionary page. For bytes columns and suspiciously compressed
-    columns with a dictionary, the batch is small enough to stay within `BATCH_BYTES` in this case.
-    """
+    """Return the number of rows to decode at a time. Every row may reference the same huge value of a dictionary page;
+    for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within `BATCH_BYTES`
+    then."""
     num_rows = BATCH_ROWS
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):

@@ -1,7 +1,5 @@
-"""Converts rows that are mappings (JSON objects, CSV records) to samples: ids, prompt values, kept text and media.
-
-Image and video columns hold bytes, a URI, `struct<bytes, path>`, or a list of these.
-"""
+"""Converts rows that are mappings (JSON objects, CSV records) to samples: ids, prompt values, kept text, and media as
+bytes, a URI, `struct<bytes, path>`, or a list of these."""
 
 from __future__ import annotations
 

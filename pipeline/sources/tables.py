@@ -1,7 +1,5 @@
-"""Converts rows of Arrow batches to samples: ids, prompt values, kept columns with their types, and media.
-
-Used by all kinds with typed columns. Folders `name=value` of a file's path are columns, too (Hive partitions).
-"""
+"""Converts rows of Arrow batches to samples: ids, prompt values, kept columns with their types, and media. Folders
+`name=value` of a file's path are columns, too (Hive partitions)."""
 
 from __future__ import annotations
 
@@ -40,11 +38,8 @@ class KeptTypes:
         self._keep: dict[str, pa.Field] = {}
 
     def add(self, schema: pa.Schema, path: str) -> None:
-        """Check one file's schema and unify its types with those of earlier files.
-
-        Raises:
-            ConfigError: a needed column is missing, is of an unusable type, or has another type than in earlier files.
-        """
+        """Check one file's schema and unify its types with those of earlier files; ConfigError if a needed column is
+        missing, is of an unusable type, or has another type than in earlier files."""
         partitions = tuple(name for name in partition_values(path) if name not in schema.names)
         if any(schema.equals(earlier) and partitions == names for earlier, names in self._checked):
             return

@@ -1,8 +1,6 @@
-"""Fetches untrusted HTTP and HTTPS URLs safely: checks the addresses of the host before connecting, on every redirect.
-
-URLs in rows are untrusted. A host must be public or named in the job file, and the connection uses a checked address.
-Bytes and redirects are limited, and one deadline covers an attempt from name resolution to the last byte.
-"""
+"""Fetches untrusted HTTP and HTTPS URLs: on every redirect, the host must be public or named in the job file, and the
+connection uses a checked address. Bytes and redirects are limited, and one deadline covers an attempt from name
+resolution to the last byte."""
 
 from __future__ import annotations
 
@@ -155,11 +153,8 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
 
 
 class _BoundedSocket:
-    """A socket for `http.client` with one deadline for all reads and writes.
-
-    `http.client` reads status lines, 1xx answers, headers, chunk sizes and trailers through the file that `makefile`
-    returns, so the deadline also applies to a server that sends bytes very slowly.
-    """
+    """A socket for `http.client` with one deadline for all reads and writes, through the file that `makefile` returns,
+    too, so that it also applies to a server that sends bytes very slowly."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline

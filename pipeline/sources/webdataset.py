@@ -1,8 +1,7 @@
 """Reads the source kind `webdataset`: tar shards in which consecutive members with the same key are one sample.
 
-`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample with the key `a/007`. Images and videos are recognised by suffix
-and sorted by extension; the keys of JSON objects and the text members are fields, and `__key__` is the field with the
-key. Videos in an uncompressed tar are passed on as byte ranges of the tar.
+`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`. Images and videos are recognised by suffix and sorted by
+extension; the keys of JSON objects and the text members are fields, and `__key__` is the key.
 """
 
 from __future__ import annotations
@@ -100,9 +99,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the samples of a piece of a tar in one chunk; `row_index` counts samples in the order of their first member.
-
-    A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member.
-    """
+    A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member."""
     samples: list[Sample] = []
     fields: list[dict[str, Any]] = []
     offsets: dict[str, int] = {}

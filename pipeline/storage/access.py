@@ -1,7 +1,5 @@
-"""Opens fsspec URLs and reads files with size limits, retrying transient errors.
-
-Messages never contain credentials from URLs or environment variables.
-"""
+"""Opens fsspec URLs and reads files with size limits, retrying transient errors. Messages never contain credentials
+from URLs or environment variables."""
 
 from __future__ import annotations
 
@@ -42,10 +40,7 @@ MAX_REASON_CHARS = 300
 
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it; the driver reads credentials from the environment.
-
-    Raises:
-        ConfigError: no driver for the scheme is installed, or the URL is malformed; names `dotted_path`.
-    """
+    ConfigError with `dotted_path` if no driver for the scheme is installed, or the URL is malformed."""
     try:
         filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
     except (ImportError, ValueError) as error:
@@ -203,15 +198,9 @@ def is_below(path: str, roots: Sequence[str]) -> bool:
 
 
 def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
-    """Open a regular local file for reading; with `roots`, only below one of these resolved folders.
-
-    The check uses the open file descriptor, not the path, so replacing a symlink concurrently has no effect. Opening a
-    FIFO or a device does not block.
-
-    Raises:
-        OutsideRoots: the file is not below any of `roots`.
-        OSError: the path is a FIFO, a socket, a device or a file of `/proc` or `/sys`, or cannot be opened.
-    """
+    """Open a regular local file for reading; with `roots`, only below one of these resolved folders (else
+    OutsideRoots). The check uses the open file descriptor, so replacing a symlink concurrently has no effect. A FIFO, a
+    socket, a device or a file of `/proc` or `/sys` is an OSError and does not block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if roots is not None:
@@ -238,10 +227,8 @@ def open_file(filesystem: Any, path: str) -> Any:
 def read_bounded(
     filesystem: Any, path: str, max_bytes: int, policy: RetryPolicy | None = None, roots: Sequence[str] | None = None
 ) -> bytes | None:
-    """Read a whole file; None if it has more than `max_bytes` (at most `max_bytes + 1` bytes are read).
-
-    `roots` restricts local files as in `open_regular` and is ignored for remote files.
-    """
+    """Read a whole file; None if it has more than `max_bytes` (at most `max_bytes + 1` bytes are read). `roots`
+    restricts local files as in `open_regular`."""
 
     def once() -> bytes:
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:

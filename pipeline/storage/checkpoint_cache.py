@@ -1,8 +1,7 @@
 """Lists checkpoints in object stores and caches them on this machine: outlines for checks, copies for loading.
 
-A copy is made once per machine: other processes wait on a file lock, which the kernel releases if its holder dies. A
-copy is written to a temporary folder and renamed. Its name is derived from the URL and from the store's version of each
-file. So partial and outdated copies are never used.
+Other processes wait for a copy on a file lock, which the kernel releases if its holder dies. A copy is renamed when it
+is complete, and named by the URL and the store's versions of its files, so partial and outdated copies are never used.
 """
 
 from __future__ import annotations
@@ -87,11 +86,8 @@ def copies_folder() -> Path:
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
-    """List the files of a checkpoint.
-
-    Raises:
-        ConfigError: the scheme is unknown, the store does not answer, or there is no checkpoint; names `where`.
-    """
+    """List the files of a checkpoint; ConfigError with `where` if the scheme is unknown, the store does not answer, or
+    there is no checkpoint."""
     if access.uri_scheme(url) not in SCHEMES:
         raise ConfigError(f"{where}: {access.shown(url)}: weights are read only from {', '.join(SCHEMES[:-1])}")
     filesystem, path = access.open_url(url.rstrip("/"), where)
@@ -127,9 +123,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     """Select the files to load from a folder: settings, and safetensors or, if there are none, pickled weights.
-
-    Duplicates of the weights in another layout (`consolidated*`) are left out.
-    """
+    Duplicates of the weights in another layout (`consolidated*`) are left out."""
     files = sorted(files, key=lambda file: file.path)
     settings = (*SETTINGS_SUFFIXES, *(CODE_SUFFIXES if with_code else ()))
     weights = [file for file in files if file.path.endswith(WEIGHT_SUFFIXES)]
@@ -296,9 +290,7 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
 
 def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
     """Return a function that counts downloaded bytes and prints progress; with a folder, it prints the last line.
-
-    The download threads call it without a lock: a missing or extra line is harmless.
-    """
+    Threads call it without a lock: a missing or extra line is harmless."""
     url, num_done = access.shown(checkpoint.url), 0
     began_s = shown_s = time.monotonic()
     print(f"fetching {url}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)

@@ -1,8 +1,7 @@
 """Resolves a job's checkpoints: the driver pins and checks revisions, actors copy weights from object stores.
 
-A checkpoint is a folder that every machine can read, a hub id, or a URL of an object store. Loaders support folders and
-hub ids only, so functions here return the job with paths or revisions replaced. Result rows and records name the paths
-of the original job and the pinned revisions.
+Loaders support folders and hub ids only, so functions here return the job with paths or revisions replaced. Result rows
+and records name the paths of the original job and the pinned revisions.
 """
 
 from __future__ import annotations
@@ -115,14 +114,9 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
 
 
 def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
-    """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads no weights.
-
-    In object stores, files are listed and settings and headers are read; hub ids are resolved to commits. With
-    `runs_here`, actors run on this machine, and its free disk space is checked.
-
-    Raises:
-        ConfigError: a checkpoint is missing, refused, damaged, of another revision, or does not fit.
-    """
+    """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads settings and
+    headers, but no weights. With `runs_here`, actors run on this machine, and its free disk space is checked.
+    ConfigError if a checkpoint is missing, refused, damaged, of another revision, or does not fit."""
     outlined = job
     is_unreachable = False
     for site in sites(job):
@@ -236,10 +230,7 @@ def _why_no_hub() -> str:
 
 def fetched(job: AnyJob) -> AnyJob:
     """Copy weights from object stores to this machine, once for all its processes; returns the job with local paths.
-
-    Raises:
-        ConfigError: weights cannot be read, have changed since the job was planned, or do not fit on the disk.
-    """
+    ConfigError if weights cannot be read, have changed since the job was planned, or do not fit on the disk."""
     for site in sites(job):
         if site.is_stored:
             job = replaced(job, site.steps, {"path": str(checkpoint_cache.copy(site.look())), "revision": None})

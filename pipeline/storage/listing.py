@@ -70,12 +70,9 @@ def list_paths(
     """Return the source root and an iterator over the distinct files below it; skipped files are counted in `skipped`.
 
     The root is the path of a folder, the parent folder of a file, or the part of a glob before its first glob
-    character; for several paths, it is their common folder. The target of a local symlink must be below one of `paths`
-    (for a glob, its fixed part) or of `local_roots`.
-
-    Raises:
-        OSError: a path does not exist or cannot be listed; the attribute `filename` is the path.
-        access.OutsideRoots: (from the iterator) the target of a symlink is outside these folders.
+    character; for several paths, it is their common folder. OSError, with the path as `filename`, for a path that
+    cannot be listed; OutsideRoots, from the iterator, for a local symlink to a target that is neither below one of
+    `paths` (for a glob, its fixed part) nor of `local_roots`.
     """
     fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
     roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
@@ -185,10 +182,7 @@ def list_folder(
     """Yield all files below `root` with one of the lower-case `suffixes`; names that begin with `.` or `_` are skipped.
 
     `enter(folder)` returns whether to list a folder, given its path relative to `root`. The target of a local symlink
-    must be below one of the resolved folders `roots`, by default `root`. Skipped files are counted in `skipped`.
-
-    Raises:
-        access.OutsideRoots: the target of a symlink is outside `roots`.
+    must be below one of the resolved folders `roots`, by default `root` (else OutsideRoots).
     """
     skipped = skipped or Skipped()
     if access.is_local(filesystem):

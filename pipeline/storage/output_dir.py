@@ -75,14 +75,8 @@ class OutputDir:
                 )
 
     def check_writable(self) -> None:
-        """Check that files can be written and that the store supports conditional puts, by means of a small probe file.
-
-        Attempts exclude each other by puts that fail if an object exists (`create_bytes`). If a store accepted the
-        second put, two drivers could publish the same rows.
-
-        Raises:
-            ConfigError: the output cannot be written, or its store has no conditional put; gives the reason.
-        """
+        """Check by a small probe file that files can be written and that the store supports puts that fail if an object
+        exists; otherwise two drivers could publish the same rows. ConfigError with the reason if not."""
         probe = f"{_PROBE}-{secrets.token_hex(8)}"
         # fsspec's default implementation of an exclusive create looks first and then writes.
         is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -120,14 +114,8 @@ class OutputDir:
         return False
 
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
-        """Take an attempt number by creating its record with a conditional put, which only one job can do.
-
-        Returns:
-            The attempt's number.
-
-        Raises:
-            ConfigError: another job has taken this attempt, or the output cannot be written.
-        """
+        """Take an attempt number, and return it, by creating its record with a conditional put; ConfigError if another
+        job has taken it, or the output cannot be written."""
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
         try:
             self.create_bytes(_record_name(number), json.dumps(record, indent=2, sort_keys=True).encode())
@@ -185,10 +173,8 @@ class OutputDir:
             retried(lambda: self.filesystem.rm_file(self.path(relative)))
 
     def set_aside(self, relative: str, stand_in: Any = None) -> None:
-        """Move a file, if it exists, below `_job/aside/`, which readers of results ignore.
-
-        With `stand_in`, the file is copied there and its content is then atomically replaced by these bytes.
-        """
+        """Move a file, if it exists, below `_job/aside/`, which readers of results ignore. With `stand_in`, the file is
+        copied there and its content is then atomically replaced by these bytes."""
         target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
         try:
             if not self.is_local:
@@ -207,13 +193,11 @@ class OutputDir:
         self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
-        """Create a file atomically: of two concurrent calls with different content, only one succeeds.
+        """Create a file atomically: of two concurrent calls with different content, only one succeeds (else
+        FileExistsError).
 
         A failed put may have succeeded on the server, and stores use different errors for existing objects, so after an
         error the stored content is compared: creating a file twice with the same bytes succeeds.
-
-        Raises:
-            FileExistsError: the file exists with other content.
         """
         content = data if self.is_local else bytes(data)
         try:
@@ -234,13 +218,9 @@ class OutputDir:
         self._check_size(relative, len(content))
 
     def write_bytes(self, relative: str, data: Any) -> None:
-        """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content.
-
-        Locally, a temporary file under `_job/tmp/` is synced and renamed; in other stores, one put is checked by size.
-
-        Raises:
-            OSError: writing failed, or the stored size differs from the size that was sent.
-        """
+        """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content. Locally,
+        a synced file under `_job/tmp/` is renamed; in other stores, one put is checked by size, OSError if it
+        differs."""
         if self.is_local:
             self._put_local(relative, data, os.replace)
             return

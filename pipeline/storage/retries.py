@@ -1,7 +1,5 @@
-"""Retries store operations with exponential backoff after transient errors.
-
-Errors of drivers are matched by class name, so that no driver has to be installed.
-"""
+"""Retries store operations with exponential backoff after transient errors. Errors of drivers are matched by class
+name, so that no driver has to be installed."""
 
 from __future__ import annotations
 

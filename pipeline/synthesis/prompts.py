@@ -1,7 +1,5 @@
-"""Prepares prompt rows for the engine (READ to PREPARED): fills the template, reads condition and sampling values.
-
-A row that fails gets an error code. The text encoder checks the number of tokens of a prompt later.
-"""
+"""Prepares prompt rows for the engine (READ to PREPARED): fills the template, reads condition and sampling values. A
+row that fails gets an error code. The text encoder checks the number of tokens of a prompt later."""
 
 from __future__ import annotations
 
@@ -59,10 +57,7 @@ def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
 
 
 def prepare_table(table: pa.Table, options: PrepareOptions) -> pa.Table:
-    """Prepare a READ table and return the PREPARED table with the same rows in the same order.
-
-    Rows that have an error already are passed on.
-    """
+    """Prepare a READ table: PREPARED, with the same rows in order. Rows that have an error already are passed on."""
     values: list[dict[str, Any]] = table.select(["error_type", "error_message"]).to_pylist()
     for index, row in enumerate(values):
         row["prompt"] = ""

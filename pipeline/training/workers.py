@@ -24,10 +24,8 @@ FOLLOW_INTERVAL_S = 0.5
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
-    """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
-
-    After a worker dies, training restarts from the last checkpoint, up to `workers.max_failures` times.
-    """
+    """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs. After a worker dies,
+    training restarts from the last checkpoint, up to `workers.max_failures` times."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -75,13 +75,8 @@ NO_SPAN = Span()
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row.
-
-    There is one result row with all videos, or one per clip if the job cuts the row's only video into windows.
-
-    Raises:
-        RowError: a video cannot be fetched or decoded; if there are several, the message gives its number.
-    """
+    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row: one row with all videos, or
+    one per clip if the job cuts the row's only video into windows. RowError if a video cannot be fetched or decoded."""
     cuts = options.sampling.clip_s is not None
     if cuts and len(cell) > 1:
         raise RowError("invalid_value", f"the row has {len(cell)} videos, and source.video.clip_s cuts one into rows")
@@ -105,11 +100,8 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
 
 @contextlib.contextmanager
 def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
-    """Provide a local path at which the video can be read within the context.
-
-    Raises:
-        RowError: `missing_video`, `unreadable_video`, `video_too_large`, `uri_refused`.
-    """
+    """Provide a local path of the video within the context; RowError `missing_video`, `unreadable_video`,
+    `video_too_large` or `uri_refused`."""
     with contextlib.ExitStack() as stack:
         try:
             path = _path_of(ref, options, stack)

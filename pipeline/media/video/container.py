@@ -1,8 +1,5 @@
-"""Probes a video file by demultiplexing, without decoding: checks its format, reads frame times and seek points.
-
-Every file is checked here before a decoder reads it: formats that reference other files or URLs (playlists) are
-excluded, and frame times come from packets, not from a frame rate. Runs in the decoding process.
-"""
+"""Probes a video file by demultiplexing, without decoding, before a decoder reads it: formats that reference other
+files or URLs (playlists) are excluded, and frame times come from packets. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -58,11 +55,8 @@ class Video:
 
 
 def open_container(path: str) -> Any:
-    """Open a file as a PyAV container; allows only the formats `FORMATS` and the protocol `file`.
-
-    Raises:
-        MediaError: `not_a_video` or `broken_video`.
-    """
+    """Open a file as a PyAV container of a format in `FORMATS`, with the protocol `file` only; MediaError `not_a_video`
+    or `broken_video`."""
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}
     try:
         return av.open(path, options=options, metadata_errors="replace")
@@ -77,11 +71,8 @@ def open_container(path: str) -> Any:
 
 
 def video_stream(container: Any) -> Any:
-    """Return the first video stream that is not cover art.
-
-    Raises:
-        MediaError: `no_video_stream`, or `broken_video` if there is no stream at all.
-    """
+    """Return the first video stream that is not cover art; MediaError `no_video_stream`, or `broken_video` without any
+    stream."""
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream
@@ -92,12 +83,8 @@ def video_stream(container: Any) -> Any:
 
 
 def probe(path: str, max_pixels: int) -> Video:
-    """Read every packet of the video stream without decoding it.
-
-    Raises:
-        MediaError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
-            file that is damaged or cut short.
-    """
+    """Read every packet of the video stream without decoding it; MediaError `not_a_video`, `no_video_stream`,
+    `video_too_large`, `unsupported_video`, or `broken_video` for a file that is damaged or cut short."""
     with open_container(path) as container:
         stream = video_stream(container)
         context = stream.codec_context

@@ -1,7 +1,4 @@
-"""Reads frames of a probed video with PyAV, each by its exact time; applies the rotation and downscales.
-
-Runs in the decoding process.
-"""
+"""Reads frames of a probed video with PyAV, each by its exact time. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -18,11 +15,8 @@ from pipeline.media.video.container import Video, open_container
 
 
 def read_frames(video: Video, indices: Sequence[int], max_side_px: int | None) -> Iterator[NDArray[np.uint8]]:
-    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied.
-
-    Raises:
-        MediaError: `broken_video` for a frame that cannot be decoded, `unsupported_video` without a decoder.
-    """
+    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied;
+    MediaError `broken_video` for a frame that cannot be decoded, `unsupported_video` without a decoder."""
     width, height = fitting(video.width, video.height, max_side_px)
     with open_container(video.path) as container:
         cursor = _Cursor(container, video)
@@ -90,10 +84,8 @@ class _Cursor:
         return next((frame for start in starts if (frame := self._search(tick, start)) is not None), None)
 
     def _search(self, tick: int, start: int | None) -> Any:
-        """Return the frame of exactly this tick, decoding from `start` if set, else from the current position.
-
-        None if a later frame is decoded first, or no frame is left.
-        """
+        """Return the frame of exactly this tick, decoding from `start` if set, else from the current position; None if
+        a later frame is decoded first, or no frame is left."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)

@@ -1,7 +1,5 @@
-"""Supervises the decoding process, so that a crash, a hang or a decompression bomb affects only one image or video.
-
-A process is replaced after a limited number of files or if its memory has grown, because native decoders leak.
-"""
+"""Supervises the decoding process, so that a crash, a hang or a decompression bomb affects only one image or video. It
+is replaced after a limited number of files or if its memory has grown, because native decoders leak."""
 
 from __future__ import annotations
 
@@ -75,12 +73,9 @@ Take = Callable[[int], memoryview]
 
 
 class DecoderWorker:
-    """Owns at most one decoding process, which is started at the first file; an image-only process is replaced at the
-    first video.
-
-    Decoding raises RowError with the code of a decoding error, `decoder_died` or `decode_timeout`, and WorkerError if
-    the process cannot be started.
-    """
+    """Owns at most one decoding process, started at the first file; an image-only process is replaced at the first
+    video. RowError with the code of a decoding error, `decoder_died` or `decode_timeout`; WorkerError if it cannot
+    start."""
 
     def __init__(self, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._request = {"sampling": asdict(sampling), **asdict(limits)}
@@ -104,10 +99,8 @@ class DecoderWorker:
     def decode_image(
         self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
     ) -> tuple[int, int]:
-        """Decode one encoded image into the memory that `take` returns; returns height and width.
-
-        `max_decoded_bytes` limits its pixels; `row_limit` describes that limit in the error `row_too_large`.
-        """
+        """Decode one encoded image into the memory that `take` returns; returns height and width. `max_decoded_bytes`
+        limits its pixels; `row_limit` describes that limit in the error `row_too_large`."""
         process = self._running(takes_videos=False)
         self._num_images += 1
         request = self._request | {"kind": "image", "max_decoded_bytes": max_decoded_bytes, "row_limit": row_limit}
