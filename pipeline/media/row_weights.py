@@ -51,9 +51,12 @@ class Weigher:
     def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
         """Build the weigher of a job on this source."""
         options = MediaOptions.of(source, "")
-        limits, clip_bytes = options.limits, max_clip_bytes(options)
+        sampling, limits = options.sampling, options.limits
+        num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
+        pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
+        clip_bytes = min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
         # The number of clips of a video is known only after decoding.
-        video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
+        video_bytes = clip_bytes if sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
         return cls(
             batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, prompt_options
@@ -107,14 +110,6 @@ class Weigher:
                 parts += [table.slice(start, index - start), fillers.slice(0, weight - 1)]
                 start = index
         return pa.concat_tables([*parts, table.slice(start)])
-
-
-def max_clip_bytes(options: MediaOptions) -> int:
-    """Return the maximum bytes of pixels of one clip's sampled frames."""
-    sampling, limits = options.sampling, options.limits
-    num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
-    pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
-    return min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
 
 
 def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -191,7 +191,7 @@ class LineFormat(ABC):
 
     def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         """Read the rows of a piece; a record that cannot be parsed becomes a `broken_line` row."""
-        yield from chunks_of(spec, self._rows(filesystem, spec, piece))
+        return chunks_of(spec, self._rows(filesystem, spec, piece))
 
     def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row]]:
         path = access.join(spec.root, piece.path)

@@ -55,7 +55,12 @@ def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
         try:
             if isinstance(row, RowError):
                 raise row
-            sample.id_value = _id_of(row, spec.source.id_column)
+            if (column := spec.source.id_column) is not None:
+                value = row.get(column)
+                if isinstance(value, bool | float | list | dict):
+                    message = f"the id column {column!r} holds {value!r:.100}; ids are text or integers"
+                    raise RowError("invalid_value", message)
+                sample.id_value = whole_text(resolve_id(value, column))
         except RowError as error:
             sample.error = error
         sample.fields = {name: mapping.get(name) for name in spec.fields}
@@ -63,15 +68,6 @@ def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
         values.append(mapping)
     add_media(spec, samples, lambda column, offset: values[offset].get(column))
     return Chunk(samples, kept_arrays(spec, values))
-
-
-def _id_of(row: Mapping[str, Any], column: str | None) -> str | None:
-    if column is None:
-        return None
-    value = row.get(column)
-    if isinstance(value, bool | float | list | dict):
-        raise RowError("invalid_value", f"the id column {column!r} holds {value!r:.100}; ids are text or integers")
-    return whole_text(resolve_id(value, column))
 
 
 def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:

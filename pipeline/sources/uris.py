@@ -42,9 +42,7 @@ class Fetcher:
             except RowError as error:
                 return error
 
-        if len(names) < 2:
-            return {uri: fetch_or_error(uri) for uri in names}
-        with ThreadPoolExecutor(min(self.source.fetch.max_parallel, len(names))) as pool:
+        with ThreadPoolExecutor(self.source.fetch.max_parallel) as pool:
             return dict(zip(names, pool.map(fetch_or_error, names), strict=True))
 
     def _fetch(self, uri: str, max_bytes: int) -> bytes:

@@ -105,7 +105,9 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
     assert host
     port = parts.port or (443 if parts.scheme == "https" else 80)
     addresses = _resolve(host, port, deadline)
-    if not _is_named(host, port, limits.private_hosts) and not all(map(is_public, addresses)):
+    names = {host.lower().rstrip("."), f"{host.lower().rstrip('.')}:{port}"}
+    is_named = not names.isdisjoint(map(str.lower, limits.private_hosts))
+    if not is_named and not all(map(is_public, addresses)):
         raise Refused("its host is on a private network; name it in source.fetch.private_hosts to allow it")
     failure: OSError = OSError("the host has no address")
     for address in addresses:
@@ -194,11 +196,6 @@ class _BoundedReader(io.RawIOBase):
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
-
-
-def _is_named(host: str, port: int, names: tuple[str, ...]) -> bool:
-    host = host.lower().rstrip(".")
-    return any(name.lower() in (host, f"{host}:{port}") for name in names)
 
 
 def is_public(address: str) -> bool:

@@ -106,9 +106,12 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     first = piece.entry.row
     failure: Exception | None = None
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
+    selection, source = Selection(spec.needs_text), spec.source
+    if spec.with_images:
+        selection = Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
     try:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
-            for run in read_runs(file, _selection(spec, piece), piece.entry.offset):
+            for run in read_runs(file, selection, piece.entry.offset):
                 if run.key in offsets:
                     message = f"the members of {whole_text(run.key)!r} are not consecutive"
                     samples[offsets[run.key]].error = RowError("broken_sample", message)
@@ -130,13 +133,6 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     yield Chunk(samples[piece_rows], kept_arrays(spec, fields[piece_rows]))
     if failure is not None:
         raise failure
-
-
-def _selection(spec: ReadSpec, piece: FilePiece) -> Selection:
-    if not spec.with_images:
-        return Selection(spec.needs_text)
-    source = spec.source
-    return Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
 
 
 def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:

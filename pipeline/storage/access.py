@@ -35,9 +35,6 @@ MAX_URL_CHARS = 200
 MAX_REASON_CHARS = 300
 
 
-# --- URLs and messages ---------------------------------------------------------------------------------------------
-
-
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it; the driver reads credentials from the environment.
     ConfigError with `dotted_path` if no driver for the scheme is installed, or the URL is malformed."""
@@ -79,19 +76,15 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAMES.search(name) is not None
 
 
-def scrubbed(text: str) -> str:
-    """Remove credentials from a text: URLs become `shown`, values of secret environment variables become `***`."""
-    text = _URLS.sub(lambda match: shown(match.group()), text)
+def reason_of(error: BaseException) -> str:
+    """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials: URLs become `shown`,
+    values of secret environment variables become `***`."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    text = _URLS.sub(lambda match: shown(match.group()), str(reason))
     for name, value in os.environ.items():
         if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name):
             text = text.replace(value, "***")
-    return text
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
+    return cut(" ".join(text.split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
 def uri_scheme(uri: str) -> str:
@@ -103,9 +96,6 @@ def uri_scheme(uri: str) -> str:
 def join(root: str, relative: str) -> str:
     """Join a root and a relative path without normalising the relative path."""
     return f"{root.rstrip('/')}/{relative}" if root else relative
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
 
 
 class RemoteFile(io.RawIOBase):

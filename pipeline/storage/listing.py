@@ -150,16 +150,15 @@ def _matches(
 
 
 def is_file(filesystem: Any, path: str) -> bool:
-    """Return whether a path is a file; raises if the store does not answer."""
     return _type_of(filesystem, path) == "file"
 
 
 def is_folder(filesystem: Any, path: str) -> bool:
-    """Return whether a path is a folder or a key prefix."""
     return _type_of(filesystem, path) == "directory"
 
 
 def _type_of(filesystem: Any, path: str) -> str:
+    """Return `file`, `directory` (also for a key prefix), or nothing; raises if the store does not answer."""
     if access.is_local(filesystem):
         return "file" if os.path.isfile(path) else "directory" if os.path.isdir(path) else ""
     try:
@@ -224,8 +223,10 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
         with os.scandir(folder) as entries:
             for entry in entries:
                 relative = prefix + entry.name
-                if entry.is_symlink() and not _hidden(entry.name):
-                    _check_link(entry.path, roots)
+                is_link = entry.is_symlink() and not _hidden(entry.name) and os.path.exists(entry.path)
+                if is_link and not access.is_below(os.path.realpath(entry.path), roots):
+                    reason = "it is a link that leaves the source root; source.local_roots allows other folders"
+                    raise access.OutsideRoots(errno.EACCES, reason, entry.path)
                 try:
                     if _hidden(entry.name):
                         skipped.add(relative, entry.is_dir())
@@ -240,12 +241,6 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
                         yield Listed(relative, 0, "dangling link")
                 except OSError:
                     yield Listed(relative, 0, "unreadable")
-
-
-def _check_link(path: str, roots: Sequence[str]) -> None:
-    if os.path.exists(path) and not access.is_below(os.path.realpath(path), roots):
-        reason = "it is a link that leaves the source root; source.local_roots allows other folders"
-        raise access.OutsideRoots(errno.EACCES, reason, path)
 
 
 def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:

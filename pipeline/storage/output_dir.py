@@ -61,8 +61,6 @@ class OutputDir:
         """Format the URL for messages and summaries, without credentials."""
         return access.shown(access.join(self.url, relative) if relative else self.url)
 
-    # --- before a job starts ---
-
     def refuse_if_used(self) -> None:
         """Raise ConfigError if `data/`, `errors/` or `_job/` contain a file; names the first file found."""
         for folder in (DATA, ERRORS, JOB):
@@ -88,7 +86,11 @@ class OutputDir:
         try:
             self.create_bytes(probe, b"probe")
             try:
-                creates_once = self._refuses_second(probe)
+                try:
+                    self.create_bytes(probe, b"second")
+                    creates_once = False
+                except FileExistsError:
+                    creates_once = True
                 is_intact = self.read_bytes(probe) == b"probe"
             finally:
                 self.remove(probe)
@@ -104,14 +106,6 @@ class OutputDir:
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"sink.path: {self.shown()} {reason}")
-
-    def _refuses_second(self, probe: str) -> bool:
-        """Return whether creating an existing file with other content fails."""
-        try:
-            self.create_bytes(probe, b"second")
-        except FileExistsError:
-            return True
-        return False
 
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
         """Take an attempt number, and return it, by creating its record with a conditional put; ConfigError if another
@@ -145,8 +139,6 @@ class OutputDir:
                 "generates the rows of that attempt again, or choose another path"
             )
         return record
-
-    # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
         """Return the sorted paths of all files below a folder, relative to it; empty if there is no such folder."""

@@ -57,18 +57,17 @@ class _Cursor:
 
     def frame(self, index: int) -> Any:
         """Return frame number `index`; MediaError `broken_video` if it cannot be decoded."""
-        frame = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
+        if self._video.is_timed:
+            frame = self._frame_at(self._video.ticks[index])
+        else:
+            for _ in range(self._index + 1, index):
+                next(self._frames, None)
+            frame = next(self._frames, None)
         if frame is None:
             time_s = self._video.times_s[index]
             raise MediaError("broken_video", f"the frame at {time_s:g} s cannot be decoded")
         self._index = index
         return frame
-
-    def _frame_after(self, index: int) -> Any:
-        """Return frame number `index` by counting decoded frames, for containers without frame times."""
-        for _ in range(self._index + 1, index):
-            next(self._frames, None)
-        return next(self._frames, None)
 
     def _frame_at(self, tick: int) -> Any:
         """Return the frame whose presentation time is `tick`; None if it cannot be decoded.

@@ -152,8 +152,6 @@ class DecoderWorker:
         """Process id of the decoding process; None if none is running."""
         return None if self._process is None else self._process.pid
 
-    # --- the process -----------------------------------------------------------------------------------------------
-
     def _running(self, takes_videos: bool = True) -> subprocess.Popen[bytes]:
         fits = self._takes_videos or not takes_videos
         if fits and self._process is not None and self._process.poll() is None:
