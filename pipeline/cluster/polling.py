@@ -11,8 +11,7 @@ import ray
 
 @contextlib.contextmanager
 def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
-    """Call `look` every `every_s` seconds while the block runs, and with `last_look` once more when it ends. An error
-    of Ray ends the thread silently, because the job itself raises the cause."""
+    """Call `look` every `every_s` seconds in the block, and with `last_look` at its end, until an error of Ray."""
     stop = threading.Event()
 
     def run() -> None:

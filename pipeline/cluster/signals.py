@@ -44,8 +44,7 @@ _active: list[Stop] = []
 
 @contextlib.contextmanager
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
-    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yield the `Stop` that records it.
-    Ignored signals stay ignored. Outside the main thread, no handlers are set."""
+    """Turn the first SIGTERM or SIGINT in the block into `KeyboardInterrupt`; yield the `Stop` that records it."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

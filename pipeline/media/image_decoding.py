@@ -1,5 +1,4 @@
-"""Decodes images and videos to uint8 RGB pixels and fills prompts (READ to DECODED); an error affects its row only.
-Media are decoded in the subprocess of `pipeline.media.video.worker`; this process never parses media itself."""
+"""Decodes images and videos to uint8 RGB pixels and fills prompts (READ to DECODED), in a supervised subprocess."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ have 8 MiB; larger images are fetched one by one."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: prompt options, media options (None: only images stored in the row, with default limits),
-    and limits of one row."""
+    """How rows are decoded, and limits of one row; without `media`, images must be stored in the row."""
 
     prompt_options: PromptOptions
     media: MediaOptions | None = None
@@ -42,8 +40,7 @@ class DecodeOptions:
 
     @classmethod
     def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
-        """Build the options of a job on this source at the URL `root`. Images keep their size if `source.max_side_px`
-        is `auto` and `pipeline.run.plan` has not resolved it."""
+        """Build the options of a job on this source at the URL `root`; images keep their size if it is still `auto`."""
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:

@@ -1,5 +1,4 @@
-"""Reads width and height of PNG, JPEG, WebP, GIF and BMP images from their headers in pure Python, so that no native
-code parses the bytes. Used to cut decoding tasks by decoded bytes."""
+"""Reads width and height of images from their headers in pure Python, so that no native code parses the bytes."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from pipeline.rows import schemas
 
 
 class PixelColumn:
-    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels. Physical
-    memory of a chunk is used only as pixels are written."""
+    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes

@@ -1,5 +1,4 @@
-"""Decodes one encoded image to uint8 RGB pixels; imports only modules that the decoding process
-(`pipeline.media.video.child`) needs."""
+"""Decodes one image to uint8 RGB pixels; imports only what the process `pipeline.media.video.child` needs."""
 
 from __future__ import annotations
 

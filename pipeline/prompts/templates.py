@@ -139,8 +139,7 @@ def fill(
     num_videos: int = 0,
     special_tokens: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Build one row's chat messages: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`. Images,
-    then videos, come before the text of their turn."""
+    """Build one row's chat messages; images, then videos, come before the text of their turn."""
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):

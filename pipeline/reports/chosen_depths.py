@@ -1,5 +1,4 @@
-"""Counts the draft depths that an engine's controller chose, by batch size, from the telemetry of rows. Each row counts
-its own steps, so a step of the engine counts once per row of its batch."""
+"""Counts the draft depths that an engine's controller chose, by batch size; a step counts once per row of its batch."""
 
 from __future__ import annotations
 

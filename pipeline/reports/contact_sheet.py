@@ -23,8 +23,7 @@ def contact_sheet(
     side_px: int = 192,
     title: str = "",
 ) -> bytes:
-    """Draw RGB images (height, width, 3) of any size as one PNG, each scaled to fit a square of `side_px`. Without
-    `columns`, the grid has about as many columns as rows. Captions have at most two lines."""
+    """Draw RGB images (height, width, 3) as one PNG of about a square, each scaled to fit a square of `side_px`."""
     if not len(images):
         raise ValueError("a contact sheet needs at least one image")
     if captions and len(captions) != len(images):

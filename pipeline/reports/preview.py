@@ -1,5 +1,4 @@
-"""Renders `_job/preview.html` with thumbnails, the text and the acceptance of each sample. Text is escaped, images are
-re-encoded, and a content security policy forbids scripts and external resources."""
+"""Renders `_job/preview.html`: escaped text and re-encoded images; a security policy forbids external resources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Registers the source kinds. A new kind needs a module here, an entry in `KINDS`, and its name in the Literal
-`Source.kind` in `configs/source.py`."""
+"""Registers the source kinds; a new one also needs its name in the Literal `Source.kind` in `configs/source.py`."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ def unpacked(kind: pa.DataType) -> pa.DataType:
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Replace Arrow's view types (`string_view`, `binary_view`, `list_view`) at any depth by plain types, because most
-    Arrow functions do not support views."""
+    """Replace view types at any depth by plain types, because most Arrow functions do not support views."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):

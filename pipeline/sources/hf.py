@@ -72,8 +72,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def media_features(filesystem: Any, path: str) -> list[str]:
-    """Return the columns with image or video features, also in lists, from the schema metadata that `datasets` writes;
-    empty if the schema cannot be read."""
+    """Return the columns that a file's schema marks as images or videos; empty if the schema cannot be read."""
     try:
         if _suffix(path) == ".arrow":
             with arrow.open_batches(filesystem, path) as (found, _):

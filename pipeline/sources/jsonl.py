@@ -1,5 +1,4 @@
-"""Reads the source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd. Blank
-lines are skipped. Kept columns are text, because the files contain no types."""
+"""Reads the source kind `jsonl`: a line is a JSON object and one sample; kept columns are text. Plain, gzip or zstd."""
 
 from __future__ import annotations
 

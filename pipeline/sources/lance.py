@@ -1,5 +1,4 @@
-"""Reads the source kind `lance`, if the package `pylance` is installed. A dataset is a folder `*.lance` and one entry
-of the manifest; it is read at the version that was listed."""
+"""Reads the source kind `lance`, with the package `pylance`: a folder `*.lance` at the version that was listed."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: number of its first line (from 1), content without the line end (None if it is too long), and its
-    bytes (with line ends) and lines in the file."""
+    """One record: number of its first line (from 1), content (None if too long), bytes and lines in the file."""
 
     line: int
     data: bytes | None

@@ -54,8 +54,7 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Read row counts and row groups from the footers, and check column types; ConfigError for missing or unusable
-    columns."""
+    """Read row groups from the footers, and check column types; ConfigError for missing or unusable columns."""
     kept_types, indices = KeptTypes(needs), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:

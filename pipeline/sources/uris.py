@@ -122,8 +122,7 @@ def read_file(
     retries: RetryPolicy | None = None,
     roots: Sequence[str] | None = None,
 ) -> bytes:
-    """Read one image file, called `name` in messages; RowError `missing_image`, `unreadable_image`, `uri_refused` or
-    `image_too_large`."""
+    """Read one image file; RowError `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`."""
     with row_errors(name):
         data = access.read_bounded(filesystem, path, max_bytes, retries, roots)
     if data is None:

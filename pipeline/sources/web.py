@@ -155,8 +155,7 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
 
 
 class _BoundedSocket:
-    """A socket for `http.client` with one deadline for all reads and writes, through the file that `makefile` returns,
-    too, so that it also applies to a server that sends bytes very slowly."""
+    """A socket for `http.client` with one deadline for all its reads and writes, also for slow single bytes."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock, self._deadline = sock, deadline

@@ -43,8 +43,7 @@ REMOTE_INDEX_FACTOR = 16
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Index large plain tars by their headers (other counts are unknown); ConfigError if the first samples of the first
-    readable shard lack a needed field."""
+    """Index large plain tars by their headers; ConfigError if the first samples lack a needed field."""
     paths = files["path"].to_pylist()
     for path in paths if needs.columns() else ():
         names = _peek(filesystem, access.join(root, path))

@@ -1,5 +1,4 @@
-"""Opens fsspec URLs and reads files with size limits, retrying transient errors. Messages never contain credentials
-from URLs or environment variables."""
+"""Opens fsspec URLs and reads files with size limits and retries; messages never contain credentials."""
 
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials: URLs become `shown`,
-    values of secret environment variables become `***`."""
+    """Return an error's message in one line, without credentials of URLs and values of secret environment variables."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     text = _URLS.sub(lambda match: shown(match.group()), str(reason))
     for name, value in os.environ.items():
@@ -217,8 +215,7 @@ def open_file(filesystem: Any, path: str) -> Any:
 def read_bounded(
     filesystem: Any, path: str, max_bytes: int, policy: RetryPolicy | None = None, roots: Sequence[str] | None = None
 ) -> bytes | None:
-    """Read a whole file; None if it has more than `max_bytes` (at most `max_bytes + 1` bytes are read). `roots`
-    restricts local files as in `open_regular`."""
+    """Read a whole file; None if it has more than `max_bytes`. `roots` restricts local files as in `open_regular`."""
 
     def once() -> bytes:
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:

@@ -86,8 +86,7 @@ def copies_folder() -> Path:
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
-    """List the files of a checkpoint; ConfigError with `where` if the scheme is unknown, the store does not answer, or
-    there is no checkpoint."""
+    """List the files of a checkpoint; ConfigError with `where` if the store does not answer or there is none."""
     if access.uri_scheme(url) not in SCHEMES:
         raise ConfigError(f"{where}: {access.shown(url)}: weights are read only from {', '.join(SCHEMES[:-1])}")
     filesystem, path = access.open_url(url.rstrip("/"), where)
@@ -289,8 +288,7 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
 
 
 def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
-    """Return a function that counts downloaded bytes and prints progress; with a folder, it prints the last line.
-    Threads call it without a lock: a missing or extra line is harmless."""
+    """Return a function that counts downloaded bytes and prints progress, and with a folder the last line."""
     url, num_done = access.shown(checkpoint.url), 0
     began_s = shown_s = time.monotonic()
     print(f"fetching {url}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)

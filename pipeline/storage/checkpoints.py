@@ -229,8 +229,7 @@ def _why_no_hub() -> str:
 
 
 def fetched(job: AnyJob) -> AnyJob:
-    """Copy weights from object stores to this machine, once for all its processes; returns the job with local paths.
-    ConfigError if weights cannot be read, have changed since the job was planned, or do not fit on the disk."""
+    """Copy stored weights to this machine, and return the job with local paths; ConfigError if that fails."""
     for site in sites(job):
         if site.is_stored:
             job = replaced(job, site.steps, {"path": str(checkpoint_cache.copy(site.look())), "revision": None})

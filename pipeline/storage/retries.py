@@ -1,5 +1,4 @@
-"""Retries store operations with exponential backoff after transient errors. Errors of drivers are matched by class
-name, so that no driver has to be installed."""
+"""Retries store operations after transient errors; errors of drivers are matched by name, as no driver is required."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """Read one row's features (num_tokens, width) without padding; bytes are little-endian `dtype`. Raise RowError
-    `invalid_condition` for missing or invalid features."""
+    """Read one row's features (num_tokens, width) without padding; RowError `invalid_condition` for invalid ones."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:

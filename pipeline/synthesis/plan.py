@@ -74,8 +74,7 @@ class SynthesisPlan(JobPlan):
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """Return the columns that a job reads; precomputed features keep their type, like kept columns. ConfigError if a
-    column's name is reserved, or repeated in `sink.keep_columns`."""
+    """Return the columns that a job reads; ConfigError if a name is reserved, or repeated in `sink.keep_columns`."""
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")

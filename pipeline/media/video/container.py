@@ -55,8 +55,7 @@ class Video:
 
 
 def open_container(path: str) -> Any:
-    """Open a file as a PyAV container of a format in `FORMATS`, with the protocol `file` only; MediaError `not_a_video`
-    or `broken_video`."""
+    """Open a local file of a format in `FORMATS` as a PyAV container; MediaError `not_a_video` or `broken_video`."""
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}
     try:
         return av.open(path, options=options, metadata_errors="replace")
@@ -71,8 +70,7 @@ def open_container(path: str) -> Any:
 
 
 def video_stream(container: Any) -> Any:
-    """Return the first video stream that is not cover art; MediaError `no_video_stream`, or `broken_video` without any
-    stream."""
+    """Return the first video stream that is not cover art; MediaError `no_video_stream`, or `broken_video`."""
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream

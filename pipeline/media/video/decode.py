@@ -83,8 +83,7 @@ class _Cursor:
         return next((frame for start in starts if (frame := self._search(tick, start)) is not None), None)
 
     def _search(self, tick: int, start: int | None) -> Any:
-        """Return the frame of exactly this tick, decoding from `start` if set, else from the current position; None if
-        a later frame is decoded first, or no frame is left."""
+        """Return the frame of this tick, decoding from `start` or the current position; None if it is not found."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)

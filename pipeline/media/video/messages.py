@@ -1,5 +1,4 @@
-"""Packs and receives messages of the decoding process: a JSON header followed by raw bytes. Pickle is not used, so that
-a process compromised by a hostile file can only return data."""
+"""Packs and receives messages of the decoding process: JSON and raw bytes, no pickle, as it may be compromised."""
 
 from __future__ import annotations
 

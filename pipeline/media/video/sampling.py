@@ -34,8 +34,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Window:
-    """A clip from `start_s` (inclusive) to `end_s` (exclusive) with its sampled frames: their numbers `indices` in
-    presentation order, and `rate_fps` frames per second."""
+    """A clip from `start_s` to `end_s` (exclusive), and the numbers of its frames in presentation order."""
 
     start_s: float
     end_s: float
