@@ -16,12 +16,9 @@ from pipeline.cluster.polling import polled
 LOOK_S = 1.0
 """Poll interval, as in Ray Data."""
 
-Look = Callable[[], Mapping[str, int]]
-"""Draining nodes and their deadlines: milliseconds since 1970, 0 if unknown."""
-
 
 def draining_nodes() -> Mapping[str, int]:
-    """Return the draining nodes of the running Ray, which has no public API for them except its dashboard."""
+    """Return the draining nodes of the running Ray and their deadlines, in milliseconds since 1970, 0 if unknown."""
     found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return found
 
@@ -46,20 +43,17 @@ class Drains:
         if fresh:
             self._known.update(fresh)
             self._spare(fresh)
-            for node in fresh:
-                self._show(node, draining[node])
-
-    def _show(self, node: str, deadline_ms: int) -> None:
-        left_s = max(0.0, round(deadline_ms / 1000 - time.time(), 1)) if deadline_ms else None
-        if self._events is not None and self._events.enabled:
-            self._events.emit("node_drains", "warning", node=node, left_s=left_s)
-        else:
-            when = "" if left_s is None else f", gone in {left_s:.0f} s"
-            print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
+        for node in fresh:
+            left_s = max(0.0, round(draining[node] / 1000 - time.time(), 1)) if draining[node] else None
+            if self._events is not None and self._events.enabled:
+                self._events.emit("node_drains", "warning", node=node, left_s=left_s)
+            else:
+                when = "" if left_s is None else f", gone in {left_s:.0f} s"
+                print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
 
 
 def watched(
-    drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S
+    drains: Drains, look: Callable[[], Mapping[str, int]] = draining_nodes, every_s: float = LOOK_S
 ) -> contextlib.AbstractContextManager[None]:
     """Poll the draining nodes every `every_s` seconds while the block runs."""
     return polled(lambda: drains.look(look()), every_s, "drains")

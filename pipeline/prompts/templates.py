@@ -83,27 +83,24 @@ def whole_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def value_text(name: str, value: Any) -> str:
-    """Convert a value to prompt text: strings unchanged, others as JSON; `missing_column_value` for null and NaN."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise RowError("missing_column_value", f"the prompt names the column {name!r}, which has no value in this row")
-    return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
 def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
     """Fill one template with a row's values; `where` is the template's dotted path."""
     return _filled(template, where, fields)[0]
 
 
 def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the filled template, and the (start, end) of each column value in it."""
+    """Return the template with strings as they are and other values as JSON, and each value's (start, end) in it."""
     text = ""
     values: list[tuple[int, int]] = []
     for piece, is_name in _parse(template, where):
-        added = value_text(piece, fields.get(piece)) if is_name else piece
         if is_name:
-            values.append((len(text), len(text) + len(added)))
-        text += added
+            value = fields.get(piece)
+            if value is None or (isinstance(value, float) and math.isnan(value)):
+                message = f"the prompt names the column {piece!r}, which has no value in this row"
+                raise RowError("missing_column_value", message)
+            piece = whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            values.append((len(text), len(text) + len(piece)))
+        text += piece
     return text, values
 
 

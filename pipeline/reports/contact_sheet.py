@@ -69,14 +69,8 @@ def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width_px
         line = words.pop(0)
         while words and font.getlength(f"{line} {words[0]}") <= width_px:
             line = f"{line} {words.pop(0)}"
-        lines.append(line)
-    if not lines:
-        return [""]
-    for place, line in enumerate(lines):
-        cut = bool(words) and place == len(lines) - 1
-        if not cut and font.getlength(line) <= width_px:
-            continue
-        while line and font.getlength(line + ELLIPSIS) > width_px:
+        is_cut = font.getlength(line) > width_px or (bool(words) and len(lines) == max_lines - 1)
+        while is_cut and line and font.getlength(line + ELLIPSIS) > width_px:
             line = line[:-1]
-        lines[place] = line.rstrip() + ELLIPSIS
-    return lines
+        lines.append(line.rstrip() + ELLIPSIS if is_cut else line)
+    return lines or [""]

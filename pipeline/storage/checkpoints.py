@@ -25,8 +25,7 @@ from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
 
 if TYPE_CHECKING:
-    from actors.loading.image_pair import ImagePair, VqPainter
-    from actors.loading.pair import Pair
+    from actors.loading.image_pair import VqPainter
 
 AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
@@ -108,9 +107,6 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
         index = int(step)
         return (*part[:index], replaced(part[index], rest, changes), *part[index + 1 :])
     return part.model_copy(update={step: replaced(getattr(part, step), rest, changes)})
-
-
-# --- on the driver -------------------------------------------------------------------------------------------------
 
 
 def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
@@ -225,9 +221,6 @@ def _why_no_hub() -> str:
     return "HF_HUB_OFFLINE is set" if is_offline else "the hub does not answer"
 
 
-# --- in an actor's process -----------------------------------------------------------------------------------------
-
-
 def fetched(job: AnyJob) -> AnyJob:
     """Copy stored weights to this machine, and return the job with local paths; ConfigError if that fails."""
     for site in sites(job):
@@ -236,16 +229,11 @@ def fetched(job: AnyJob) -> AnyJob:
     return job
 
 
-def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
+def load_pair(config: Any, num_threads: int | None) -> Any:
     """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
-    pair: Pair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
-    return pair
-
-
-def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
-    """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
-    pair: ImagePair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
-    return pair
+    local = fetched(config)
+    loaded = _with_job_names(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
+    return _renamed(loaded, config)
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
@@ -257,11 +245,6 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
             path = checkpoint_cache.copy(checkpoint) if site.name == "vq" else checkpoint_cache.outline(checkpoint)
             local = replaced(local, site.steps, {"path": str(path), "revision": None})
     return _with_job_names(config, local, lambda: actors.paint.load_painter(local, num_threads))
-
-
-def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info], num_threads: int | None) -> Info:
-    loaded: Info = _renamed(_with_job_names(job, local, lambda: load(local, num_threads)), job)
-    return loaded
 
 
 def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> Info:

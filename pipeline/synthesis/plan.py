@@ -63,11 +63,12 @@ class SynthesisPlan(JobPlan):
     @property
     def prepare_options(self) -> PrepareOptions:
         """Options of the stage `prepare`."""
-        target = self.pair.target
+        config, target = self.config, self.pair.target
         width = target.condition_dim if target.condition == "text" else 0
         num_classes = target.num_classes if target.condition == "class" else 0
         shape = ConditionShape(target.condition, width, target.num_condition_tokens, num_classes)
-        return PrepareOptions.of(self.config, shape)
+        keep = config.sink.keep_columns
+        return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
     def prepare_first(self, limit: int) -> pa.Table:
         return prepare_table(self.read_first(limit), self.prepare_options)

@@ -42,10 +42,6 @@ class PrepareOptions:
     keep: tuple[str, ...] = ()
     """Source columns that are copied to the output."""
 
-    @classmethod
-    def of(cls, job: SynthesizeJob, condition: ConditionShape) -> PrepareOptions:
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, condition, job.sink.keep_columns)
-
 
 def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
     """Return the columns whose values READ rows hold as JSON, each with the dotted config path that names it."""

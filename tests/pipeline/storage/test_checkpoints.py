@@ -200,7 +200,7 @@ def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders
     ]
     codes = torch.zeros(1, info.target.num_image_tokens, dtype=torch.int32).numpy()
     assert painter.paint(codes)[1].all()
-    loaded: Any = checkpoints.load_image_pair(job, None)
+    loaded: Any = checkpoints.load_pair(job, None)
     assert (loaded.target_id, loaded.drafter_id) == (info.target_id, info.drafter_id)
     plain = actors.loading.image_pair.load(image_job({name: str(path) for name, path in local.items()}, folders))
     assert torch.equal(loaded.target.gpt.output.weight, plain.target.gpt.output.weight)
