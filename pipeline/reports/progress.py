@@ -36,10 +36,9 @@ class _TallyActor:
     def __init__(self) -> None:
         self._counts: tuple[int, ...] = (0, 0, 0, 0)
 
-    def add(self, *counts: int) -> None:
+    def add(self, *counts: int) -> tuple[int, ...]:
+        """Add counts, and return the sums."""
         self._counts = tuple(map(sum, zip(self._counts, counts, strict=True)))
-
-    def read(self) -> tuple[int, ...]:
         return self._counts
 
 
@@ -62,7 +61,7 @@ def shown(
         def look() -> None:
             nonlocal num_rows_shown
             try:
-                counts = Counts(*ray.get(actor.read.remote(), timeout=10))
+                counts = Counts(*ray.get(actor.add.remote(0, 0, 0, 0), timeout=10))
             except ray.exceptions.GetTimeoutError:
                 return  # a busy or stopped process; read again in the next round
             if not terminal and counts.num_rows == num_rows_shown:

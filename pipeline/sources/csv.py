@@ -84,18 +84,14 @@ class Csv(LineFormat):
             if len(parts) > 1:
                 data = b"\n".join(part.data or b"" for part in parts)
                 record = Record(first.line, data, size, sum(part.num_lines for part in parts))
-                if not inside and self._is_record(record, delimiter):
-                    yield record
-                    continue
+                try:
+                    if not inside:
+                        self.fields(record, delimiter)
+                        first, parts = record, []
+                except RowError:
+                    pass
                 waiting.extendleft(reversed(parts[1:]))
             yield first
-
-    def _is_record(self, record: Record, delimiter: str) -> bool:
-        try:
-            self.fields(record, delimiter)
-        except RowError:
-            return False
-        return True
 
     def fields(self, record: Record, delimiter: str) -> list[str]:
         """Parse a record to fields; RowError `broken_line` with the line number if its quotes are invalid."""

@@ -19,17 +19,17 @@ SUFFIX = ".lance"
 BATCH_ROWS = 128
 
 
-def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
-    url = access.unstripped(filesystem, access.join(root, name))
-    return _library().dataset(url, version=None if version is None else int(version))
-
-
 def _library() -> Any:
     try:
         import lance
     except ImportError:
         raise ConfigError("source.kind: 'lance' needs the library of that name: pip install pylance") from None
     return lance
+
+
+def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
+    url = access.unstripped(filesystem, access.join(root, name))
+    return _library().dataset(url, version=None if version is None else int(version))
 
 
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:

@@ -110,19 +110,19 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
 
 def invalid_rows(values: pa.Array) -> set[int]:
     """Return the rows whose values fail Arrow's validation, in practice text that is not UTF-8."""
-    if _is_valid(values):
+
+    def is_valid(part: pa.Array) -> bool:
+        try:
+            part.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    if is_valid(values):
         return set()
     # A slice shares the buffers of its parent, so only a copy is validated row by row.
     rows = ((index, values.slice(index, 1)) for index in range(len(values)))
-    return {index for index, row in rows if not _is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
-
-
-def _is_valid(values: pa.Array) -> bool:
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
+    return {index for index, row in rows if not is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
 
 
 def _value(values: pa.Array, offset: int, name: str) -> Any:

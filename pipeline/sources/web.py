@@ -154,11 +154,13 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
     return addresses
 
 
-class _BoundedSocket:
-    """A socket for `http.client` with one deadline for all its reads and writes, also for slow single bytes."""
+class _BoundedSocket(io.RawIOBase):
+    """A socket for `http.client`, and the file that it reads, with one deadline, also for slow single bytes."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__()
         self._sock, self._deadline = sock, deadline
+        self._file = sock.makefile("rb", buffering=0)
 
     def sendall(self, data: bytes) -> None:
         self._sock.settimeout(_seconds_left(self._deadline))
@@ -166,19 +168,7 @@ class _BoundedSocket:
 
     def makefile(self, mode: str) -> io.BufferedReader:
         assert mode == "rb"
-        return io.BufferedReader(_BoundedReader(self._sock, self._deadline))
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-class _BoundedReader(io.RawIOBase):
-    """Reads a socket until a deadline; the socket stays open until this file is closed."""
-
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        super().__init__()
-        self._sock, self._deadline = sock, deadline
-        self._file = sock.makefile("rb", buffering=0)
+        return io.BufferedReader(_BoundedSocket(self._sock, self._deadline))
 
     def readable(self) -> bool:
         return True
@@ -189,6 +179,7 @@ class _BoundedReader(io.RawIOBase):
 
     def close(self) -> None:
         self._file.close()
+        self._sock.close()  # takes effect when all files of the socket are closed
         super().close()
 
 

@@ -19,14 +19,11 @@ from pipeline.sources import columns as column_types
 
 def check_features_type(kind: pa.DataType, name: str) -> None:
     """Raise ConfigError if a column's type cannot hold features; `name` is the column."""
-    inner = _storage(kind)
-    depth = 0
+    inner, depth = _storage(kind), 0
     while column_types.is_list(inner) and depth < 2:
-        inner = _storage(inner.value_type)
-        depth += 1
-    if depth == 0 and (column_types.is_bytes(inner) or column_types.is_text(inner)):
-        return
-    if depth and pt.is_floating(inner):
+        inner, depth = _storage(inner.value_type), depth + 1
+    is_encoded = depth == 0 and (column_types.is_bytes(inner) or column_types.is_text(inner))
+    if is_encoded or (depth and pt.is_floating(inner)):
         return
     raise ConfigError(
         f"columns.features: {name!r} is {kind}; features are lists of floats (flat, or one per token), bytes or JSON"

@@ -137,14 +137,14 @@ def _sampling(config: SynthesizeJob) -> str:
 
 def first_prompt(plan: SynthesisPlan) -> str:
     """Return the first prompt and its sampling values as text; the errors if all of the first rows have one."""
-    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), _prompt)
 
+    def describe_row(row: dict[str, Any]) -> str:
+        parts = [row["prompt"]] if row["prompt"] else []
+        if row["label"] is not None:
+            parts.append(f"class {row['label']}")
+        if row["features"] is not None:
+            parts.append(f"features of {row['features']['num_tokens']} tokens")
+        drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
+        return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"
 
-def _prompt(row: dict[str, Any]) -> str:
-    parts = [row["prompt"]] if row["prompt"] else []
-    if row["label"] is not None:
-        parts.append(f"class {row['label']}")
-    if row["features"] is not None:
-        parts.append(f"features of {row['features']['num_tokens']} tokens")
-    drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
-    return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"
+    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), describe_row)
