@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import ray
 
 from actors.events import Events
-from pipeline.cluster.polling import polled
+from pipeline.cluster.ray_session import polled
 
 LOOK_S = 1.0
 """Poll interval, as in Ray Data."""

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,29 @@ def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
         yield actor
     finally:
         ray.kill(actor)
+
+
+@contextlib.contextmanager
+def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
+    """Call `look` every `every_s` seconds in the block, and with `last_look` at its end, until an error of Ray."""
+    import ray
+
+    stop = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the cluster is shutting down; the job raises the cause
+            while not stop.wait(every_s):
+                look()
+            if last_look:
+                look()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def available_cpus() -> int:

@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from pipeline.media.errors import MediaError
-
 # Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
@@ -36,6 +34,15 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 """The operation that undoes each EXIF orientation (Exif 2.3, tag 0x0112)."""
+
+
+class MediaError(ValueError):
+    """An image or video cannot be decoded: `code` is the row's error code, `message` the readable reason."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:

@@ -14,8 +14,7 @@ import ray
 
 from actors.events import Events
 from actors.results import Tally
-from pipeline.cluster.polling import polled
-from pipeline.cluster.ray_session import driver_actor
+from pipeline.cluster.ray_session import driver_actor, polled
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5

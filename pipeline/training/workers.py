@@ -15,7 +15,6 @@ from configs.load import ConfigError
 from configs.schema import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
-from pipeline.cluster.polling import polled
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
 
@@ -96,4 +95,4 @@ def _log_shown(path: Path) -> AbstractContextManager[None]:
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
 
-    return polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)
+    return ray_session.polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)

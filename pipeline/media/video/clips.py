@@ -84,7 +84,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
     for number, ref in enumerate(cell, start=1):
         try:
             with opened(ref, options) as path:
-                decoded.append(_worker((options.sampling, options.limits)).decode(path))
+                decoded.append(worker_of(options).decode(path))
         except RowError as error:
             if len(cell) == 1:
                 raise
@@ -93,9 +93,6 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
         spans = [Span(clip.clip_index, clip.num_clips, clip.start_s, clip.end_s) for clip in decoded[0]]
         return [(span, [clip]) for span, clip in zip(spans, decoded[0])]
     return [(NO_SPAN, [clip for clips in decoded for clip in clips])]
-
-
-# --- locating videos -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -153,18 +150,12 @@ def _temporary() -> Any:
     return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
-# --- the worker of this process --------------------------------------------------------------------------------------
-
 _running: dict[tuple[Sampling, Limits], DecoderWorker] = {}
 
 
-def image_worker(media: MediaOptions | None) -> DecoderWorker:
-    """Return this process's worker for images; with media options, it also decodes the job's videos."""
-    return _worker((Sampling(num_frames=1), Limits()) if media is None else (media.sampling, media.limits))
-
-
-def _worker(key: tuple[Sampling, Limits]) -> DecoderWorker:
+def worker_of(media: MediaOptions) -> DecoderWorker:
     """Return this process's worker for these options; a worker with other options is closed first."""
+    key = (media.sampling, media.limits)
     if key not in _running:
         close_worker()
         _running[key] = DecoderWorker(*key)
@@ -177,9 +168,6 @@ def close_worker() -> None:
     for worker in _running.values():
         worker.close()
     _running.clear()
-
-
-# --- Arrow ----------------------------------------------------------------------------------------------------------
 
 
 def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import av
 
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 
 FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),

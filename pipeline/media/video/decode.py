@@ -9,8 +9,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.media.errors import MediaError
-from pipeline.media.pixels import fitting
+from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import Video, open_container
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 
 SLACK_S = 1e-6
 """Tolerance in seconds when times are compared, because frame times are rounded to container ticks."""
