@@ -33,7 +33,7 @@ class DecodeOptions:
     """How rows are decoded, and limits of one row."""
 
     prompt_options: PromptOptions
-    media: MediaOptions = field(default_factory=lambda: MediaOptions.of(Source(path="."), "."))
+    media: MediaOptions = field(default_factory=lambda: MediaOptions.of(Source(kind="images", path="."), "."))
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
 
@@ -98,7 +98,7 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
             column.forget_row()
             if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
-                values = {"sample_id": sample_ids[index], "messages": "", "sampling": "", **asdict(NO_SPAN)}
+                values = {"sample_id": sample_ids[index], "messages": "", "sampling": ""}
                 values |= {"error_type": error.code, "error_message": message}
                 decoded.append(_Decoded(index, values))
                 column.end_row()
@@ -192,15 +192,10 @@ def _decode_row(
                 column.copy_last_row()
             column.end_row()
             row_clips = frames if cuts or not rows else ()
-            values = {
-                "sample_id": name,
-                "sampling": prompt.sampling,
-                **asdict(span),
-                "error_type": "",
-                "error_message": "",
-            }
+            messages = json.dumps(prompt.messages, ensure_ascii=False)
+            values = {"sample_id": name, "messages": messages, "sampling": prompt.sampling, **asdict(span)}
             values |= {"prompt_index": prompt.index, "num_prompts": prompt.num_asked}
-            values["messages"] = json.dumps(prompt.messages, ensure_ascii=False)
+            values |= {"error_type": "", "error_message": ""}
             rows.append(_Decoded(index, values, row_clips))
     if not rows:
         column.forget_row()

@@ -102,7 +102,7 @@ def test_a_row_that_kills_the_process_is_an_error_and_its_neighbours_are_not(
         child.pixels.decode = dying
     """
     worker = worker_of(code=kill)
-    monkeypatch.setattr(image_decoding, "image_worker", lambda *_: worker)
+    monkeypatch.setattr(image_decoding, "worker_of", lambda *_: worker)
     table = read_table([[encode("red")], [encode() + b"kill me"], [encode("blue")]])
     made = image_decoding.decode_table(
         table, image_decoding.DecodeOptions(image_decoding.PromptOptions(media_prompt()))
