@@ -74,8 +74,8 @@ class Cluster:
 
     def submissions(self, stem: str) -> list[Known]:
         """Return all submissions of the job with this stem, sorted by number."""
-        pattern = re.compile(re.escape(stem) + r"-\d+")
-        found = [_known(job) for job in self._client.list_jobs() if pattern.fullmatch(job.submission_id or "")]
+        pattern = re.escape(stem) + r"-\d+"
+        found = [_known(job) for job in self._client.list_jobs() if re.fullmatch(pattern, job.submission_id or "")]
         return sorted(found, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> Known:

@@ -24,7 +24,7 @@ MEDIA = ("image", "video")
 _MARKS = re.compile(r"<(image|video)>")
 _ROLES = {
     **{name: name for name in ("system", "user", "assistant")},
-    **dict.fromkeys(("human",), "user"),
+    "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
 }
 

@@ -32,6 +32,7 @@ FOLDER_VARIABLE = "DRAFTFLEET_WEIGHTS"
 WEIGHT_SUFFIXES = (".safetensors",)
 PICKLED_SUFFIXES = (".pt", ".pth", ".bin")
 """Suffixes of pickled weights: used by image models only, and loaded with tensors only."""
+ALL_SUFFIXES = (*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)
 SETTINGS_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 CODE_SUFFIXES = (".py",)
 MAX_SETTINGS_BYTES = 256 * 1024**2
@@ -82,9 +83,6 @@ def copies_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
 
 
-# --- the listing ---------------------------------------------------------------------------------------------------
-
-
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     """List the files of a checkpoint; ConfigError with `where` if the store does not answer or there is none."""
     if access.uri_scheme(url) not in SCHEMES:
@@ -93,7 +91,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     checkpoint = StoredCheckpoint(where, url, path, "", ())
     try:
         filesystem.invalidate_cache()
-        if path.lower().endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)):
+        if path.lower().endswith(ALL_SUFFIXES):
             root, _, name = path.rpartition("/")
             files = [listing.describe(filesystem, path, name)]
             with contextlib.suppress(FileNotFoundError):
@@ -104,8 +102,6 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
             if not files:
                 raise FileNotFoundError(path)
             checkpoint = replace(checkpoint, files=tuple(chosen(files, with_code)))
-    except ConfigError:
-        raise
     except FileNotFoundError:
         raise checkpoint.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
     except Exception as error:  # drivers raise errors of no common class
@@ -113,7 +109,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     for file in checkpoint.files:
         if not is_plain_name(file.path):  # copies are written under these names
             raise checkpoint.refusal(f"it names the file {file.path[:100]!r}, which is no plain file name")
-    if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in checkpoint.files):
+    if not any(file.path.endswith(ALL_SUFFIXES) for file in checkpoint.files):
         raise checkpoint.refusal("there are no weights: neither .safetensors nor a .pt file")
     if empty := [file.path for file in checkpoint.files if not file.size_bytes]:
         raise checkpoint.refusal(f"{empty[0]} is empty, or the store does not report its size")
@@ -129,9 +125,6 @@ def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     weights = [file for file in weights if not file.path.startswith("consolidated")] or weights
     weights = weights or [file for file in files if file.path.endswith(PICKLED_SUFFIXES)]
     return [file for file in files if file.path.endswith(settings)] + weights
-
-
-# --- outlines and copies -------------------------------------------------------------------------------------------
 
 
 def outline(checkpoint: StoredCheckpoint) -> Path:
@@ -209,7 +202,7 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
     """Write both ends of each weight file, with a hole in between, and all other files completely."""
     for file in checkpoint.files:
         source = access.join(checkpoint.root, file.path)
-        is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
+        is_weights = file.path.endswith(ALL_SUFFIXES)
         if not is_weights and file.size_bytes > MAX_SETTINGS_BYTES:
             raise checkpoint.refusal(f"{file.path} has {_gb(file.size_bytes)}, too large for settings")
         with _naming(checkpoint, file):

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import actors.engine_actor
@@ -109,6 +110,10 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
     return part.model_copy(update={step: replaced(getattr(part, step), rest, changes)})
 
 
+def _at_path(job: Any, site: Site, path: Path) -> Any:
+    return replaced(job, site.steps, {"path": str(path), "revision": None})
+
+
 def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
     """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads settings and
     headers, but no weights. With `runs_here`, actors run on this machine, and its free disk space is checked.
@@ -121,9 +126,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
             if runs_here:
                 checkpoint_cache.check_disk(checkpoint)
             job = replaced(job, site.steps, {"revision": checkpoint.revision})
-            outlined = replaced(
-                outlined, site.steps, {"path": str(checkpoint_cache.outline(checkpoint)), "revision": None}
-            )
+            outlined = _at_path(outlined, site, checkpoint_cache.outline(checkpoint))
             _report(site, len(checkpoint.files), checkpoint.num_bytes, checkpoint.revision)
         elif site.is_on_hub:
             commit = None if is_unreachable else _query_hub(site)
@@ -164,20 +167,14 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 def _query_hub(site: Site) -> str | None:
     """Return the commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision does
-    not exist, is not accessible to this user, or has invalid safetensors files."""
+    not exist or is not accessible to this user."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     path, revision = site.section.path, site.section.revision
     try:
-        api = HfApi()
-        info = api.model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
+        info = HfApi().model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         weights = [name for name in sizes if name.endswith(checkpoint_cache.WEIGHT_SUFFIXES) and "/" not in name]
-        if weights:
-            api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
-    except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
-        raise site.refusal(access.reason_of(error)) from None
     except Exception as error:  # the client raises errors of no common class
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404):
@@ -225,7 +222,7 @@ def fetched(job: AnyJob) -> AnyJob:
     """Copy stored weights to this machine, and return the job with local paths; ConfigError if that fails."""
     for site in sites(job):
         if site.is_stored:
-            job = replaced(job, site.steps, {"path": str(checkpoint_cache.copy(site.look())), "revision": None})
+            job = _at_path(job, site, checkpoint_cache.copy(site.look()))
     return job
 
 
@@ -243,7 +240,7 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
         if site.is_stored and site.name in ("vq", "target"):
             checkpoint = site.look()
             path = checkpoint_cache.copy(checkpoint) if site.name == "vq" else checkpoint_cache.outline(checkpoint)
-            local = replaced(local, site.steps, {"path": str(path), "revision": None})
+            local = _at_path(local, site, path)
     return _with_job_names(config, local, lambda: actors.paint.load_painter(local, num_threads))
 
 

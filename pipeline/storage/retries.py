@@ -33,12 +33,10 @@ DEFAULT_POLICY = RetryPolicy()
 
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TRANSIENT_ERRNO = {
-    getattr(errno, name, None)
-    for name in (
-        *("EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "EIO"),
-        *("ENETDOWN", "ENETRESET", "ENETUNREACH", "EPIPE", "EREMOTEIO", "ETIMEDOUT"),
-    )
-} - {None}
+    *(errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
+    *(errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EPIPE),
+    *(errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)),
+}
 _TRANSIENT_NAMES = {
     *("ClientPayloadError", "ClientConnectionError", "ServerTimeoutError"),  # aiohttp
     *("HTTPClientError", "ResponseStreamingError", "IncompleteReadError", "ResponseParserError"),  # botocore

@@ -174,7 +174,7 @@ def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
     """Convert every row's clips to a column `list<rows.CLIP>`."""
     flat = [clip for cell in cells for clip in cell]
     parts = [pa.array([getattr(clip, field.name) for clip in flat], field.type) for field in schemas.CLIP]
-    offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, cells)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(schemas.CLIP)))
 
 
