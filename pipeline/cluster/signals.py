@@ -61,8 +61,8 @@ def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
         timers.append(timer)
         raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = {number: former for number, former in handlers.items() if former is not signal.SIG_IGN}
+    taken = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {number: former for number, former in taken.items() if former is not signal.SIG_IGN}
     for number in taken:
         signal.signal(number, handle)
     _active.append(stop)

@@ -66,14 +66,8 @@ class Index:
         self.lines.append(lines)
 
 
-FACTS = pa.schema(
-    [
-        ("num_samples", pa.int64()),
-        ("row_group_rows", pa.list_(pa.int64())),
-        ("row_group_bytes", pa.list_(pa.int64())),
-        ("row_group_lines", pa.list_(pa.int64())),
-    ]
-)
+_ROW_GROUPS = [(f"row_group_{name}", pa.list_(pa.int64())) for name in ("rows", "bytes", "lines")]
+FACTS = pa.schema([("num_samples", pa.int64()), *_ROW_GROUPS])
 """Columns of a survey, one row per file: number of samples (null if known only after reading), and row groups."""
 
 
@@ -87,20 +81,19 @@ class Survey:
 
 def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
     """Build a survey from one index per file; None means that the file's count is unknown."""
-    groups = [Index() if index is None else index for index in indices]
+    groups = [index or Index() for index in indices]
     columns = [
-        [None if index is None else sum(index.rows) for index in indices],
         [index.rows for index in groups],
         [index.num_bytes for index in groups],
         [index.lines for index in groups],
     ]
-    return Survey(pa.table(columns, schema=FACTS), keep)
+    counts = [None if index is None else sum(index.rows) for index in indices]
+    return Survey(pa.table([counts, *columns], schema=FACTS), keep)
 
 
 def no_row_groups(num_files: int) -> pa.Array:
     """Return a list column with an empty list for every file."""
-    offsets = pa.array(np.zeros(num_files + 1, np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
+    return pa.ListArray.from_arrays(pa.array(np.zeros(num_files + 1, np.int32)), pa.array([], pa.int64()))
 
 
 @dataclass(frozen=True)

@@ -99,17 +99,17 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
     """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None. A line
     ends at LF or CR LF. A byte order mark before line 1 is dropped."""
     pending: list[bytes] = []
-    num_pending = num_kept = 0
+    num_pending = 0
 
     def close(tail: bytes, end_bytes: int) -> Record:
-        nonlocal pending, num_pending, num_kept
+        nonlocal pending, num_pending
         num_bytes = num_pending + len(tail)
         data: bytes | None = None
-        if num_kept == num_pending and num_bytes <= max_bytes + 1:
+        if num_bytes <= max_bytes + 1:
             data = b"".join([*pending, tail]).removesuffix(b"\r")
             data = data.removeprefix(BOM) if line == 1 else data
             data = data if len(data) <= max_bytes else None
-        pending, num_pending, num_kept = [], 0, 0
+        pending, num_pending = [], 0
         return Record(line, data, num_bytes + end_bytes, 1)
 
     while chunk := stream.read(CHUNK_BYTES):
@@ -117,13 +117,8 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
         for tail in complete:
             yield close(tail, 1)
             line += 1
-        if rest:
-            num_pending += len(rest)
-            if num_pending <= max_bytes + 1:
-                pending.append(rest)
-                num_kept = num_pending
-            else:
-                pending = []
+        num_pending += len(rest)
+        pending = [*pending, rest] if num_pending <= max_bytes + 1 else []
     if num_pending:
         yield close(b"", 0)
 

@@ -108,10 +108,10 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
             if parts is None:
                 continue
             key, extension = parts
-            if run is None or run.key != key:
-                if run is not None:
-                    yield run
-                run = Run(key)
+            if run is not None and run.key != key:
+                yield run
+                run = None
+            run = run or Run(key)
             try:
                 _add(run, tar, member, extension, selection, offset if is_plain else None)
             except RowError as error:

@@ -162,8 +162,7 @@ class RemoteFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def close(self) -> None:
         self._drop()
