@@ -43,7 +43,6 @@ class DecodeOptions:
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
-        """Return the options with the longer side of images limited to `side_px`."""
         limits = self.media.limits
         side_px = side_px if limits.max_side_px is None else min(side_px, limits.max_side_px)
         return replace(self, media=replace(self.media, limits=replace(limits, max_side_px=side_px)))
@@ -55,7 +54,6 @@ class DecodeOptions:
 
     @property
     def row_limit(self) -> str:
-        """Description of `row_bytes` for messages."""
         name = f"source.max_decoded_bytes ({self.max_decoded_bytes})"
         return f"{self.row_bytes} bytes, the share of one row in {name}"
 

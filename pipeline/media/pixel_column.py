@@ -24,7 +24,6 @@ class PixelColumn:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of pixels in the unfinished row."""
         return self._used - self._row_start
 
     def take(self, num_bytes: int) -> memoryview:
@@ -44,7 +43,6 @@ class PixelColumn:
         self._row_sizes.append((height, width))
 
     def end_row(self) -> None:
-        """Finish the row of the images added since the last call."""
         self._num_images.append(len(self._row_sizes))
         self._sizes += self._row_sizes
         self._row_start, self._row_sizes = self._used, []

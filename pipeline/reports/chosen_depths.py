@@ -11,7 +11,6 @@ Key = TypeVar("Key")
 
 
 def add_counts(total: dict[Key, int], more: Mapping[Key, int]) -> None:
-    """Add counts to a total in place, key by key."""
     for key, number in more.items():
         total[key] = total.get(key, 0) + number
 

@@ -278,7 +278,6 @@ def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
 
 
 def show(summary: Summary) -> str:
-    """Return the summary as text."""
     lines = summary.lines()
     width = max(len(label) for label, _ in lines)
     text = [f"{label:<{width}}  {value}" for label, value in lines]

@@ -19,5 +19,4 @@ KINDS: tuple[Kind, ...] = (
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind with this name (`source.kind`)."""
     return next(kind for kind in KINDS if kind.name == name)

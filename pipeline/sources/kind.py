@@ -82,17 +82,12 @@ class Survey:
 def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
     """Build a survey from one index per file; None means that the file's count is unknown."""
     groups = [index or Index() for index in indices]
-    columns = [
-        [index.rows for index in groups],
-        [index.num_bytes for index in groups],
-        [index.lines for index in groups],
-    ]
+    columns = [[getattr(index, name) for index in groups] for name in ("rows", "num_bytes", "lines")]
     counts = [None if index is None else sum(index.rows) for index in indices]
     return Survey(pa.table([counts, *columns], schema=FACTS), keep)
 
 
 def no_row_groups(num_files: int) -> pa.Array:
-    """Return a list column with an empty list for every file."""
     return pa.ListArray.from_arrays(pa.array(np.zeros(num_files + 1, np.int32)), pa.array([], pa.int64()))
 
 
@@ -113,7 +108,6 @@ class ReadSpec:
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
     def with_ids_only(self, id_column: str | None) -> ReadSpec:
-        """Return a spec for the same files that reads only the id column."""
         source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
         return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
 

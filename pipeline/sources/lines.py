@@ -163,7 +163,6 @@ class LineFormat(ABC):
 
     @property
     def kind(self) -> Kind:
-        """The source kind of this format."""
         suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
         return Kind(self.name, suffixes, self.survey, self.read)
 

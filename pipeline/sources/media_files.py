@@ -49,7 +49,6 @@ def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Ch
 
 
 def read_video(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """Yield the file's path as one sample."""
     yield Chunk([Sample(0, videos=[VideoRef(path=piece.path)])], [])
 
 

@@ -125,7 +125,6 @@ class RowsOfFile:
 
     @property
     def position(self) -> int:
-        """Index of the next row."""
         return max(self._position, self.skip_to)
 
     @property

@@ -60,7 +60,6 @@ class KeptTypes:
 
 
 def needed_columns(spec: ReadSpec) -> list[str]:
-    """Return the names of the columns that a read task reads."""
     return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
 
 

@@ -45,7 +45,6 @@ def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Return whether this is the local file system."""
     return isinstance(filesystem, LocalFileSystem)
 
 

@@ -68,11 +68,9 @@ class StoredCheckpoint:
 
     @property
     def key(self) -> str:
-        """The cache key: a hash of the URL, and the revision."""
         return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{self.revision}"
 
     def refusal(self, reason: str) -> ConfigError:
-        """Return a ConfigError whose message begins with the dotted path and the URL."""
         return ConfigError(f"{self.where}: {access.shown(self.url)}: {reason}")
 
 

@@ -51,7 +51,6 @@ class Site:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the checkpoint is read from an object store."""
         return bool(access.uri_scheme(self.section.path))
 
     @property
@@ -60,7 +59,6 @@ class Site:
         return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
 
     def refusal(self, reason: str) -> ConfigError:
-        """Return a ConfigError whose message begins with the dotted path and the checkpoint's path."""
         return ConfigError(f"{self.where}: {self.section.path}: {reason}")
 
     def look(self) -> StoredCheckpoint:

@@ -196,7 +196,6 @@ def list_folder(
 
 
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
-    """Return path, size and token of one file."""
     if access.is_local(filesystem):
         return _of_stat(relative, os.stat(path))
     return _of_info(relative, retried(lambda: filesystem.info(path)))

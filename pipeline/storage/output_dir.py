@@ -54,7 +54,6 @@ class OutputDir:
         return access.is_local(self.filesystem)
 
     def path(self, relative: str) -> str:
-        """Return the path, in the file system, of a file in the output directory."""
         return access.join(self._opened[1], relative)
 
     def shown(self, relative: str = "") -> str:
@@ -123,7 +122,6 @@ class OutputDir:
         return number
 
     def list_attempts(self) -> list[int]:
-        """Return the sorted numbers of the attempts that have been taken."""
         names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -256,5 +254,4 @@ def _record_name(number: int) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Encode plain data as an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -77,7 +77,6 @@ def work(config: dict[str, Any]) -> None:
 
 
 def add_up(values: torch.Tensor) -> None:
-    """Sum a tensor over all workers, in place."""
     torch.distributed.all_reduce(values)
 
 

@@ -164,7 +164,6 @@ def worker_of(media: MediaOptions) -> DecoderWorker:
 
 @atexit.register
 def close_worker() -> None:
-    """Close this process's worker, if it has one."""
     for worker in _running.values():
         worker.close()
     _running.clear()

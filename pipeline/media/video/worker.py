@@ -90,7 +90,6 @@ class DecoderWorker:
         """Resident bytes of the process after the last file; 0 if it has exited or the system does not report them."""
 
     def decode(self, path: str) -> list[DecodedClip]:
-        """Decode the clips of the video at the local path `path`."""
         process = self._running(takes_videos=True)
         self._num_videos += 1
         replies = self._ask(process, "video", self._request | {"path": path})
@@ -149,7 +148,6 @@ class DecoderWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the decoding process; None if none is running."""
         return None if self._process is None else self._process.pid
 
     def _running(self, takes_videos: bool = True) -> subprocess.Popen[bytes]:
