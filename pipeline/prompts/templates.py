@@ -64,11 +64,9 @@ def image_turn(prompt: Prompt) -> int:
     marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
     if len(marked) > 1:
         raise ConfigError(f"prompt.messages.{marked[1]}.images: turn {marked[0]} already carries the row's images")
-    if marked:
-        return marked[0]
-    for index, turn in enumerate(turns(prompt)):
-        if turn.role == "user" and turn.images is None:
-            return index
+    free = [index for index, turn in enumerate(turns(prompt)) if turn.role == "user" and turn.images is None]
+    for index in (*marked, *free):
+        return index
     raise ConfigError("prompt.messages: every user turn says images: false, so the row's images would reach no model")
 
 

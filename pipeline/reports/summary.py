@@ -278,17 +278,16 @@ def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
 
 
 def show(summary: Summary) -> str:
-    lines = summary.lines()
+    lines = [*summary.lines(), ("", f"acceptance length = {CONVENTION}")]
     width = max(len(label) for label, _ in lines)
-    text = [f"{label:<{width}}  {value}" for label, value in lines]
-    return "\n".join([*text, f"{'':<{width}}  acceptance length = {CONVENTION}"])
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in lines)
 
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
     """Return two summaries as text in two columns."""
     left_lines, right_lines = dict(left.lines()), dict(right.lines())
-    labels = list(dict.fromkeys([*left_lines, *right_lines]))
-    label_width = max(len(label) for label in labels)
+    labels = [*left_lines, *(label for label in right_lines if label not in left_lines)]
+    label_width = max(map(len, labels))
     value_width = max(len(value) for value in left_lines.values())
     return "\n".join(
         f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()

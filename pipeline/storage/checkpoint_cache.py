@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,9 +75,8 @@ class StoredCheckpoint:
 
 def copies_folder() -> Path:
     """Return the folder of copies: `$DRAFTFLEET_WEIGHTS`, or `draftfleet/weights` in the user's cache."""
-    if folder := os.environ.get(FOLDER_VARIABLE):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache / "draftfleet" / "weights")
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
@@ -219,10 +217,8 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
 def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
     """Read a safetensors file up to the end of its header; ConfigError if the header does not fit the file size."""
     torn = checkpoint.refusal(f"{file.path} is torn or not safetensors")
-    if len(head) < 8:
-        raise torn
-    (length,) = struct.unpack("<Q", head[:8])
-    if length > MAX_HEADER_BYTES or 8 + length > file.size_bytes:
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or length > MAX_HEADER_BYTES or 8 + length > file.size_bytes:
         raise torn
     if len(head) < 8 + length:
         head = _read(filesystem, source, 8 + length)

@@ -22,11 +22,6 @@ class RetryPolicy:
     first_wait_s: float = 0.5
     max_wait_s: float = 20.0
 
-    def wait(self, attempt: int) -> None:
-        """Sleep after failed attempt `attempt`, counted from 0."""
-        longest_s = min(self.max_wait_s, self.first_wait_s * 2**attempt)
-        time.sleep(longest_s * (0.5 + random.random() / 2))
-
 
 DEFAULT_POLICY = RetryPolicy()
 """Together with a driver's own retries, this covers more than a minute of an unavailable store."""
@@ -92,5 +87,6 @@ def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> 
         except Exception as error:
             if not is_transient(error):
                 raise
-        policy.wait(attempt)
+        longest_s = min(policy.max_wait_s, policy.first_wait_s * 2**attempt)
+        time.sleep(longest_s * (0.5 + random.random() / 2))
     return action()
