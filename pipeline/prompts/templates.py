@@ -65,8 +65,8 @@ def image_turn(prompt: Prompt) -> int:
     if len(marked) > 1:
         raise ConfigError(f"prompt.messages.{marked[1]}.images: turn {marked[0]} already carries the row's images")
     free = [index for index, turn in enumerate(turns(prompt)) if turn.role == "user" and turn.images is None]
-    for index in (*marked, *free):
-        return index
+    if marked or free:
+        return [*marked, *free][0]
     raise ConfigError("prompt.messages: every user turn says images: false, so the row's images would reach no model")
 
 

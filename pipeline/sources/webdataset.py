@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -70,15 +71,10 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 def _peek(filesystem: Any, path: str) -> set[str] | None:
     """Return the fields of the first samples; None if the shard has no sample with readable fields."""
     names: set[str] | None = None
-    try:
-        with access.open_file(filesystem, path) as file:
-            for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
-                try:
-                    names = (names or set()) | set(_fields(run))
-                except RowError:
-                    continue
-    except Exception:  # the read task reports the error
-        return names
+    with suppress(Exception), access.open_file(filesystem, path) as file:  # the read task reports the error
+        for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
+            with suppress(RowError):
+                names = (names or set()) | set(_fields(run))
     return names
 
 

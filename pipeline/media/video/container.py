@@ -80,6 +80,12 @@ def video_stream(container: Any) -> Any:
     raise MediaError("no_video_stream", f"the file holds {kinds}, and no moving picture")
 
 
+class _Packet(NamedTuple):
+    tick: int | None
+    duration: int
+    is_key: bool
+
+
 def probe(path: str, max_pixels: int) -> Video:
     """Read every packet of the video stream without decoding it; MediaError `not_a_video`, `no_video_stream`,
     `video_too_large`, `unsupported_video`, or `broken_video` for a file that is damaged or cut short."""
@@ -93,7 +99,19 @@ def probe(path: str, max_pixels: int) -> Video:
         if context.width * context.height > max_pixels:
             limit = f"source.max_image_pixels ({max_pixels})"
             raise MediaError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
-        packets, num_hidden, reads_to_end = _packets(container, stream)
+        packets: list[_Packet] = []
+        num_hidden, reads_to_end = 0, True
+        try:
+            for packet in container.demux(stream):
+                if packet.is_corrupt and packet.size:
+                    reads_to_end = False
+                    break
+                if packet.size and packet.is_discard:  # hidden by an edit list, as after trimming without re-encoding
+                    num_hidden += 1
+                elif packet.size:
+                    packets.append(_Packet(packet.pts, packet.duration or 0, bool(packet.is_keyframe)))
+        except av.error.FFmpegError:
+            reads_to_end = False
         num_packets, num_promised = len(packets) + num_hidden, stream.frames
         if num_packets and (not reads_to_end or num_packets < num_promised):
             count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
@@ -101,32 +119,6 @@ def probe(path: str, max_pixels: int) -> Video:
         if not packets:
             raise MediaError("broken_video", "the video has no frames")
         return _described(path, stream, packets)
-
-
-class _Packet(NamedTuple):
-    tick: int | None
-    duration: int
-    is_key: bool
-
-
-def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
-    """Return the packets of shown frames, the number of packets that an edit list hides (as after trimming without
-    re-encoding), and whether the file was read to its end without damage."""
-    packets: list[_Packet] = []
-    num_hidden = 0
-    try:
-        for packet in container.demux(stream):
-            if not packet.size:
-                continue
-            if packet.is_corrupt:
-                return packets, num_hidden, False
-            if packet.is_discard:
-                num_hidden += 1
-                continue
-            packets.append(_Packet(packet.pts, packet.duration or 0, bool(packet.is_keyframe)))
-    except av.error.FFmpegError:
-        return packets, num_hidden, False
-    return packets, num_hidden, True
 
 
 def _described(path: str, stream: Any, packets: list[_Packet]) -> Video:
