@@ -152,8 +152,7 @@ class Weighed(Datasource):  # type: ignore[misc]
         return str(self._source.get_name())
 
     def estimate_inmemory_data_size(self) -> int | None:
-        size: int | None = self._source.estimate_inmemory_data_size()
-        return size
+        return self._source.estimate_inmemory_data_size()  # type: ignore[no-any-return]
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
         tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)

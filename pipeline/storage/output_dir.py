@@ -229,9 +229,8 @@ class OutputDir:
         folder = self.path(TEMPORARY)
         os.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/{os.path.basename(relative)}.{os.getpid()}-{secrets.token_hex(4)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -172,13 +173,13 @@ class Run:
         """Read the first usable held-out rows, on rank 0 only; ConfigError if there are none. Rows are kept in memory,
         not samples, whose embeddings are a hundred times the size of an image."""
         found: list[Row] = []
-        reasons: dict[str, int] = {}
+        reasons = Counter[str]()
         self._longest = 0
         wanted = self.job.training.held_out_rows
         for row in self._held_out_rows() if self.is_first else ():
             training_sample = self._training_sample(row, None)
             if isinstance(row, str) or isinstance(training_sample, str):
-                reasons[str(training_sample)] = reasons.get(str(training_sample), 0) + 1
+                reasons[str(training_sample)] += 1
                 continue
             self._longest = max(self._longest, training_sample.prefix.length)
             found.append(row)
