@@ -81,13 +81,8 @@ def whole_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
-    """Fill one template with a row's values; `where` is the template's dotted path."""
-    return _filled(template, where, fields)[0]
-
-
-def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the template with strings as they are and other values as JSON, and each value's (start, end) in it."""
+def filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """Fill a template with a row's values, as JSON unless they are strings; return it and each value's (start, end)."""
     text = ""
     values: list[tuple[int, int]] = []
     for piece, is_name in _parse(template, where):
@@ -138,7 +133,7 @@ def fill(
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
-        text, values = _filled(turn.text, _dotted(prompt, index), fields)
+        text, values = filled(turn.text, _dotted(prompt, index), fields)
         media = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos if index == carrier else []
         part = {"type": "text", "text": neutralise(text, special_tokens, values)}
         messages.append({"role": turn.role, "content": [*media, part]})

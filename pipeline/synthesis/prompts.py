@@ -81,7 +81,7 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
         row["label"] = conditions.read_label(fields.get(columns.label), shape.num_classes)
     else:
         assert options.prompt is not None, "the schema requires a prompt if rows have no condition"
-        row["prompt"] = templates.fill_text(options.prompt.text, PROMPT_PATH, fields)
+        row["prompt"] = templates.filled(options.prompt.text, PROMPT_PATH, fields)[0]
         if not row["prompt"].strip():
             raise RowError("empty_prompt", "the prompt is empty")
         if len(row["prompt"]) > MAX_PROMPT_CHARS:
@@ -96,6 +96,6 @@ def _shown(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, An
         return {}
     try:
         fields = json.loads(table["fields"][index].as_py())
-        return {"prompt": templates.fill_text(options.prompt.text, PROMPT_PATH, fields)[:MAX_PROMPT_CHARS]}
+        return {"prompt": templates.filled(options.prompt.text, PROMPT_PATH, fields)[0][:MAX_PROMPT_CHARS]}
     except RowError:
         return {}
