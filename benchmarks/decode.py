@@ -93,10 +93,12 @@ def throughput(folder: Path, num_rows: int) -> Results:
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
-        num_videos = max(2, num_rows // 10)
-        worker = DecoderWorker(Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER))
-        spent_s = _time_decoding(worker, path, num_videos, partial(_cpu_s, worker))
-        cells[f"mp4_480p_gop_{gop}/pyav"] = _rate(num_videos, spent_s)
+        for decoder in ("auto", "decord", "pyav"):
+            num_videos = max(2, num_rows // 10)
+            limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+            worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
+            spent_s = _time_decoding(worker, path, num_videos, partial(_cpu_s, worker))
+            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(num_videos, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
 
 
@@ -135,16 +137,17 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
     for place in range(num_long):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
-        "configured": _hold(plan, Limits().worker_max_videos),
-        "pyav_never_replaced": _hold(plan, NEVER),
+        "configured": _hold(plan, "auto", Limits().worker_max_videos),
+        "decord_never_replaced": _hold(plan, "decord", NEVER),
+        "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
     return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": runs}
 
 
-def _hold(plan: list[str], worker_max_videos: int) -> Results:
+def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     """Return the peaks of resident memory of the decoding process and of its parent over a run."""
     limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = DecoderWorker(Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
+    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -231,7 +234,7 @@ def waits(folder: Path, num_videos: int) -> Results:
         write_video(videos / f"{seed}.mp4", seed, 96, 854, 480, 48)
     for copy in range(8, num_videos):
         shutil.copyfile(videos / f"{copy % 8}.mp4", videos / f"{copy}.mp4")
-    worker = DecoderWorker(Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
+    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
     rows_per_s = 20 / _time_decoding(worker, videos / "0.mp4", 20, time.monotonic)
     cells = {f"actor_at_{share:g}_of_the_limit": _run_graph(videos, 1.0 / (share * rows_per_s)) for share in (0.5, 8.0)}
     return {"num_videos": num_videos, "decoder_rows_per_s": rows_per_s, "cells": cells}
@@ -320,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps({name: found}, indent=1), flush=True)
             if not options.quick:
                 results = read_results(RESULTS) if RESULTS.exists() else {}
-                versions = {"machine": platform.machine(), "av": version("av")}
+                versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
                 results[name] = versions | found
                 write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0

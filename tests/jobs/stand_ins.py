@@ -154,7 +154,7 @@ child.main()
 def decode_mortally(table: pa.Table, decode: partial[pa.Table], peaks: Path) -> pa.Table:
     """Decode, with a decoders' process that one video ends; notes what this process has held."""
     videos = decode.keywords["options"].media
-    key = (videos.sampling, videos.limits)
+    key = (videos.decoder, videos.sampling, videos.limits)
     if key not in clips._running:
         clips.close_worker()
         clips._running[key] = DecoderWorker(*key, [sys.executable, "-c", MORTAL])

@@ -4,14 +4,13 @@ Native decoders crash, leak and hang on hostile files. So this process does noth
 environment, no Ray, no stores and no network; RLIMIT_AS bounds its memory, and a file that takes too long ends it. The
 supervisor sends the bytes of images over a pipe, and videos as local paths.
 
-    python -m pipeline.media.video.child REQUESTS_FD ANSWERS_FD MAX_BYTES MEDIA
+    python -m pipeline.media.video.child REQUESTS_FD ANSWERS_FD MAX_BYTES DECODER
 
-MEDIA is `videos`, or `images` for a process that decodes images only and loads no video library.
+DECODER is a value of `source.video.decoder`, or `none` for a process that decodes images only.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 import signal
@@ -30,6 +29,7 @@ from pipeline.media.video.sampling import Sampling, windows
 if TYPE_CHECKING:
     from pipeline.media.video.container import Video
 
+NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
 """A decoding failure counts as out of memory if the free memory at the peak is below this number of frames."""
 GRACE_S = 5.0
@@ -45,13 +45,15 @@ def probe(path: str, max_pixels: int) -> Video:
 
 def main() -> None:
     """Answer requests until the supervisor closes the pipe."""
-    requests, answers, max_bytes = map(int, sys.argv[1:4])
+    requests, answers, max_bytes, decoder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
         try:
-            if sys.argv[4] == "videos":
-                importlib.import_module("pipeline.media.video.decode")  # before memory and time are limited
+            if decoder != NO_VIDEOS:
+                from pipeline.media.video.decode import import_decoders
+
+                import_decoders(decoder)
             pixels.installed_formats()
         except ImportError as error:
             sink.write(messages.pack({"kind": "failed", "message": str(error)}))
@@ -142,7 +144,7 @@ def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
     times_s, limit = video.times_s, request["max_decoded_bytes"]
     clips = windows(times_s, video.end_s, sampling)
     indices = [index for clip in clips for index in clip.indices]
-    frames = read_frames(video, indices, request["max_side_px"])
+    frames = read_frames(video, indices, request["decoder"], request["max_side_px"])
     for number, clip in enumerate(clips):
         clip_frames = []
         for _ in clip.indices:
@@ -156,6 +158,7 @@ def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
                 )
             clip_frames.append(frame)
         rgb = np.stack(clip_frames)
+        num_frames, height, width = rgb.shape[:3]
         header = {
             "kind": "clip",
             "clip_index": number,
@@ -164,7 +167,7 @@ def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
             "end_s": clip.end_s,
             "fps": clip.rate_fps,
             "timestamps_s": [max(0.0, times_s[index] - clip.start_s) for index in clip.indices],
-            "num_frames": len(rgb),
+            "num_frames": num_frames,
             "height": height,
             "width": width,
         }

@@ -31,6 +31,7 @@ CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video
 class MediaOptions:
     """How a job's images and videos are fetched and decoded; small when pickled."""
 
+    decoder: str
     sampling: Sampling
     limits: Limits
     max_video_bytes: int
@@ -42,6 +43,7 @@ class MediaOptions:
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
+            decoder=video.decoder,
             sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s),
             limits=Limits(
                 max_pixels=source.max_image_pixels,
@@ -150,12 +152,12 @@ def _temporary() -> Any:
     return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
-_running: dict[tuple[Sampling, Limits], DecoderWorker] = {}
+_running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
 def worker_of(media: MediaOptions) -> DecoderWorker:
     """Return this process's worker for these options; a worker with other options is closed first."""
-    key = (media.sampling, media.limits)
+    key = (media.decoder, media.sampling, media.limits)
     if key not in _running:
         close_worker()
         _running[key] = DecoderWorker(*key)

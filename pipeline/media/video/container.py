@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import av
 
@@ -23,6 +23,7 @@ KNOWN_STARTS = {
     4: (b"ftyp", b"moov", b"mdat", b"wide", b"free"),
     0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
 }
+IDR = 5
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,13 @@ class Video:
     `last_ticks`. `keys` are the ticks of key frames, at which decoding can start, in file order.
 
     `is_timed` is False if the container has no valid frame times: `ticks` are then frame numbers at the stream's rate.
+    `restarts_cleanly` is True if frames after a key frame in the file never reference frames before it.
     """
 
     path: str
     stream: int
+    format: str
+    codec: str
     width: int
     height: int
     ticks: tuple[int, ...]
@@ -42,6 +46,7 @@ class Video:
     tick_s: Fraction
     last_ticks: int
     is_timed: bool
+    restarts_cleanly: bool
 
     @property
     def times_s(self) -> list[float]:
@@ -84,6 +89,7 @@ class _Packet(NamedTuple):
     tick: int | None
     duration: int
     is_key: bool
+    is_clean: bool
 
 
 def probe(path: str, max_pixels: int) -> Video:
@@ -99,6 +105,7 @@ def probe(path: str, max_pixels: int) -> Video:
         if context.width * context.height > max_pixels:
             limit = f"source.max_image_pixels ({max_pixels})"
             raise MediaError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
+        extradata, is_h264 = bytes(context.extradata or b""), context.name == "h264"
         packets: list[_Packet] = []
         num_hidden, reads_to_end = 0, True
         try:
@@ -109,7 +116,9 @@ def probe(path: str, max_pixels: int) -> Video:
                 if packet.size and packet.is_discard:  # hidden by an edit list, as after trimming without re-encoding
                     num_hidden += 1
                 elif packet.size:
-                    packets.append(_Packet(packet.pts, packet.duration or 0, bool(packet.is_keyframe)))
+                    is_key = bool(packet.is_keyframe)
+                    is_clean = not (is_key and is_h264) or IDR in nal_kinds(bytes(packet), extradata)
+                    packets.append(_Packet(packet.pts, packet.duration or 0, is_key, is_clean))
         except av.error.FFmpegError:
             reads_to_end = False
         num_packets, num_promised = len(packets) + num_hidden, stream.frames
@@ -118,30 +127,62 @@ def probe(path: str, max_pixels: int) -> Video:
             raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
         if not packets:
             raise MediaError("broken_video", "the video has no frames")
-        return _described(path, stream, packets)
+        return _described(path, container, stream, packets, num_hidden)
 
 
-def _described(path: str, stream: Any, packets: list[_Packet]) -> Video:
+def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
     tick_s = Fraction(stream.time_base or Fraction(1, 25))
-    ticks = sorted(packet.tick for packet in packets if packet.tick is not None)
-    keys: list[int] = []
-    last = 1
-    is_timed = len(set(ticks)) == len(packets)
+    shown_ticks = [packet.tick for packet in packets if packet.tick is not None]
+    is_timed = len(set(shown_ticks)) == len(packets)
     if is_timed:
-        keys = [packet.tick for packet in packets if packet.is_key and packet.tick is not None]
-        last = max(packet.duration for packet in packets if packet.tick == ticks[-1])
+        keys = [tick for tick, packet in zip(shown_ticks, packets, strict=True) if packet.is_key]
+        is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown_ticks, packets)
+        restarts_cleanly = is_clean and not num_hidden  # the first shown frames reference the hidden frames
+        ordered = sorted(shown_ticks)
+        last = max(packet.duration for packet in packets if packet.tick == ordered[-1])
     else:
         tick_s = 1 / Fraction(stream.average_rate or stream.guessed_rate or Fraction(25))
-        ticks = list(range(len(packets)))
-    gaps = sorted(later - earlier for earlier, later in pairwise(ticks))
+        keys, restarts_cleanly, ordered, last = [], False, list(range(len(packets))), 1
+    gaps = sorted(later - earlier for earlier, later in pairwise(ordered))
     return Video(
         path=path,
         stream=stream.index,
+        format=container.format.name,
+        codec=stream.codec_context.name,
         width=stream.codec_context.width,
         height=stream.codec_context.height,
-        ticks=tuple(ticks),
+        ticks=tuple(ordered),
         keys=tuple(keys),
         tick_s=tick_s,
         last_ticks=last or (gaps[len(gaps) // 2] if gaps else 1),
         is_timed=is_timed,
+        restarts_cleanly=restarts_cleanly,
     )
+
+
+def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
+    """Return whether a frame follows a key frame in the file and is shown before it (open GOP)."""
+    key = None
+    for tick, packet in zip(ticks, packets, strict=True):
+        if packet.is_key:
+            key = tick
+        elif key is not None and tick < key:
+            return True
+    return False
+
+
+def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
+    """Return the NAL unit types in one H.264 packet with length prefixes (avcC) or start codes."""
+    kinds: set[int] = set()
+    if len(extradata) > 4 and extradata[0] == 1:
+        width = (extradata[4] & 3) + 1
+        offset = 0
+        while offset + width < len(data):
+            kinds.add(data[offset + width] & 31)
+            offset += width + int.from_bytes(data[offset : offset + width], "big")
+        return kinds
+    offset = data.find(b"\0\0\1")
+    while offset >= 0 and offset + 3 < len(data):
+        kinds.add(data[offset + 3] & 31)
+        offset = data.find(b"\0\0\1", offset + 3)
+    return kinds

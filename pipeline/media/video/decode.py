@@ -1,32 +1,102 @@
-"""Reads frames of a probed video with PyAV, each by its exact time. Runs in the decoding process."""
+"""Reads frames of a probed video with PyAV, decord or TorchCodec; applies the rotation and downscales.
+
+    pyav         any allowed format; finds every frame by its time and reports missing frames
+    decord       only if frames after a key frame never reference frames before it, because otherwise decord 0.6
+                 silently returns wrong frames; no rotated videos, because it resizes them incorrectly
+    torchcodec   same restrictions: after a seek, it misses frames of streams with gradual refresh
+    auto         decord if it is installed and allowed for the video, otherwise PyAV
+
+Runs in the decoding process.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import Video, open_container
 
+MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
+SEEKABLE = {"mov", "matroska"}
+"""Formats with an index of key frames; decord and TorchCodec seek correctly only in these."""
+CLEAN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 
-def read_frames(video: Video, indices: Sequence[int], max_side_px: int | None) -> Iterator[NDArray[np.uint8]]:
-    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied;
-    MediaError `broken_video` for a frame that cannot be decoded, `unsupported_video` without a decoder."""
-    width, height = fitting(video.width, video.height, max_side_px)
+Frames = Iterator[NDArray[np.uint8]]
+
+
+def import_decoders(decoder: str) -> None:
+    """Import this decoder's library before the time limit of the first video starts; ImportError if it fails."""
+    if decoder in MODULES:
+        importlib.import_module(MODULES[decoder])
+    elif _has_decord():
+        importlib.import_module("decord")
+
+
+def _has_decord() -> bool:
+    return importlib.util.find_spec("decord") is not None
+
+
+def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px: int | None) -> Frames:
+    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied.
+
+    Raises:
+        MediaError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video of which this
+            decoder would return wrong frames.
+    """
+    reader = _pyav
+    if decoder != "pyav":
+        refusal = _refusal(video)
+        if refusal and decoder != "auto":
+            raise MediaError("unsupported_video", f"{decoder} {refusal}; source.video.decoder: auto takes PyAV for it")
+        if not refusal and (decoder != "auto" or _has_decord()):
+            reader = _torchcodec if decoder == "torchcodec" else _decord
+    return reader(video, indices, max_side_px)
+
+
+def _refusal(video: Video) -> str:
+    """Return why only PyAV decodes this video correctly; empty if decord and TorchCodec do, too."""
+    formats = video.format.split(",")
+    if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
+        return f"does not find frames reliably in {video.codec} in {formats[0]}"
+    if not video.restarts_cleanly:
+        return "gives wrong frames for this video, whose frames depend on frames before their key frame"
+    if rotation(video):
+        return "does not turn and shrink this rotated video"
+    return ""
+
+
+def rotation(video: Video) -> int:
+    """Return the rotation of the first frame's display matrix, in counter-clockwise quarter turns (0 to 3)."""
     with open_container(video.path) as container:
-        cursor = _Cursor(container, video)
-        last: tuple[int, NDArray[np.uint8]] | None = None
-        for index in indices:
-            if last is None or last[0] != index:
-                frame = cursor.frame(index)
-                pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BILINEAR")
-                quarter_turns = int(round(frame.rotation / 90) % 4)  # counter-clockwise, from the display matrix
-                last = index, np.ascontiguousarray(np.rot90(pixels, quarter_turns))
-            yield last[1]
+        for frame in _decoded(container, container.streams[video.stream]):
+            return _turns(frame)
+    raise MediaError("broken_video", "not one frame can be decoded")
+
+
+def _turns(frame: Any) -> int:
+    return int(round(frame.rotation / 90) % 4)
+
+
+def _broken(error: BaseException, reason: str | None = None) -> MediaError:
+    lines = (reason or str(error)).strip().splitlines() or [type(error).__name__]
+    return MediaError("broken_video", f"the video cannot be decoded: {lines[0][:200]}")
+
+
+def _check_count(reader: Any, video: Video, decoder: str) -> None:
+    if len(reader) != len(video.ticks):
+        message = f"{decoder} counts {len(reader)} frames where the file has {len(video.ticks)}"
+        raise MediaError("broken_video", message)
+
+
+# --- PyAV ----------------------------------------------------------------------------------------------------------
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
@@ -40,8 +110,20 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
     except av.error.DecoderNotFoundError:
         raise MediaError("unsupported_video", f"there is no decoder for {stream.codec_context.name}") from None
     except av.error.FFmpegError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise MediaError("broken_video", f"the video cannot be decoded: {reason[:200]}") from None
+        raise _broken(error, error.strerror) from None
+
+
+def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+    width, height = fitting(video.width, video.height, max_side_px)
+    with open_container(video.path) as container:
+        cursor = _Cursor(container, video)
+        last: tuple[int, NDArray[np.uint8]] | None = None
+        for index in indices:
+            if last is None or last[0] != index:
+                frame = cursor.frame(index)
+                pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BILINEAR")
+                last = index, np.ascontiguousarray(np.rot90(pixels, _turns(frame)))
+            yield last[1]
 
 
 class _Cursor:
@@ -90,3 +172,35 @@ class _Cursor:
             if frame.pts is not None and frame.pts >= tick:
                 return frame if frame.pts == tick else None
         return None
+
+
+# --- the others ----------------------------------------------------------------------------------------------------
+
+
+def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+    import decord
+
+    width, height = fitting(video.width, video.height, max_side_px)
+    try:
+        reader = decord.VideoReader(video.path, ctx=decord.cpu(0), width=width, height=height, num_threads=1)
+        _check_count(reader, video, "decord")
+        for index in indices:
+            # decord pads the rows of some narrow frames and returns them with 4 channels, for example at 48 pixels.
+            rows = reader[index].asnumpy().reshape(height, -1)
+            yield rows[:, : width * 3].reshape(height, width, 3)
+    except decord.DECORDError as error:
+        raise _broken(error) from None
+
+
+def _torchcodec(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+    from torchcodec.decoders import VideoDecoder
+
+    try:
+        reader = VideoDecoder(video.path, num_ffmpeg_threads=1, dimension_order="NHWC")
+        _check_count(reader, video, "TorchCodec")
+        for index in indices:
+            frame = Image.fromarray(reader[index].numpy())
+            size = fitting(*frame.size, max_side_px)
+            yield np.asarray(frame if size == frame.size else frame.resize(size, Image.Resampling.BILINEAR))
+    except (RuntimeError, IndexError) as error:
+        raise _broken(error) from None

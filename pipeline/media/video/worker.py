@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[3]
 MODULE = "pipeline.media.video.child"
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.5
+NO_VIDEOS = "none"
+"""Decoder name of a process that decodes images only and loads no video library."""
 WORKER_MAX_IMAGES = 20_000
 """Number of images after which the process is replaced."""
 PIPE_BYTES = 1 << 20
@@ -77,8 +79,8 @@ class DecoderWorker:
     video. RowError with the code of a decoding error, `decoder_died` or `decode_timeout`; WorkerError if it cannot
     start."""
 
-    def __init__(self, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
-        self._request = {"sampling": asdict(sampling), **asdict(limits)}
+    def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
+        self._request = {"decoder": decoder, "sampling": asdict(sampling), **asdict(limits)}
         self._limits = limits
         self._command = list(command or (sys.executable, "-m", MODULE))
         self._process: subprocess.Popen[bytes] | None = None
@@ -165,7 +167,8 @@ class DecoderWorker:
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
-        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, "videos" if takes_videos else "images"]
+        decoder = self._request["decoder"] if takes_videos else NO_VIDEOS
+        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, decoder]
         try:
             self._process = subprocess.Popen(
                 [*self._command, *map(str, arguments)],

@@ -149,7 +149,7 @@ def test_a_process_for_images_is_replaced_when_a_video_comes(worker_of: Make, tm
 
     path = tmp_path / "x.mp4"
     path.write_bytes(encode_video(8))
-    worker = worker_of()
+    worker = worker_of(decoder="auto")
     pixels_of(worker, encode())
     assert "av" not in loaded(worker)
     assert len(worker.decode(str(path))) == 1
@@ -160,7 +160,7 @@ def test_a_process_for_images_is_replaced_when_a_video_comes(worker_of: Make, tm
 def loaded(worker: DecoderWorker) -> set[str]:
     """Names of packages with native libraries in the process."""
     maps = Path(f"/proc/{worker.pid}/maps").read_text()
-    return {name for name in ("av", "PIL") if f"site-packages/{name}/" in maps}
+    return {name for name in ("av", "decord", "PIL") if f"site-packages/{name}/" in maps}
 
 
 def test_images_and_videos_of_a_job_share_one_process() -> None:

@@ -17,7 +17,7 @@ LIMITS = Limits(max_pixels=4096 * 4096, timeout_s=20.0, worker_max_bytes=512 << 
 
 @pytest.fixture(scope="module")
 def worker():
-    made = DecoderWorker(Sampling(num_frames=4), LIMITS)
+    made = DecoderWorker("auto", Sampling(num_frames=4), LIMITS)
     yield made
     made.close()
 
@@ -81,9 +81,10 @@ def test_flat_and_wide_videos_are_shown(worker, tmp_path) -> None:
     assert outcome(worker, wide, tmp_path) == ""
 
 
-def test_a_video_whose_frames_need_more_memory_than_allowed_is_too_large(tmp_path) -> None:
+@pytest.mark.parametrize("decoder", ["pyav", "auto"])
+def test_a_video_whose_frames_need_more_memory_than_allowed_is_too_large(decoder, tmp_path) -> None:
     data = encode_video(2, codec="libx264", size=(2048, 2048), options={"preset": "ultrafast"})
     assert len(data) < 500_000
-    poor = DecoderWorker(Sampling(num_frames=2), Limits(max_side_px=64, worker_max_bytes=8 << 20))
+    poor = DecoderWorker(decoder, Sampling(num_frames=2), Limits(max_side_px=64, worker_max_bytes=8 << 20))
     assert outcome(poor, data, tmp_path) == "video_too_large"
     poor.close()

@@ -24,13 +24,13 @@ def worker_of():
     """Makes workers and ends them."""
     made: list[DecoderWorker] = []
 
-    def make(sampling: Sampling = FOUR, limits: Limits = WIDE, code: str = "") -> DecoderWorker:
+    def make(sampling: Sampling = FOUR, limits: Limits = WIDE, decoder: str = "auto", code: str = "") -> DecoderWorker:
         """A worker; with `code`, that is run in its process after the decoders' module is imported."""
         command = None
         if code:
             script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
             command = [sys.executable, "-c", script]
-        made.append(DecoderWorker(sampling, limits, command))
+        made.append(DecoderWorker(decoder, sampling, limits, command))
         return made[-1]
 
     yield make
@@ -173,9 +173,9 @@ def test_a_bomb_is_refused_and_the_process_survives(worker_of, good) -> None:
 
 
 def test_a_missing_library_is_reported_before_any_video(worker_of, good) -> None:
-    missing = "import sys\nsys.modules['av'] = None"
-    with pytest.raises(WorkerError, match=r"cannot start: .*av"):
-        worker_of(code=missing).decode(good)
+    missing = "import sys\nsys.modules['decord'] = None"
+    with pytest.raises(WorkerError, match=r"cannot start: .*decord"):
+        worker_of(decoder="decord", code=missing).decode(good)
     with pytest.raises(WorkerError, match="ended with code 1 before it was ready"):
         worker_of(code="raise SystemExit(1)").decode(good)
 
