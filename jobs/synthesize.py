@@ -53,7 +53,7 @@ def results(
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
         (rows.coded_schema(plan.kept), rows.painted_schema(plan.kept)),
         stamp,
-        load=checkpoints.load_image_pair,
+        load=checkpoints.load_pair,
         load_painter=checkpoints.load_painter,
         tally=tally,
         flow=flow,

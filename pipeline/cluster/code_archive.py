@@ -1,7 +1,4 @@
-"""Packs the code archive that is uploaded to a cluster: code, presets and shipped models of this checkout.
-
-Folders are listed by name, so that no other file of a checkout (data, results, an `.env`) is ever uploaded.
-"""
+"""Packs the code archive that is uploaded to a cluster: only folders listed here, so no data, results or `.env`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Handles node drain: finished rows are written at once, and process deaths on a draining node do not count for rows.
-
-Ray places nothing new on a draining node, and restarts its actors elsewhere without counting that as a restart.
-"""
+Ray restarts the actors of a draining node elsewhere without counting that as a restart."""
 
 from __future__ import annotations
 
@@ -13,27 +11,20 @@ from collections.abc import Callable, Mapping
 import ray
 
 from actors.events import Events
-from pipeline.cluster.polling import polled
+from pipeline.cluster.ray_session import polled
 
 LOOK_S = 1.0
 """Poll interval, as in Ray Data."""
 
-Look = Callable[[], Mapping[str, int]]
-"""Draining nodes and their deadlines: milliseconds since 1970, 0 if unknown."""
-
 
 def draining_nodes() -> Mapping[str, int]:
-    """Return the draining nodes of the running Ray, which has no public API for them except its dashboard."""
-    found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
-    return found
+    """Return the draining nodes of the running Ray and their deadlines, in milliseconds since 1970, 0 if unknown."""
+    return ray._private.state.state.get_draining_nodes()  # type: ignore[no-any-return]
 
 
 class Drains:
-    """Tracks draining nodes.
-
-    It calls `spare` once per node, `hurry(True)` when the first node starts to drain, and `hurry(False)` when no node
-    drains any more.
-    """
+    """Calls `spare` once per draining node, `hurry(True)` when the first node starts to drain, and `hurry(False)` when
+    no node drains any more."""
 
     def __init__(
         self, spare: Callable[[list[str]], None], hurry: Callable[[bool], None], events: Events | None = None
@@ -51,20 +42,17 @@ class Drains:
         if fresh:
             self._known.update(fresh)
             self._spare(fresh)
-            for node in fresh:
-                self._show(node, draining[node])
-
-    def _show(self, node: str, deadline_ms: int) -> None:
-        left_s = max(0.0, round(deadline_ms / 1000 - time.time(), 1)) if deadline_ms else None
-        if self._events is not None and self._events.enabled:
-            self._events.emit("node_drains", "warning", node=node, left_s=left_s)
-        else:
-            when = "" if left_s is None else f", gone in {left_s:.0f} s"
-            print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
+        for node in fresh:
+            left_s = max(0.0, round(draining[node] / 1000 - time.time(), 1)) if draining[node] else None
+            if self._events is not None and self._events.enabled:
+                self._events.emit("node_drains", "warning", node=node, left_s=left_s)
+            else:
+                when = "" if left_s is None else f", gone in {left_s:.0f} s"
+                print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
 
 
 def watched(
-    drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S
+    drains: Drains, look: Callable[[], Mapping[str, int]] = draining_nodes, every_s: float = LOOK_S
 ) -> contextlib.AbstractContextManager[None]:
     """Poll the draining nodes every `every_s` seconds while the block runs."""
     return polled(lambda: drains.look(look()), every_s, "drains")

@@ -1,8 +1,5 @@
-"""Submits, follows, queries and stops jobs of a cluster through Ray's Jobs API.
-
-A submission id is a stem that is derived from the job, and a number. Ray rejects an id that exists already, so of two
-simultaneous submissions only one succeeds.
-"""
+"""Submits, follows, queries and stops jobs of a cluster through Ray's Jobs API. Ray rejects a submission id that exists
+already, so of two simultaneous submissions only one succeeds."""
 
 from __future__ import annotations
 
@@ -77,8 +74,8 @@ class Cluster:
 
     def submissions(self, stem: str) -> list[Known]:
         """Return all submissions of the job with this stem, sorted by number."""
-        pattern = re.compile(re.escape(stem) + r"-\d+")
-        found = [_known(job) for job in self._client.list_jobs() if pattern.fullmatch(job.submission_id or "")]
+        pattern = re.escape(stem) + r"-\d+"
+        found = [_known(job) for job in self._client.list_jobs() if re.fullmatch(pattern, job.submission_id or "")]
         return sorted(found, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> Known:
@@ -105,11 +102,8 @@ class Cluster:
             raise
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
-        """Pass the output of the job's driver to `show` until the job ends, and return its record.
-
-        Raises:
-            ConnectionError: the connection was lost more than `MAX_LOST_CONNECTIONS` times in a row.
-        """
+        """Pass the output of the job's driver to `show` until the job ends, and return its record; ConnectionError if
+        the connection was lost more than `MAX_LOST_CONNECTIONS` times in a row."""
         num_shown = num_lost = 0
         while True:
             try:
@@ -165,10 +159,8 @@ def dashboard_url(address: str) -> str:
 
 
 def _connect(address: str) -> Any:
-    """Connect Ray's client, with this machine's token if a cluster on it requires one; ConfigError if that fails.
-
-    `ray start` enables tokens if it finds one, and Ray's client sends it only if RAY_AUTH_MODE is set.
-    """
+    """Connect Ray's client; ConfigError if that fails. `ray start` enables a token if it finds one, and Ray's client
+    sends it only if RAY_AUTH_MODE is set, so for this machine the token is read here."""
     from ray.exceptions import AuthenticationError
 
     parts = urllib.parse.urlsplit(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,11 +35,9 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 @contextlib.contextmanager
 def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
-    """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs.
-
-    A `console` receives the output of Ray and of workers. Without one, workers' output is printed if `log_to_driver` is
-    set and the job's log is text. If this process has initialised Ray already, it is used as it is and not shut down.
-    """
+    """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs. A `console`
+    receives the output of Ray and of workers; without one, it is printed if `log_to_driver` is set and the job's log is
+    text. A Ray that is initialised already is used as it is."""
     import ray
 
     if ray.is_initialized():
@@ -69,7 +69,19 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
     # This logger warns that token authentication is enabled, which is intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     folder = tempfile.TemporaryDirectory(prefix="df-", dir=_short_temporary_root(), ignore_cleanup_errors=True)
-    with folder as path, environment(_private_environment(Path(path))):
+    # With the token in the environment, Ray does not use `~/.ray`, so workers can keep HOME with its credentials.
+    private: dict[str, str | None] = {
+        "RAY_ADDRESS": None,
+        "RAY_AUTH_MODE": None,  # if unset, a local Ray enables its token itself, also if Ray is imported already
+        "RAY_AUTH_TOKEN": _TOKEN,
+        "RAY_AUTH_TOKEN_PATH": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_CONFIG_PATH": f"{folder.name}/usage.json",
+        "RAY_TMPDIR": folder.name,
+        # Hides GPUs from tasks that request none; Ray prints a notice unless it is set.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    }
+    with folder as path, environment(private):
         yield {
             "address": "local",
             "num_cpus": job.num_cpus or max(2, available_cpus()),
@@ -92,11 +104,8 @@ def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:
-    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`.
-
-    Ray calls it before it adds the driver's folder to the import path, and keeps replacing a worker whose hook fails.
-    So a worker that cannot import the code prints the reason and runs without the watchdog.
-    """
+    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`. Ray keeps replacing
+    a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it."""
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 
     def draftfleet_worker_setup() -> None:
@@ -127,6 +136,29 @@ def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
         ray.kill(actor)
 
 
+@contextlib.contextmanager
+def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
+    """Call `look` every `every_s` seconds in the block, and with `last_look` at its end, until an error of Ray."""
+    import ray
+
+    stop = threading.Event()
+
+    def run() -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # the cluster is shutting down; the job raises the cause
+            while not stop.wait(every_s):
+                look()
+            if last_look:
+                look()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def available_cpus() -> int:
     """Return the number of cores that this process may use, which may be fewer than the machine has."""
     if sys.platform == "linux":
@@ -134,41 +166,17 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _private_environment(folder: Path) -> dict[str, str | None]:
-    """Return environment variables that isolate a local Ray from `~/.ray` and other Ray clusters; None removes one.
-
-    With the token in the environment, Ray neither reads nor writes `~/.ray`, so workers can keep HOME with its
-    credentials and models.
-    """
-    return {
-        "RAY_ADDRESS": None,
-        "RAY_AUTH_MODE": None,  # if unset, a local Ray enables its token itself, also if Ray is imported already
-        "RAY_AUTH_TOKEN": _TOKEN,
-        "RAY_AUTH_TOKEN_PATH": None,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
-        "RAY_TMPDIR": str(folder),
-        # Hides GPUs from tasks that request none; Ray prints a notice unless it is set.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    }
-
-
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """Set environment variables inside the block; None removes one."""
-    before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
+    before = {name: os.environ.pop(name, None) for name in changes}
+    os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _short_temporary_root() -> str | None:
@@ -188,29 +196,24 @@ def _object_store(folder: Path) -> dict[str, Any]:
 
 def _quiet_console() -> None:
     """Reduce Ray Data's terminal output to warnings; Ray's log files contain all messages."""
-    import ray.data  # configures the logger that is filtered here
 
     for handler in logging.getLogger("ray.data").handlers:
         if terminal.writes_to_terminal(handler):
             handler.setLevel(logging.WARNING)
             if _keep_line not in handler.filters:
                 handler.addFilter(_keep_line)
-    _spend_restart_notice(ray)
+    _spend_restart_notice()
 
 
 def _keep_line(record: logging.LogRecord) -> bool:
     return not _OWN_PROGRESS.match(record.getMessage())
 
 
-_restart_notice_spent = False
-
-
-def _spend_restart_notice(ray: Any) -> None:
+@functools.cache
+def _spend_restart_notice() -> None:
     """Trigger Ray's once-per-process restart notice while stderr is captured, and print all other captured lines."""
-    global _restart_notice_spent
-    if _restart_notice_spent:
-        return
-    _restart_notice_spent = True
+    import ray
+
     # The actor requires a resource that no node has, so that no process is ever started for it.
     actor_class = ray.remote(max_restarts=1, num_cpus=0, resources={"draftfleet_nowhere": 1})(_Never)
     sys.stderr.flush()

@@ -44,10 +44,7 @@ _active: list[Stop] = []
 
 @contextlib.contextmanager
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
-    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yield the `Stop` that records it.
-
-    Signals that are ignored before the block stay ignored. Outside the main thread, no handlers are set.
-    """
+    """Turn the first SIGTERM or SIGINT in the block into `KeyboardInterrupt`; yield the `Stop` that records it."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -64,8 +61,8 @@ def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
         timers.append(timer)
         raise KeyboardInterrupt
 
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = {number: former for number, former in handlers.items() if former is not signal.SIG_IGN}
+    taken = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {number: former for number, former in taken.items() if former is not signal.SIG_IGN}
     for number in taken:
         signal.signal(number, handle)
     _active.append(stop)

@@ -1,8 +1,5 @@
-"""Writes the output of Ray and its workers to `_job/logs/attempt-N.log`, and one line per event to the terminal.
-
-The terminal shows one line per worker process that died, the messages of this program's loggers in workers, and the
-first line of each distinct warning or error of Ray, once.
-"""
+"""Writes the output of Ray and its workers to `_job/logs/attempt-N.log`, and to the terminal one line per worker
+process that died, our own loggers' messages, and the first line of each distinct warning or error of Ray."""
 
 from __future__ import annotations
 
@@ -65,7 +62,14 @@ class Console:
                 continue  # an event for log collectors on the nodes; see `actors.events`
             self.log(f"({who}) {line}")
             if pid == "raylet":
-                self._take_of_raylet(line)
+                if died := _WORKER_DIED.search(line):  # the process id makes the line of each death distinct
+                    text = f"worker process {died[1]} died; its work is run again"
+                    self.show(text, "worker_died", process=int(died[1]))
+                elif _LOW_MEMORY.search(line):
+                    text = "a worker process was killed because the node is low on memory; its work is run again"
+                    self.show(text, "low_memory")
+                elif not _RETRIED.search(line):
+                    self.show_once(line)
             elif pid == "autoscaler":
                 from ray._private.worker import filter_autoscaler_events
 
@@ -73,17 +77,6 @@ class Console:
                     self.show_once(event)
             elif line.startswith(OWN_PREFIX):
                 self.show(line.removeprefix(OWN_PREFIX), "worker_message", process=pid)
-
-    def _take_of_raylet(self, text: str) -> None:
-        died = _WORKER_DIED.search(text)
-        if died:
-            # The process id makes the line of each death distinct.
-            self.show(f"worker process {died[1]} died; its work is run again", "worker_died", process=int(died[1]))
-        elif _LOW_MEMORY.search(text):
-            text = "a worker process was killed because the node is low on memory; its work is run again"
-            self.show(text, "low_memory")
-        elif not _RETRIED.search(text):
-            self.show_once(text)
 
     def record(self, record: logging.LogRecord) -> None:
         """Write one of Ray's log records in the driver's process to the log, and show each distinct message once."""
@@ -105,7 +98,7 @@ class Console:
 
     def show(self, text: str, event: str, **values: Any) -> None:
         """Print one line with the path of the log to the terminal, or emit an event if the job's log is JSON."""
-        text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+        text = access.cut(text, MAX_SHOWN_CHARS)
         if self._events.enabled:
             self._events.emit(event, "warning", message=text, log=self._shown_path, **values)
             return

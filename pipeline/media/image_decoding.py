@@ -1,14 +1,10 @@
-"""Decodes images and videos to uint8 RGB pixels and fills prompts, row by row; an error affects its row only.
-
-A function from READ tables to DECODED tables that needs no GPU. Media are decoded in the subprocess of
-`pipeline.media.video.worker`; this process has the store credentials and never parses media itself.
-"""
+"""Decodes images and videos to uint8 RGB pixels and fills prompts (READ to DECODED), in a supervised subprocess."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +13,9 @@ from numpy.typing import NDArray
 
 from configs.source import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
 from pipeline.media import pixels as image_pixels
-from pipeline.media.errors import MediaError
 from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.row_weights import media_of, share_of
-from pipeline.media.video.clips import (
-    NO_SPAN,
-    MediaOptions,
-    Span,
-    clip_column,
-    decode_videos,
-    image_worker,
-    span_columns,
-)
+from pipeline.media.video.clips import NO_SPAN, MediaOptions, Span, clip_column, decode_videos, worker_of
 from pipeline.media.video.worker import DecodedClip
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions, RowPrompt
@@ -43,25 +30,19 @@ have 8 MiB; larger images are fetched one by one."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: prompt options, media options (None: only images stored in the row, with default limits),
-    and limits of one row."""
+    """How rows are decoded, and limits of one row."""
 
     prompt_options: PromptOptions
-    media: MediaOptions | None = None
+    media: MediaOptions = field(default_factory=lambda: MediaOptions.of(Source(kind="images", path="."), "."))
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
 
     @classmethod
     def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
-        """Build the options of a job on this source; `root` is the URL of the source root.
-
-        Images keep their size if `source.max_side_px` is `auto` and `pipeline.run.plan` has not resolved it.
-        """
+        """Build the options of a job on this source at the URL `root`; images keep their size if it is still `auto`."""
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
-        """Return the options with the longer side of images limited to `side_px`."""
-        assert self.media is not None, "a job always has media options"
         limits = self.media.limits
         side_px = side_px if limits.max_side_px is None else min(side_px, limits.max_side_px)
         return replace(self, media=replace(self.media, limits=replace(limits, max_side_px=side_px)))
@@ -73,7 +54,6 @@ class DecodeOptions:
 
     @property
     def row_limit(self) -> str:
-        """Description of `row_bytes` for messages."""
         name = f"source.max_decoded_bytes ({self.max_decoded_bytes})"
         return f"{self.row_bytes} bytes, the share of one row in {name}"
 
@@ -82,20 +62,17 @@ def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -
     """Call `pipeline.media.pixels.decode` in this process; only for images that this job produced. Raises RowError."""
     try:
         return image_pixels.decode(data, max_pixels, max_side_px)
-    except MediaError as error:
+    except image_pixels.MediaError as error:
         raise RowError(error.code, error.message) from None
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """One row of the DECODED table without its images; `row` is its index in the READ table."""
+    """One row of the DECODED table without its images: index in the READ table, values by column, and clips."""
 
     row: int
-    sample_id: str
-    span: Span = NO_SPAN
+    values: dict[str, Any]
     videos: Sequence[DecodedClip] = ()
-    prompt: RowPrompt | None = None
-    error: tuple[str, str] = ("", "")
 
 
 def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[str] = frozenset()) -> pa.Table:
@@ -119,26 +96,17 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
             column.forget_row()
             if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
-                decoded.append(_Decoded(index, sample_ids[index], error=(error.code, message)))
+                values = {"sample_id": sample_ids[index], "messages": "", "sampling": ""}
+                values |= {"error_type": error.code, "error_message": message}
+                decoded.append(_Decoded(index, values))
                 column.end_row()
-    row_indices = pa.array([one.row for one in decoded], pa.int64())
-    prompts = [row.prompt for row in decoded]
-    values_by_name = {
-        "sample_id": [row.sample_id for row in decoded],
-        "prompt_index": [prompt and prompt.index for prompt in prompts],
-        "num_prompts": [prompt and prompt.num_asked for prompt in prompts],
-        "messages": [json.dumps(prompt.messages, ensure_ascii=False) if prompt else "" for prompt in prompts],
-        "sampling": [prompt.sampling if prompt else "" for prompt in prompts],
-        "error_type": [row.error[0] for row in decoded],
-        "error_message": [row.error[1] for row in decoded],
-    }
     schema = schemas.decoded_schema(keep)
-    columns = {name: pa.array(values, schema.field(name).type) for name, values in values_by_name.items()}
-    columns |= {
-        name: table[name].take(row_indices) for name in ("source", "row_index", *(field.name for field in keep))
-    }
-    columns |= span_columns([row.span for row in decoded])
-    columns |= {"images": column.finish(), "videos": clip_column([row.videos for row in decoded])}
+    rows = pa.array([one.row for one in decoded], pa.int64())
+    columns = {name: table[name].take(rows) for name in ("source", "row_index", *(field.name for field in keep))}
+    columns |= {"images": column.finish(), "videos": clip_column([one.videos for one in decoded])}
+    for name in schema.names:
+        if name not in columns:
+            columns[name] = pa.array([one.values.get(name) for one in decoded], schema.field(name).type)
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -155,13 +123,9 @@ Fetched = Mapping[str, bytes | RowError]
 
 
 def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _RowPrompts | RowError, Fetched]]:
-    """Yield every row's index, its prompts or error, and the fetched images by URI, in row order.
-
-    Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
-    """
-    max_uris = FETCHED_AT_ONCE
-    if options.media is not None:
-        max_uris = min(max_uris, options.media.fetcher.source.fetch.max_parallel)
+    """Yield every row's index, its prompts or error, and the fetched images by URI, in row order. Images are fetched
+    for a few rows at a time, so that the encoded bytes in memory do not grow with the table."""
+    max_uris = min(FETCHED_AT_ONCE, options.media.fetcher.source.fetch.max_parallel)
     window: list[tuple[int, _RowPrompts | RowError]] = []
     uris: list[str] = []
     for index in range(table.num_rows):
@@ -209,13 +173,12 @@ def _decode_row(
     present: Collection[str],
 ) -> list[_Decoded]:
     """Decode one READ row to DECODED rows: one for each clip of its video and each of its prompts."""
-    cuts = bool(row.videos) and options.media is not None and options.media.sampling.clip_s is not None
+    cuts = bool(row.videos) and options.media.sampling.clip_s is not None
     if not cuts and all(prompt.name(sample_id) in present for prompt in row.prompts):
         return []
     _decode_images(row.images, fetched, column, options)
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
     if row.videos:
-        assert options.media is not None, "rows have videos, and there are no options to decode them"
         clips = decode_videos(row.videos, options.media)
     rows: list[_Decoded] = []
     for span, frames in clips:
@@ -227,7 +190,11 @@ def _decode_row(
                 column.copy_last_row()
             column.end_row()
             row_clips = frames if cuts or not rows else ()
-            rows.append(_Decoded(index, name, span, row_clips, prompt))
+            messages = json.dumps(prompt.messages, ensure_ascii=False)
+            values = {"sample_id": name, "messages": messages, "sampling": prompt.sampling, **asdict(span)}
+            values |= {"prompt_index": prompt.index, "num_prompts": prompt.num_asked}
+            values |= {"error_type": "", "error_message": ""}
+            rows.append(_Decoded(index, values, row_clips))
     if not rows:
         column.forget_row()
     return rows
@@ -237,16 +204,13 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
     """Fetch URIs, together at most `row_bytes`; larger images are left out and later fetched one by one."""
     if not uris:
         return {}
-    assert options.media is not None, "rows name images by URI, and there is no fetcher"
     fetcher = options.media.fetcher
     limit = min(fetcher.source.max_image_bytes, options.row_bytes // len(uris))
     fetched = fetcher.fetch(uris, limit)
 
-    def is_too_large(data: bytes | RowError) -> bool:
-        return isinstance(data, RowError) and data.code == "image_too_large"
-
     is_final = limit == fetcher.source.max_image_bytes
-    return {uri: data for uri, data in fetched.items() if is_final or not is_too_large(data)}
+    too_large = {uri for uri, one in fetched.items() if isinstance(one, RowError) and one.code == "image_too_large"}
+    return {uri: one for uri, one in fetched.items() if is_final or uri not in too_large}
 
 
 def _decode_images(
@@ -255,12 +219,11 @@ def _decode_images(
     """Decode one row's images into the memory of `column`; RowError for the first image that fails."""
     if not cell:
         return
-    worker = image_worker(options.media)
+    worker = worker_of(options.media)
     for number, image in enumerate(cell, start=1):
         try:
             data, uri = image["bytes"], image["uri"]
             if data is None and (data := fetched.get(uri)) is None:
-                assert options.media is not None, "the URI was tried before"
                 fetcher = options.media.fetcher
                 data = fetcher.fetch([uri], min(fetcher.source.max_image_bytes, options.row_bytes))[uri]
             if isinstance(data, RowError):

@@ -1,8 +1,4 @@
-"""Reads width and height of an encoded image from its header in pure Python, so that no native code parses the bytes.
-
-Used before decoding, to cut decoding tasks by decoded bytes. Supports PNG, JPEG, WebP, GIF and BMP; the size of any
-other image is unknown.
-"""
+"""Reads width and height of images from their headers in pure Python, so that no native code parses the bytes."""
 
 from __future__ import annotations
 
@@ -26,23 +22,23 @@ def size_of(data: bytes | memoryview) -> Size | None:
 
 def _read(head: bytes, data: memoryview) -> Size:
     """Return width and height from the header; ValueError for other formats, also other errors for damaged headers."""
-    size: Size
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        size = struct.unpack(">II", head[16:24])
-    elif head.startswith(b"\xff\xd8\xff"):
-        size = _jpeg(data)
-    elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        size = _webp(head)
-    elif head[:6] in (b"GIF87a", b"GIF89a"):
-        size = struct.unpack("<HH", head[6:10])
-    elif head[:2] == b"BM" and head[14:18] == b"\x0c\0\0\0":
-        size = struct.unpack("<HH", head[18:22])
-    elif head[:2] == b"BM":
-        width, height = struct.unpack("<ii", head[18:26])
-        size = width, abs(height)
-    else:
-        raise ValueError("an unknown format")
-    return size
+        return _pair(">II", head[16:24])
+    if head.startswith(b"\xff\xd8\xff"):
+        return _jpeg(data)
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return _webp(head)
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return _pair("<HH", head[6:10])
+    if head[:2] == b"BM":
+        width, height = _pair("<HH", head[18:22]) if head[14:18] == b"\x0c\0\0\0" else _pair("<ii", head[18:26])
+        return width, abs(height)
+    raise ValueError("an unknown format")
+
+
+def _pair(form: str, data: bytes | memoryview) -> Size:
+    first, second = struct.unpack(form, data)
+    return first, second
 
 
 def _jpeg(data: memoryview) -> Size:
@@ -63,8 +59,7 @@ def _jpeg(data: memoryview) -> Size:
             continue
         (length,) = struct.unpack(">H", data[position + 2 : position + 4])
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
-            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
-            size = width, height
+            size = _pair(">HH", data[position + 5 : position + 9])[::-1]
         position += 2 + length
     raise ValueError("no scan")
 
@@ -77,6 +72,6 @@ def _webp(head: bytes) -> Size:
         (bits,) = struct.unpack("<I", head[21:25])
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     if kind == b"VP8 ":
-        width, height = struct.unpack("<HH", head[26:30])
+        width, height = _pair("<HH", head[26:30])
         return width & 0x3FFF, height & 0x3FFF
     raise ValueError("an unknown kind of WebP")

@@ -10,10 +10,7 @@ from pipeline.rows import schemas
 
 
 class PixelColumn:
-    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels.
-
-    A whole chunk of virtual memory is allocated at once; physical memory is used only as pixels are written.
-    """
+    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes
@@ -27,7 +24,6 @@ class PixelColumn:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of pixels in the unfinished row."""
         return self._used - self._row_start
 
     def take(self, num_bytes: int) -> memoryview:
@@ -47,7 +43,6 @@ class PixelColumn:
         self._row_sizes.append((height, width))
 
     def end_row(self) -> None:
-        """Finish the row of the images added since the last call."""
         self._num_images.append(len(self._row_sizes))
         self._sizes += self._row_sizes
         self._row_start, self._row_sizes = self._used, []
@@ -70,15 +65,14 @@ class PixelColumn:
 
     def _close(self) -> None:
         if self._num_images:
-            self._chunks.append(_lists(self._sizes, self._num_images, pa.py_buffer(self._memory[: self._row_start])))
+            num_bytes = [3 * height * width for height, width in self._sizes]
+            ends = pa.py_buffer(np.cumsum([0, *num_bytes], dtype=np.int64))
+            memory = pa.py_buffer(self._memory[: self._row_start])
+            sides = np.array(self._sizes, np.int32).reshape(-1, 2)
+            rgb = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sides), [None, ends, memory])
+            images = pa.StructArray.from_arrays(
+                [pa.array(sides[:, 0]), pa.array(sides[:, 1]), rgb], fields=list(schemas.PIXELS)
+            )
+            offsets = pa.array(np.cumsum([0, *self._num_images], dtype=np.int32))
+            self._chunks.append(pa.ListArray.from_arrays(offsets, images))
         self._sizes, self._num_images = [], []
-
-
-def _lists(sizes: list[tuple[int, int]], num_images: list[int], memory: pa.Buffer) -> pa.Array:
-    heights, widths = ([size[axis] for size in sizes] for axis in (0, 1))
-    num_bytes = [3 * height * width for height, width in sizes]
-    ends = pa.py_buffer(np.concatenate([[0], np.cumsum(num_bytes)]).astype(np.int64))
-    rgb = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), [None, ends, memory])
-    parts = [pa.array(heights, pa.int32()), pa.array(widths, pa.int32()), rgb]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(num_images)]).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, fields=list(schemas.PIXELS)))

@@ -1,24 +1,15 @@
-"""Decodes one encoded image to uint8 RGB pixels: applies the EXIF orientation, composites alpha on white, downscales.
-
-Runs in the decoding process (`pipeline.media.video.child`), which has no credentials, and imports only the modules
-which that process needs.
-"""
+"""Decodes one image to uint8 RGB pixels; imports only what the process `pipeline.media.video.child` needs."""
 
 from __future__ import annotations
 
 import io
 import logging
-import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
-
-from pipeline.media.errors import MediaError
 
 # Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -34,27 +25,30 @@ STRIP_ROWS = 512
 """Rows of pixels per conversion step, so that converting needs no second copy of the whole image."""
 
 _TURNS = {
-    2: (Image.Transpose.FLIP_LEFT_RIGHT,),
-    3: (Image.Transpose.ROTATE_180,),
-    4: (Image.Transpose.FLIP_TOP_BOTTOM,),
-    5: (Image.Transpose.TRANSPOSE,),
-    6: (Image.Transpose.ROTATE_270,),
-    7: (Image.Transpose.TRANSVERSE,),
-    8: (Image.Transpose.ROTATE_90,),
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
 }
-"""Transpose operations that undo each EXIF orientation (Exif 2.3, tag 0x0112)."""
-_FIRST_SWAPPED = 5
-"""EXIF orientations from this value on swap width and height."""
+"""The operation that undoes each EXIF orientation (Exif 2.3, tag 0x0112)."""
+
+
+class MediaError(ValueError):
+    """An image or video cannot be decoded: `code` is the row's error code, `message` the readable reason."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
     """Decode one image to uint8 RGB (height, width, 3): EXIF orientation applied, alpha composited on white, first
-    frame of an animation, downscaled if its longer side exceeds `max_side_px`.
-
-    Raises:
-        MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
-            `unsupported_image`.
-    """
+    frame of an animation, downscaled if its longer side exceeds `max_side_px`. MediaError: `not_an_image`,
+    `image_too_large` (known before any pixel is decoded), `broken_image`, `unsupported_image`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = _open(data, max_pixels)
@@ -64,19 +58,18 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
             size = fitting(*stored, max_side_px)
             if size != stored and name in ("JPEG", "MPO"):
                 image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
-            with _silent_stderr() if name == "TIFF" else nullcontext():
-                image.load()
+            image.load()
             upright, is_drafted = _to_rgb(image), image.size != stored and name in ("JPEG", "MPO")
             turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
             del image  # frees its pixels before further copies are made
-            for operation in _TURNS.get(turn, ()):
-                upright = upright.transpose(operation)
+            if turn in _TURNS:
+                upright = upright.transpose(_TURNS[turn])
         except (MediaError, MemoryError):
             raise
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
             raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
     if is_drafted:
-        final_size = size[::-1] if turn >= _FIRST_SWAPPED else size
+        final_size = size[::-1] if turn >= 5 else size  # orientations from 5 on swap width and height
     else:
         final_size = fitting(*upright.size, max_side_px)
     if upright.size != final_size:
@@ -116,23 +109,6 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
             "unsupported_image", f"sides of {image.width} and {image.height} pixels are more than {MAX_ASPECT} to 1"
         )
     return image
-
-
-_STDERR_LOCK = threading.Lock()
-
-
-@contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """Redirect file descriptor 2 to /dev/null, because libtiff prints messages about damaged files; holds a lock, so
-    that only one thread at a time does this."""
-    with _STDERR_LOCK, ExitStack() as stack:
-        with suppress(OSError):  # it may be closed already
-            saved = os.dup(2)
-            stack.callback(os.close, saved)
-            stack.callback(os.dup2, saved, 2)
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), 2)
-        yield
 
 
 def installed_formats() -> list[str]:

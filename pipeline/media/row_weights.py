@@ -1,9 +1,8 @@
 """Limits the decoded bytes per decoding task: computes row weights and inserts filler rows, so that Ray cuts by weight.
 
-Ray cuts tables by rows, at offsets that the driver decides, and a retry cuts at the same offsets. A row of weight n is
-preceded by n - 1 empty filler rows, so a cut after k rows is a cut after weight k. A weight depends only on the row and
-the configuration: on the headers of images in the row, and on the maximum size of images that are fetched later.
-Headers are read in pure Python; nothing is decoded.
+Ray cuts tables by rows, and a retry cuts at the same offsets. A row of weight n is preceded by n - 1 empty filler rows,
+so a cut after k rows is a cut after weight k. A weight depends only on the configuration, on the headers of images in
+the row, and on the maximum size of images that are fetched later; nothing is decoded.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -53,9 +51,12 @@ class Weigher:
     def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
         """Build the weigher of a job on this source."""
         options = MediaOptions.of(source, "")
-        limits, clip_bytes = options.limits, max_clip_bytes(options)
+        sampling, limits = options.sampling, options.limits
+        num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
+        pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
+        clip_bytes = min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
         # The number of clips of a video is known only after decoding.
-        video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
+        video_bytes = clip_bytes if sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
         return cls(
             batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, prompt_options
@@ -68,8 +69,7 @@ class Weigher:
 
     def weights(self, table: pa.Table) -> list[int]:
         """Return the weight of each row of a READ table, from 1 to `batch_rows`."""
-        codes = table["error_type"].to_pylist()
-        return [1 if code else self._weight(table, index) for index, code in enumerate(codes)]
+        return [1 if code else self._weight(table, index) for index, code in enumerate(table["error_type"].to_pylist())]
 
     def _weight(self, table: pa.Table, index: int) -> int:
         images, videos = media_of(table, index)
@@ -112,26 +112,16 @@ class Weigher:
         return pa.concat_tables([*parts, table.slice(start)])
 
 
-def max_clip_bytes(options: MediaOptions) -> int:
-    """Return the maximum bytes of pixels of one clip's sampled frames."""
-    sampling, limits = options.sampling, options.limits
-    num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
-    pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
-    return min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
-
-
 def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return images and videos of one READ row as dictionaries; encoded bytes are Arrow buffers without a copy."""
-    images, videos = (_media_cells(table[name][index]) for name in ("images", "videos"))
-    return images, videos
 
+    def cells(column: str) -> list[dict[str, Any]]:
+        found = table[column][index].values or ()
+        return [
+            {name: one[name].as_buffer() if name == "bytes" else one[name].as_py() for name in one} for one in found
+        ]
 
-def _media_cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
-    values = cell.values
-    if values is None:
-        return []
-    names = [field.name for field in values.type]
-    return [{name: ref[name].as_buffer() if name == "bytes" else ref[name].as_py() for name in names} for ref in values]
+    return cells("images"), cells("videos")
 
 
 def _fillers(schema: pa.Schema, count: int) -> pa.Table:
@@ -162,19 +152,16 @@ class Weighed(Datasource):  # type: ignore[misc]
         return str(self._source.get_name())
 
     def estimate_inmemory_data_size(self) -> int | None:
-        size: int | None = self._source.estimate_inmemory_data_size()
-        return size
+        return self._source.estimate_inmemory_data_size()  # type: ignore[no-any-return]
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
         tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)
-        weighed = []
-        for task in tasks:
-            read = partial(_read, task, self._weigher)
-            read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
-            weighed.append(ReadTask(read, task.metadata, schema=task.schema))
-        return weighed
+        return [_weighed(task, self._weigher) for task in tasks]
 
 
-def _read(task: ReadTask, weigher: Weigher) -> Iterator[pa.Table]:
-    for table in task():
-        yield weigher.with_fillers(table)
+def _weighed(task: ReadTask, weigher: Weigher) -> ReadTask:
+    def read_span() -> Iterator[pa.Table]:  # Ray names tasks by the function
+        for table in task():
+            yield weigher.with_fillers(table)
+
+    return ReadTask(read_span, task.metadata, schema=task.schema)

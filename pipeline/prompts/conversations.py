@@ -24,7 +24,7 @@ MEDIA = ("image", "video")
 _MARKS = re.compile(r"<(image|video)>")
 _ROLES = {
     **{name: name for name in ("system", "user", "assistant")},
-    **dict.fromkeys(("human",), "user"),
+    "human": "user",
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
 }
 
@@ -38,11 +38,8 @@ class Conversation:
 
 
 def read_conversation(value: Any, column: str) -> Conversation:
-    """Parse one row's conversation; a string value is parsed as JSON.
-
-    Raises:
-        RowError: `missing_column_value`, or `invalid_value` unless it is a conversation that ends with a user turn.
-    """
+    """Parse one row's conversation; a string value is parsed as JSON. RowError `missing_column_value`, or
+    `invalid_value` unless it is a conversation that ends with a user turn."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -122,12 +119,8 @@ def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
 
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
     """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
-
-    If the conversation has no placeholders of this kind, the media are inserted before the text of its first user turn.
-
-    Raises:
-        RowError: `invalid_value` if there are more or fewer media than placeholders.
-    """
+    Without placeholders, the media are inserted before the text of the first user turn. RowError `invalid_value` if
+    there are more or fewer media than placeholders."""
     places = conversation.places[kind]
     if not places and given:
         turn = next(message for message in conversation.messages if message["role"] == "user")

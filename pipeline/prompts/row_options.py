@@ -59,20 +59,14 @@ class PromptOptions:
             named.setdefault(column, f"columns.{field_name}")
         return named
 
-    def own_sampling(self, fields: Mapping[str, Any]) -> str:
-        """Return a row's own sampling values as a JSON object; empty if the job has no columns for them."""
-        names = ["seed", *sampling_names(self.columns, self.sampling)]
-        names = [name for name in names if getattr(self.columns, name) is not None]
-        if not names:
-            return ""
-        values = read_sampling(fields, self.columns, self.sampling, self.seed)
-        return json.dumps({name: values[name] for name in names})
-
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[list[RowPrompt], list[Any], list[Any]]:
         """Return a row's prompts, images and videos, in placeholder order; URIs from a conversation are strings."""
-        sampling = self.own_sampling(fields)
+        names = ["seed", *sampling_names(self.columns, self.sampling)]
+        names = [name for name in names if getattr(self.columns, name) is not None]
+        own = read_sampling(fields, self.columns, self.sampling, self.seed) if names else {}
+        sampling = json.dumps({name: own[name] for name in names}) if names else ""
         if self.columns.messages is not None:
             column = self.columns.messages
             conversation = read_conversation(fields.get(column), column)
@@ -85,13 +79,11 @@ class PromptOptions:
             return [RowPrompt(conversation.messages, None, sampling)], own_images, own_videos
         assert self.prompt is not None, "the schema requires a prompt if rows have no conversation"
         rounds = self._rounds(fields)
-        all_messages = [
-            templates.fill(self.prompt, values, len(images), len(videos), self.special_tokens) for values in rounds
-        ]
-        if self.columns.prompts is None:
-            asked = [RowPrompt(messages, None, sampling) for messages in all_messages]
-        else:
-            asked = [RowPrompt(messages, index, sampling, len(rounds)) for index, messages in enumerate(all_messages)]
+        asked = []
+        for index, values in enumerate(rounds):
+            messages = templates.fill(self.prompt, values, len(images), len(videos), self.special_tokens)
+            index_and_number = (None, None) if self.columns.prompts is None else (index, len(rounds))
+            asked.append(RowPrompt(messages, index_and_number[0], sampling, index_and_number[1]))
         return asked, list(images), list(videos)
 
     def _rounds(self, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:

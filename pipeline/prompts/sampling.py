@@ -31,7 +31,14 @@ def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel,
         if own_seed is None or not 0 <= own_seed <= MAX_SEED:
             raise RowError("invalid_sampling", f"seed: {given['seed']!r:.100} is no integer from 0 to {MAX_SEED}")
         values["seed"] = own_seed
-    numbers = {name: _number(given[name], name) for name in names if name in given}
+    numbers: dict[str, int | float] = {}
+    for name in (name for name in names if name in given):
+        is_integer = name in _INTEGERS
+        number = integer_of(given[name]) if is_integer else float_of(given[name])
+        if number is None:
+            kind = "integer" if is_integer else "number"
+            raise RowError("invalid_sampling", f"{name}: {given[name]!r:.100} is no {kind}")
+        numbers[name] = number
     try:
         sampling = type(job).model_validate({**{name: getattr(job, name) for name in names}, **numbers})
     except ValidationError as error:
@@ -39,14 +46,6 @@ def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel,
         name = str(problem["loc"][0])
         raise RowError("invalid_sampling", f"{name}: {given[name]!r:.100}: {problem['msg']}") from None
     return values | {name: getattr(sampling, name) for name in names}
-
-
-def _number(value: Any, name: str) -> int | float:
-    number = integer_of(value) if name in _INTEGERS else float_of(value)
-    if number is None:
-        kind = "integer" if name in _INTEGERS else "number"
-        raise RowError("invalid_sampling", f"{name}: {value!r:.100} is no {kind}")
-    return number
 
 
 def float_of(value: Any) -> float | None:

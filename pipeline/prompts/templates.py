@@ -1,8 +1,5 @@
-"""Parses prompt templates and fills them with a row's values to build chat messages.
-
-`{column}` is replaced by the row's value, `{{` and `}}` by braces. A name is looked up literally: no attributes,
-indices or format specifications. Special tokens in column values are split, so that they stay plain text.
-"""
+"""Parses prompt templates and fills them with a row's values. `{column}` is replaced by the row's value, looked up
+literally, `{{` and `}}` by braces. Special tokens in column values are split, so that they stay plain text."""
 
 from __future__ import annotations
 
@@ -62,19 +59,14 @@ def names_in(template: str, where: str) -> list[str]:
 
 
 def image_turn(prompt: Prompt) -> int:
-    """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`.
-
-    Raises:
-        ConfigError: two turns have `images: true`, or no turn may have images.
-    """
+    """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`;
+    ConfigError if two turns have `images: true`, or no turn may have images."""
     marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
     if len(marked) > 1:
         raise ConfigError(f"prompt.messages.{marked[1]}.images: turn {marked[0]} already carries the row's images")
-    if marked:
-        return marked[0]
-    for index, turn in enumerate(turns(prompt)):
-        if turn.role == "user" and turn.images is None:
-            return index
+    free = [index for index, turn in enumerate(turns(prompt)) if turn.role == "user" and turn.images is None]
+    if marked or free:
+        return [*marked, *free][0]
     raise ConfigError("prompt.messages: every user turn says images: false, so the row's images would reach no model")
 
 
@@ -89,38 +81,26 @@ def whole_text(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def value_text(name: str, value: Any) -> str:
-    """Convert a value to prompt text: strings unchanged, others as JSON; `missing_column_value` for null and NaN."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise RowError("missing_column_value", f"the prompt names the column {name!r}, which has no value in this row")
-    return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
-    """Fill one template with a row's values; `where` is the template's dotted path."""
-    return _filled(template, where, fields)[0]
-
-
-def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the filled template, and the (start, end) of each column value in it."""
+def filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """Fill a template with a row's values, as JSON unless they are strings; return it and each value's (start, end)."""
     text = ""
     values: list[tuple[int, int]] = []
     for piece, is_name in _parse(template, where):
-        added = value_text(piece, fields.get(piece)) if is_name else piece
         if is_name:
-            values.append((len(text), len(text) + len(added)))
-        text += added
+            value = fields.get(piece)
+            if value is None or (isinstance(value, float) and math.isnan(value)):
+                message = f"the prompt names the column {piece!r}, which has no value in this row"
+                raise RowError("missing_column_value", message)
+            piece = whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            values.append((len(text), len(text) + len(piece)))
+        text += piece
     return text, values
 
 
 def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
-    """Insert a space after the first character of special tokens, so that they become plain text.
-
-    `values` are the (start, end) of column values, by default the whole text; tokens outside of them are kept.
-
-    Raises:
-        RowError: `invalid_value` for a special token of one character, which cannot be split.
-    """
+    """Insert a space after the first character of special tokens, so that they become plain text. `values` are the
+    (start, end) of column values, by default the whole text; tokens outside of them are kept. RowError `invalid_value`
+    for a special token of one character, which cannot be split."""
     if not special_tokens:
         return text
     pattern = _any_of(tuple(special_tokens))
@@ -149,14 +129,11 @@ def fill(
     num_videos: int = 0,
     special_tokens: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Build one row's chat messages: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
-
-    Images, then videos, come before the text of their turn.
-    """
+    """Build one row's chat messages; images, then videos, come before the text of their turn."""
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
-        text, values = _filled(turn.text, _dotted(prompt, index), fields)
+        text, values = filled(turn.text, _dotted(prompt, index), fields)
         media = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos if index == carrier else []
         part = {"type": "text", "text": neutralise(text, special_tokens, values)}
         messages.append({"role": turn.role, "content": [*media, part]})

@@ -1,7 +1,4 @@
-"""Counts the draft depths that an engine's controller chose, by batch size, from the telemetry of rows.
-
-Each row counts its own steps, so a step of the engine counts once per row of its batch.
-"""
+"""Counts the draft depths that an engine's controller chose, by batch size; a step counts once per row of its batch."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ Key = TypeVar("Key")
 
 
 def add_counts(total: dict[Key, int], more: Mapping[Key, int]) -> None:
-    """Add counts to a total in place, key by key."""
     for key, number in more.items():
         total[key] = total.get(key, 0) + number
 

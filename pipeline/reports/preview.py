@@ -1,7 +1,4 @@
-"""Renders `_job/preview.html`: one page with thumbnails, the text and the acceptance of each sample.
-
-Text is escaped, images are re-encoded, and a content security policy forbids scripts and external resources.
-"""
+"""Renders `_job/preview.html`: escaped text and re-encoded images; a security policy forbids external resources."""
 
 from __future__ import annotations
 
@@ -83,15 +80,13 @@ def _acceptance(row: Mapping[str, Any]) -> str:
     """Render how many steps accepted 0, 1, 2, … drafts as bars, with the row's counts as text."""
     telemetry = row["telemetry"]
     words = [escape(row["status"]), f"{row['num_generated_tokens']} tokens"]
-    steps = telemetry["num_spec_steps"]
-    histogram = telemetry["acceptance_histogram"] or []
     bars = ""
-    if telemetry["num_draft_tokens"] and steps:
+    if telemetry["num_draft_tokens"] and (steps := telemetry["num_spec_steps"]):
         words += [f"{steps} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
-        tallest = max(histogram)
+        histogram = telemetry["acceptance_histogram"]
         marks = (
             f'<i data-kept="{kept}" title="{count} steps kept {kept} drafts" '
-            f'style="height:{100 * count / tallest:.0f}%"></i>'
+            f'style="height:{100 * count / max(histogram):.0f}%"></i>'
             for kept, count in enumerate(histogram)
         )
         bars = f'<div class="bars">{"".join(marks)}</div>'

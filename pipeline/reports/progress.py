@@ -1,23 +1,20 @@
-"""Shows the progress of a running job: actors report batches to a tally, and a thread of the driver prints it.
-
-For display only: a batch that Ray runs twice counts twice here, but once in the output and the summary.
-"""
+"""Shows the progress of a running job: actors report batches to a tally, which a thread of the driver prints. A batch
+that Ray runs twice counts twice here, but once in the output and the summary."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
 import ray
 
 from actors.events import Events
 from actors.results import Tally
-from pipeline.cluster.polling import polled
-from pipeline.cluster.ray_session import driver_actor
+from pipeline.cluster.ray_session import driver_actor, polled
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5
@@ -38,71 +35,53 @@ class _TallyActor:
     def __init__(self) -> None:
         self._counts: tuple[int, ...] = (0, 0, 0, 0)
 
-    def add(self, *counts: int) -> None:
+    def add(self, *counts: int) -> tuple[int, ...]:
+        """Add counts, and return the sums."""
         self._counts = tuple(map(sum, zip(self._counts, counts, strict=True)))
-
-    def read(self) -> tuple[int, ...]:
         return self._counts
-
-
-@dataclass(frozen=True)
-class _Report:
-    """Sends an actor's counts to the tally without waiting for an answer."""
-
-    actor: Any
-
-    def __call__(self, num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> None:
-        self.actor.add.remote(num_rows, num_tokens, num_steps, num_accepted)
 
 
 @contextlib.contextmanager
 def shown(
     total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
 ) -> Iterator[Tally | None]:
-    """Show progress while the block runs; yield the tally for the actors, None if not enabled.
-
-    With enabled `events`, progress is emitted as events instead of a line.
-    """
+    """Show progress while the block runs; yield the tally for the actors, None if not enabled. With enabled `events`,
+    progress is emitted as events instead of a line."""
     if not enabled:
         yield None
         return
     stream = stream or sys.stderr
     events = events if events is not None and events.enabled else None
     terminal = stream.isatty() and events is None
-    interval_s = TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S
-    try:
-        with driver_actor(_TallyActor) as actor:
-            look = _progress(actor, total_rows, stream, terminal, events)
-            with polled(look, interval_s, "progress", last_look=True):
-                yield _Report(actor)
-    finally:
-        if terminal:
-            stream.write("\n")
-
-
-def _progress(
-    actor: Any, total_rows: int | None, stream: TextIO, terminal: bool, events: Events | None
-) -> Callable[[], None]:
     began_s = time.monotonic()
     num_rows_shown = 0
+    with driver_actor(_TallyActor) as actor:
 
-    def look() -> None:
-        nonlocal num_rows_shown
+        def look() -> None:
+            nonlocal num_rows_shown
+            try:
+                counts = Counts(*ray.get(actor.add.remote(0, 0, 0, 0), timeout=10))
+            except ray.exceptions.GetTimeoutError:
+                return  # a busy or stopped process; read again in the next round
+            if not terminal and counts.num_rows == num_rows_shown:
+                return
+            num_rows_shown = counts.num_rows
+            if events is not None:
+                events.emit("progress", stream=stream, total_rows=total_rows, **asdict(counts))
+                return
+            line = progress_line(counts, total_rows, time.monotonic() - began_s)
+            stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
+            stream.flush()
+
+        def report(*counts: int) -> None:
+            actor.add.remote(*counts)  # without waiting for an answer
+
         try:
-            counts = Counts(*ray.get(actor.read.remote(), timeout=10))
-        except ray.exceptions.GetTimeoutError:
-            return  # a busy or stopped process; read again in the next round
-        if not terminal and counts.num_rows == num_rows_shown:
-            return
-        num_rows_shown = counts.num_rows
-        if events is not None:
-            events.emit("progress", stream=stream, total_rows=total_rows, **asdict(counts))
-            return
-        line = progress_line(counts, total_rows, time.monotonic() - began_s)
-        stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
-        stream.flush()
-
-    return look
+            with polled(look, TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S, "progress", last_look=True):
+                yield report
+        finally:
+            if terminal:
+                stream.write("\n")
 
 
 def bar(num_rows: int, total_rows: int | None) -> str:

@@ -1,8 +1,5 @@
-"""Summarises a job: totals counted from its output, for the terminal and `_job/summary.json`.
-
-The acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as in vLLM; SpecVLM, LVSpec and
-SAGE exclude it).
-"""
+"""Summarises a job: totals counted from its output, for the terminal and `_job/summary.json`. The acceptance length is
+1 + accepted drafts / verify steps, the bonus token included (as in vLLM; SpecVLM, LVSpec and SAGE exclude it)."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.choice import CandidateResult, Choice
+from actors.choice import Choice
 from actors.serving.engine_thread import Waits
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.storage import access
@@ -34,7 +31,6 @@ DERIVED = (
     *("num_errors", "samples_per_s", "tokens_per_s", "tokens_per_engine_s"),
     *("mean_acceptance_length", "acceptance_by_position"),
 )
-"""Properties that `_job/summary.json` contains."""
 SUMMED = ("wall_s", "num_samples", "num_inputs", "num_generated_tokens", "num_made", "num_tokens_made")
 TELEMETRY_SUMS = {
     "num_steps": "num_spec_steps",
@@ -51,9 +47,7 @@ TELEMETRY_SUMS = {
 @dataclass
 class Summary:
     """Totals of one job over all attempts; rates per wall time count only rows of `attempt`, the latest one.
-
-    `prefill_ms`, `draft_ms` and `verify_ms` sum the rows' shares of engine time.
-    """
+    `prefill_ms`, `draft_ms` and `verify_ms` sum the rows' shares of engine time."""
 
     job_id: str
     method: str
@@ -151,15 +145,11 @@ class Summary:
         add_counts(self.by_method, _counts(results["method"]))
         for name, column in TELEMETRY_SUMS.items():
             setattr(self, name, getattr(self, name) + _total(pc.struct_field(table["telemetry"], column)))
-        self._add_histogram(_histogram(pc.struct_field(table["telemetry"], "acceptance_histogram")))
+        histogram = _histogram(pc.struct_field(table["telemetry"], "acceptance_histogram"))
+        self.acceptance_histogram = _added(self.acceptance_histogram, histogram)
         extras = pc.struct_field(table["telemetry"], "extras")
         for row in extras.filter(pc.match_substring(extras, '"controller"')).to_pylist():
             self.depths.add_row(row)
-
-    def _add_histogram(self, histogram: Sequence[int]) -> None:
-        self.acceptance_histogram = [
-            sum(both) for both in itertools.zip_longest(self.acceptance_histogram, histogram, fillvalue=0)
-        ]
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary as lines of (label, value)."""
@@ -189,7 +179,8 @@ class Summary:
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
-            lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+            filled = round(BAR_WIDTH * share)
+            lines.append((f"  position {position}", f"{'█' * filled}{'·' * (BAR_WIDTH - filled)} {share:.2f}"))
         lines += self.depths.lines()
         if self.attempt > 1:
             lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
@@ -217,6 +208,10 @@ def count(output: OutputDir, summary: Kind) -> Kind:
     return summary
 
 
+def _added(*histograms: list[int]) -> list[int]:
+    return [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
+
+
 def _total(column: pa.ChunkedArray) -> Any:
     return pc.sum(column).as_py() or 0
 
@@ -231,8 +226,7 @@ def _histogram(lists: pa.ChunkedArray) -> list[int]:
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     flat = pa.table({"position": positions, "steps": pc.list_flatten(lists)})
     summed = flat.group_by("position").aggregate([("steps", "sum")]).sort_by("position")
-    found: list[int] = summed["steps_sum"].to_pylist()
-    return found
+    return list(summed["steps_sum"].to_pylist())
 
 
 def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -256,7 +250,7 @@ def combine(parts: Sequence[Summary]) -> Summary:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         for name in ("by_status", "errors_by_type", "by_method"):
             add_counts(getattr(total, name), getattr(part, name))
-        total._add_histogram(part.acceptance_histogram)
+        total.acceptance_histogram = _added(total.acceptance_histogram, part.acceptance_histogram)
         total.depths.add(part.depths)
     return total
 
@@ -269,39 +263,31 @@ def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
     lines = [("kept", choices[0].method if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
     for choice in choices[:MAX_TRIALS_SHOWN]:
         lines.append(("  tried on", f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"))
-        lines += [(f"    {one.method}", _candidate_line(one)) for one in choice.standings]
+        for one in choice.standings:
+            text = one.note
+            if one.sample_s is not None:
+                interval = ""
+                if one.low_s is not None and one.high_s is not None:
+                    interval = f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
+                text = f"{1000 * one.sample_s:.3g} ms per sample{interval}, acceptance length "
+                text += f"{one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
+            lines.append((f"    {one.method}", text))
     if len(choices) > MAX_TRIALS_SHOWN:
         lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
     return lines
 
 
-def _candidate_line(one: CandidateResult) -> str:
-    if one.sample_s is None:
-        return one.note
-    text = f"{1000 * one.sample_s:.3g} ms per sample"
-    if one.low_s is not None and one.high_s is not None:
-        text += f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
-    return f"{text}, acceptance length {one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
-
-
-def acceptance_bar(share: float) -> str:
-    filled = round(BAR_WIDTH * share)
-    return "█" * filled + "·" * (BAR_WIDTH - filled)
-
-
 def show(summary: Summary) -> str:
-    """Return the summary as text."""
-    lines = summary.lines()
+    lines = [*summary.lines(), ("", f"acceptance length = {CONVENTION}")]
     width = max(len(label) for label, _ in lines)
-    text = [f"{label:<{width}}  {value}" for label, value in lines]
-    return "\n".join([*text, f"{'':<{width}}  acceptance length = {CONVENTION}"])
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in lines)
 
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
     """Return two summaries as text in two columns."""
     left_lines, right_lines = dict(left.lines()), dict(right.lines())
-    labels = list(dict.fromkeys([*left_lines, *right_lines]))
-    label_width = max(len(label) for label in labels)
+    labels = [*left_lines, *(label for label in right_lines if label not in left_lines)]
+    label_width = max(map(len, labels))
     value_width = max(len(value) for value in left_lines.values())
     return "\n".join(
         f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()

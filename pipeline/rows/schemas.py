@@ -128,11 +128,8 @@ def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """Return the schema of DECODED tables, the input of the actor.
-
-    `messages` is a JSON list of chat turns; `sampling` is a JSON object of the row's own seed and sampling values, or
-    empty if the job has no columns for them.
-    """
+    """Return the schema of DECODED tables. `messages` is a JSON list of chat turns; `sampling` is a JSON object of the
+    row's own seed and sampling values, or empty if the job has no columns for them."""
     return schema_of(_DECODED, keep)
 
 

@@ -1,7 +1,4 @@
-"""Registers the source kinds, which read samples from files of one format.
-
-A new kind needs a module here, an entry in `KINDS`, and its name in the Literal `Source.kind` in `configs/source.py`.
-"""
+"""Registers the source kinds; a new one also needs its name in the Literal `Source.kind` in `configs/source.py`."""
 
 from __future__ import annotations
 
@@ -22,5 +19,4 @@ KINDS: tuple[Kind, ...] = (
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind with this name (`source.kind`)."""
     return next(kind for kind in KINDS if kind.name == name)

@@ -1,7 +1,4 @@
-"""Reads Arrow IPC files in the streaming or file format; each row of a record batch is one sample.
-
-Local files are memory-mapped, so that rows before a piece are not read; remote files are read from the beginning.
-"""
+"""Reads Arrow IPC files in the streaming or file format; local files are memory-mapped."""
 
 from __future__ import annotations
 

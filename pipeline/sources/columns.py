@@ -10,8 +10,7 @@ from pipeline.sources.kind import Needs
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    checks = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-    return any(check(kind) for check in checks)
+    return any(check(kind) for check in (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -46,8 +45,7 @@ def unpacked(kind: pa.DataType) -> pa.DataType:
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Replace Arrow's view types (`string_view`, `binary_view`, `list_view`) at any depth by plain types, because most
-    Arrow functions do not support views."""
+    """Replace view types at any depth by plain types, because most Arrow functions do not support views."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):
@@ -109,28 +107,22 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
 
 
 def unify(earlier: pa.Field, later: pa.Field, where: str) -> pa.Field:
-    """Return a field for both files' values: integers and floats may become wider, but never another kind of type.
-
-    Raises:
-        ConfigError: the types conflict; names the column and the file `where` of the later field.
-    """
-    earlier_type, later_type = earlier.type, later.type
-    if earlier_type.equals(later_type) or pt.is_null(later_type):
+    """Return a field for both files' values: integers and floats may become wider, but never another kind of type;
+    ConfigError with the column and the file `where` of the later field if the types conflict."""
+    types = earlier.type, later.type
+    if types[0].equals(types[1]) or pt.is_null(types[1]):
         return earlier
-    if pt.is_null(earlier_type):
+    if pt.is_null(types[0]):
         return later
-    same_kind = any(
-        both(earlier_type) and both(later_type) for both in (pt.is_integer, pt.is_floating, is_text, is_bytes)
-    )
+    same_kind = any(all(map(is_kind, types)) for is_kind in (pt.is_integer, pt.is_floating, is_text, is_bytes))
     try:
-        if not same_kind and not (pt.is_nested(earlier_type) and pt.is_nested(later_type)):
+        if not same_kind and not all(map(pt.is_nested, types)):
             raise pa.ArrowTypeError("kinds differ")
-        options = "permissive" if same_kind else "default"
         schemas = [pa.schema([earlier]), pa.schema([later])]
-        merged: pa.Field = pa.unify_schemas(schemas, promote_options=options).field(0)
+        merged: pa.Field = pa.unify_schemas(schemas, promote_options="permissive" if same_kind else "default").field(0)
     except pa.ArrowException:
         raise ConfigError(
-            f"sink.keep_columns: {earlier.name!r} is {later_type} in {where} and {earlier_type} in an earlier file; "
+            f"sink.keep_columns: {earlier.name!r} is {types[1]} in {where} and {types[0]} in an earlier file; "
             "its type must be one"
         ) from None
     return merged

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -30,28 +32,18 @@ def delimiter_of(source: Source, path: str) -> str:
     return source.delimiter or ("\t" if stem.endswith(".tsv") else ",")
 
 
+@lru_cache(maxsize=8)
+def _whole(delimiter: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of lines of fields of which none is open at the end; quotes inside plain fields are text."""
+    delimiter = re.escape(delimiter)
+    rest = rb"(?:(?!%s)[\s\S])*+" % delimiter
+    field = rb'(?:"[^"]*+(?:""[^"]*+)*+"%s|(?!")%s)' % (rest, rest)
+    return re.compile(rb"%s(?:%s%s)*+" % (field, delimiter, field))
+
+
 def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
     """Return whether a quoted field is open at the end of a line; `inside` is the same for the start of the line."""
-    position = 0
-    while True:
-        if not inside:
-            if line[position : position + 1] != b'"':
-                position = line.find(delimiter, position) + 1
-                if not position:
-                    return False
-                continue
-            position += 1
-        while True:
-            position = line.find(b'"', position) + 1
-            if not position:
-                return True
-            if line[position : position + 1] != b'"':
-                break
-            position += 1
-        inside = False
-        position = line.find(delimiter, position) + 1
-        if not position:
-            return False
+    return not _whole(delimiter).fullmatch(b'"' + line if inside else line)
 
 
 class Csv(LineFormat):
@@ -74,11 +66,8 @@ class Csv(LineFormat):
             yield record
 
     def join(self, lines: Iterable[Record], delimiter: str) -> Iterator[Record]:
-        """Join lines to a record while a quoted field is open.
-
-        Line ends inside a record become line feeds. If the joined lines are no valid record, the first line has a stray
-        quote: it becomes a separate record, and the following lines are parsed again.
-        """
+        """Join lines with line feeds to a record while a quoted field is open. If the joined lines are no valid record,
+        the first line has a stray quote: it becomes a record of its own, and the following lines are parsed again."""
         stream, waiting, separator = iter(lines), deque[Record](), delimiter.encode()
         while (first := waiting.popleft() if waiting else next(stream, None)) is not None:
             parts, size = [first], first.num_bytes
@@ -95,18 +84,14 @@ class Csv(LineFormat):
             if len(parts) > 1:
                 data = b"\n".join(part.data or b"" for part in parts)
                 record = Record(first.line, data, size, sum(part.num_lines for part in parts))
-                if not inside and self._is_record(record, delimiter):
-                    yield record
-                    continue
+                try:
+                    if not inside:
+                        self.fields(record, delimiter)
+                        first, parts = record, []
+                except RowError:
+                    pass
                 waiting.extendleft(reversed(parts[1:]))
             yield first
-
-    def _is_record(self, record: Record, delimiter: str) -> bool:
-        try:
-            self.fields(record, delimiter)
-        except RowError:
-            return False
-        return True
 
     def fields(self, record: Record, delimiter: str) -> list[str]:
         """Parse a record to fields; RowError `broken_line` with the line number if its quotes are invalid."""

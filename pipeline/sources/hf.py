@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from pipeline.sources import arrow, csv, jsonl, parquet
-from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
+from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Survey, survey_of
 from pipeline.sources.uris import scheme_of
 from pipeline.storage import access
 
@@ -42,11 +42,8 @@ def _is_metadata(path: str) -> bool:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows.
-
-    Raises:
-        ConfigError: no rows, mixed formats, or the dataset has media and no column is configured for them.
-    """
+    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows. ConfigError for no
+    rows, mixed formats, or media without a configured column."""
     paths = files["path"].to_pylist()
     is_folder = any(map(_is_metadata, paths))
     used = [
@@ -78,40 +75,32 @@ def media_features(filesystem: Any, path: str) -> list[str]:
     """Return the columns that a file's schema marks as images or videos; empty if the schema cannot be read."""
     try:
         if _suffix(path) == ".arrow":
-            with arrow.open_batches(filesystem, path) as (schema, _):
-                return features_of(schema)
-        if _suffix(path) == ".parquet":
+            with arrow.open_batches(filesystem, path) as (found, _):
+                schema = found
+        elif _suffix(path) == ".parquet":
             with access.open_file(filesystem, path) as file:
-                return features_of(pq.read_schema(file))
+                schema = pq.read_schema(file)
+        else:
+            return []
+        features = json.loads((schema.metadata or {}).get(FEATURES_KEY) or "{}").get("info", {}).get("features", {})
     except Exception:  # the read task reports the error
         return []
-    return []
-
-
-def features_of(schema: pa.Schema) -> list[str]:
-    """Return the columns with image or video features, also in lists, from the schema metadata of `datasets`."""
-    metadata = json.loads((schema.metadata or {}).get(FEATURES_KEY) or "{}")
-    features = {name: json.dumps(feature) for name, feature in metadata.get("info", {}).get("features", {}).items()}
-    return [name for name, feature in features.items() if '"Image"' in feature or '"Video"' in feature]
+    texts = {name: json.dumps(feature) for name, feature in features.items()}
+    return [name for name, text in texts.items() if '"Image"' in text or '"Video"' in text]
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the rows of a piece; file names in a metadata file are relative to its folder."""
     folder = posixpath.dirname(piece.path) if _is_metadata(piece.path) else ""
-    for chunk in FORMATS[_suffix(piece.path)].read(filesystem, spec, piece):
-        for sample in chunk.samples if folder else ():
-            _enter(sample, folder)
-        yield chunk
 
-
-def _enter(sample: Sample, folder: str) -> None:
-    """Make the sample's relative URIs relative to the source root instead of `folder`."""
-
-    def inside(uri: str) -> str:
+    def below_root(uri: str) -> str:
         return uri if scheme_of(uri) or uri.startswith("/") else f"{folder}/{uri}"
 
-    sample.images = [inside(image) if isinstance(image, str) else image for image in sample.images]
-    sample.videos = [replace(video, uri=inside(video.uri)) if video.uri else video for video in sample.videos]
+    for chunk in FORMATS[_suffix(piece.path)].read(filesystem, spec, piece):
+        for sample in chunk.samples if folder else ():
+            sample.images = [below_root(image) if isinstance(image, str) else image for image in sample.images]
+            sample.videos = [replace(one, uri=below_root(one.uri)) if one.uri else one for one in sample.videos]
+        yield chunk
 
 
 KIND = Kind("hf", tuple(FORMATS), survey, read)

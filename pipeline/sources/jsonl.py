@@ -1,12 +1,10 @@
-"""Reads the source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd.
-
-Blank lines are skipped. Kept columns are text, because the files contain no types.
-"""
+"""Reads the source kind `jsonl`: a line is a JSON object and one sample; kept columns are text. Plain, gzip or zstd."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -39,16 +37,11 @@ class Jsonl(LineFormat):
     def _peek(self, filesystem: Any, path: str) -> set[str]:
         """Return the columns of the first `NUM_PEEKED_ROWS` rows; empty if no row is an object."""
         names: set[str] = set()
-        try:
-            with open_bytes(filesystem, path) as stream:
-                records = (one for one in split_lines(stream, self.max_bytes) if not one.is_blank)
-                for record in islice(records, NUM_PEEKED_ROWS):
-                    try:
-                        names |= set(self.parse(record))
-                    except RowError:
-                        continue
-        except Exception:  # the read task reports the error
-            return names
+        with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
+            records = (one for one in split_lines(stream, self.max_bytes) if not one.is_blank)
+            for record in islice(records, NUM_PEEKED_ROWS):
+                with suppress(RowError):
+                    names |= set(self.parse(record))
         return names
 
     def parse(self, record: Record) -> dict[str, Any]:

@@ -21,9 +21,6 @@ TEXT_MAX_BYTES = 16 * 1024 * 1024
 """Maximum size of a line, or of a text or JSON member of a tar sample."""
 
 
-# --- before reading ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Needs:
     """The columns that a job reads: `fields` of the prompt (name to dotted path), kept columns, columns of `source`."""
@@ -41,14 +38,10 @@ class Needs:
         columns = dict(self.fields)
         for name in self.keep:
             columns.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
-        source = self.source
-        for column, dotted in (
-            (source.id_column, "source.id_column"),
-            (source.columns.image, "source.columns.image"),
-            (source.columns.video, "source.columns.video"),
-        ):
+        given = {"id_column": self.source.id_column, **{f"columns.{k}": v for k, v in self.source.columns}}
+        for dotted, column in given.items():
             if column is not None:
-                columns.setdefault(column, dotted)
+                columns.setdefault(column, f"source.{dotted}")
         return columns
 
     def require(self, available: Collection[str], where: str) -> None:
@@ -73,14 +66,8 @@ class Index:
         self.lines.append(lines)
 
 
-FACTS = pa.schema(
-    [
-        ("num_samples", pa.int64()),
-        ("row_group_rows", pa.list_(pa.int64())),
-        ("row_group_bytes", pa.list_(pa.int64())),
-        ("row_group_lines", pa.list_(pa.int64())),
-    ]
-)
+_ROW_GROUPS = [(f"row_group_{name}", pa.list_(pa.int64())) for name in ("rows", "bytes", "lines")]
+FACTS = pa.schema([("num_samples", pa.int64()), *_ROW_GROUPS])
 """Columns of a survey, one row per file: number of samples (null if known only after reading), and row groups."""
 
 
@@ -94,23 +81,14 @@ class Survey:
 
 def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
     """Build a survey from one index per file; None means that the file's count is unknown."""
-    groups = [Index() if index is None else index for index in indices]
-    columns = [
-        [None if index is None else sum(index.rows) for index in indices],
-        [index.rows for index in groups],
-        [index.num_bytes for index in groups],
-        [index.lines for index in groups],
-    ]
-    return Survey(pa.table(columns, schema=FACTS), keep)
+    groups = [index or Index() for index in indices]
+    columns = [[getattr(index, name) for index in groups] for name in ("rows", "num_bytes", "lines")]
+    counts = [None if index is None else sum(index.rows) for index in indices]
+    return Survey(pa.table([counts, *columns], schema=FACTS), keep)
 
 
 def no_row_groups(num_files: int) -> pa.Array:
-    """Return a list column with an empty list for every file."""
-    offsets = pa.array(np.zeros(num_files + 1, np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
+    return pa.ListArray.from_arrays(pa.array(np.zeros(num_files + 1, np.int32)), pa.array([], pa.int64()))
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,6 @@ class ReadSpec:
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
     def with_ids_only(self, id_column: str | None) -> ReadSpec:
-        """Return a spec for the same files that reads only the id column."""
         source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
         return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
 
@@ -145,10 +122,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Rows `start` to `stop` (exclusive; None: to the end) of one file; `num_samples` is the count of the whole file.
-
-    `entry` is the last position at or before `start` at which reading can begin.
-    """
+    """Rows `start` to `stop` (exclusive; None: to the end) of one file with `num_samples` rows. `entry` is the last
+    position at or before `start` at which reading can begin."""
 
     path: str
     start: int = 0
@@ -178,10 +153,8 @@ class FilePiece:
 
 @dataclass(frozen=True)
 class VideoRef:
-    """The location of a video: its bytes, a URI in a row, or a listed file (`path` relative to the source root).
-
-    If `offset` and `size` are set, the video is that byte range of the file.
-    """
+    """The location of a video: its bytes, a URI in a row, or a listed file (`path` relative to the source root), of
+    which it is the bytes `offset` to `offset + size` if these are set."""
 
     bytes: bytes | None = None
     uri: str | None = None
@@ -210,9 +183,6 @@ class Chunk:
     keep: list[pa.Array]
 
 
-Count = Callable[[Any, ReadSpec, str, int], int]
-
-
 @dataclass(frozen=True)
 class Kind:
     """A source kind: the suffixes of its files in folders, and its functions.
@@ -229,7 +199,7 @@ class Kind:
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
     has_cheap_ids: bool = True
-    count_early: Count | None = None
+    count_early: Callable[[Any, ReadSpec, str, int], int] | None = None
     """Implementation of `count` for kinds whose `read` yields all samples of a file in one chunk."""
 
     def count(self, filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:

@@ -1,7 +1,4 @@
-"""Reads the source kind `lance`: datasets in the Lance format, if the package `pylance` is installed.
-
-A dataset is a folder `*.lance` and one entry of the manifest; it is read at the version that was listed.
-"""
+"""Reads the source kind `lance`, with the package `pylance`: a folder `*.lance` at the version that was listed."""
 
 from __future__ import annotations
 
@@ -22,11 +19,6 @@ SUFFIX = ".lance"
 BATCH_ROWS = 128
 
 
-def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
-    url = access.unstripped(filesystem, access.join(root, name))
-    return _library().dataset(url, version=None if version is None else int(version))
-
-
 def _library() -> Any:
     try:
         import lance
@@ -35,13 +27,15 @@ def _library() -> Any:
     return lance
 
 
+def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
+    url = access.unstripped(filesystem, access.join(root, name))
+    return _library().dataset(url, version=None if version is None else int(version))
+
+
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
     """Return the folder of the datasets, and an iterator over them; `paths` is one dataset or one folder of datasets.
-
-    Raises:
-        ConfigError: the library is missing, there are several paths, or a dataset cannot be opened.
-        OSError: the path cannot be listed.
-    """
+    ConfigError if the library is missing, there are several paths, or a dataset cannot be opened; OSError if the path
+    cannot be listed."""
     _library()
     if len(paths) != 1:
         raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")

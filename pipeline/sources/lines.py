@@ -1,7 +1,5 @@
-"""Reads files of lines (plain, gzip or zstd) as size-limited records, and indexes them, so that spans can begin inside.
-
-A record is one line, or for CSV one or more lines. Reading any part again returns the same records.
-"""
+"""Reads files of lines (plain, gzip or zstd) as size-limited records: one line, or for CSV one or more lines. Indexes
+them, so that spans can begin inside; reading any part again returns the same records."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: number of its first line (from 1), content without the line end (None if it is too long), and its
-    bytes (with line ends) and lines in the file."""
+    """One record: number of its first line (from 1), content (None if too long), bytes and lines in the file."""
 
     line: int
     data: bytes | None
@@ -99,22 +96,20 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
 
 
 def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Iterator[Record]:
-    """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None.
-
-    A line ends at a line feed, with or without a carriage return before it. A byte order mark before line 1 is dropped.
-    """
+    """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None. A line
+    ends at LF or CR LF. A byte order mark before line 1 is dropped."""
     pending: list[bytes] = []
-    num_pending = num_kept = 0
+    num_pending = 0
 
     def close(tail: bytes, end_bytes: int) -> Record:
-        nonlocal pending, num_pending, num_kept
+        nonlocal pending, num_pending
         num_bytes = num_pending + len(tail)
         data: bytes | None = None
-        if num_kept == num_pending and num_bytes <= max_bytes + 1:
+        if num_bytes <= max_bytes + 1:
             data = b"".join([*pending, tail]).removesuffix(b"\r")
             data = data.removeprefix(BOM) if line == 1 else data
             data = data if len(data) <= max_bytes else None
-        pending, num_pending, num_kept = [], 0, 0
+        pending, num_pending = [], 0
         return Record(line, data, num_bytes + end_bytes, 1)
 
     while chunk := stream.read(CHUNK_BYTES):
@@ -122,13 +117,8 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
         for tail in complete:
             yield close(tail, 1)
             line += 1
-        if rest:
-            num_pending += len(rest)
-            if num_pending <= max_bytes + 1:
-                pending.append(rest)
-                num_kept = num_pending
-            else:
-                pending = []
+        num_pending += len(rest)
+        pending = [*pending, rest] if num_pending <= max_bytes + 1 else []
     if num_pending:
         yield close(b"", 0)
 
@@ -173,7 +163,6 @@ class LineFormat(ABC):
 
     @property
     def kind(self) -> Kind:
-        """The source kind of this format."""
         suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
         return Kind(self.name, suffixes, self.survey, self.read)
 
@@ -195,7 +184,7 @@ class LineFormat(ABC):
 
     def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         """Read the rows of a piece; a record that cannot be parsed becomes a `broken_line` row."""
-        yield from chunks_of(spec, self._rows(filesystem, spec, piece))
+        return chunks_of(spec, self._rows(filesystem, spec, piece))
 
     def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row]]:
         path = access.join(spec.root, piece.path)

@@ -1,7 +1,5 @@
-"""Reads the source kinds `images` and `videos`: every file is one sample with one image or one video.
-
-Read tasks pass on only the paths of videos; decoding tasks open them and may cut them (`source.video.clip_s`).
-"""
+"""Reads the source kinds `images` and `videos`: every file is one sample. Read tasks pass on only the paths of videos;
+decoding tasks open them and may cut them (`source.video.clip_s`)."""
 
 from __future__ import annotations
 
@@ -13,18 +11,8 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.rows.schemas import RowError
-from pipeline.sources.kind import (
-    FACTS,
-    Chunk,
-    FilePiece,
-    Kind,
-    Needs,
-    ReadSpec,
-    Sample,
-    Survey,
-    VideoRef,
-    no_row_groups,
-)
+from pipeline.sources import kind
+from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, VideoRef
 from pipeline.sources.uris import read_file
 from pipeline.storage import access
 
@@ -42,11 +30,11 @@ VIDEO_SUFFIXES = (
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Count one sample per file; ConfigError if the job needs any column."""
     for name, dotted in needs.columns().items():
-        kind = needs.source.kind
-        raise ConfigError(f"{dotted}: the column {name!r} is asked for, but source.kind {kind!r} has no columns")
-    empty = no_row_groups(files.num_rows)
-    columns = [pa.array(np.ones(files.num_rows, np.int64)), empty, empty, empty]
-    return Survey(pa.table(columns, schema=FACTS), pa.schema([]))
+        raise ConfigError(
+            f"{dotted}: the column {name!r} is asked for, but source.kind {needs.source.kind!r} has no columns"
+        )
+    groups = [kind.no_row_groups(files.num_rows)] * 3
+    return Survey(pa.table([pa.array(np.ones(files.num_rows, np.int64)), *groups], schema=kind.FACTS), pa.schema([]))
 
 
 def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -61,7 +49,6 @@ def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Ch
 
 
 def read_video(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """Yield the file's path as one sample."""
     yield Chunk([Sample(0, videos=[VideoRef(path=piece.path)])], [])
 
 

@@ -1,8 +1,5 @@
-"""Reads the source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists.
-
-The survey reads footers; samples are read page by page from the needed columns only. If a row group is cut into several
-pieces, a process continues at its last position instead of reading the group from its beginning for each piece.
-"""
+"""Reads the source kind `parquet`: one row is one sample. The survey reads footers; samples are read page by page from
+the needed columns only. If a row group is cut into several pieces, a process continues at its last position."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Read row counts and row groups from the footers, and check column types; ConfigError for missing or unusable
-    columns."""
+    """Read row groups from the footers, and check column types; ConfigError for missing or unusable columns."""
     kept_types, indices = KeptTypes(needs), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
@@ -80,7 +76,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     names = needed_columns(spec)
     path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
-    rows = _OPEN_READER.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
+    rows = _take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
     try:
         stop = rows.num_rows if piece.stop is None else piece.stop
         if rows.names:
@@ -92,7 +88,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     except BaseException:
         rows.close()
         raise
-    _OPEN_READER.put(key, rows)
+    _put(key, rows)
 
 
 class RowsOfFile:
@@ -129,7 +125,6 @@ class RowsOfFile:
 
     @property
     def position(self) -> int:
-        """Index of the next row."""
         return max(self._position, self.skip_to)
 
     @property
@@ -159,11 +154,9 @@ class RowsOfFile:
 
 
 def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema) -> int:
-    """Return the number of rows to decode at a time.
-
-    Every row may reference the same huge value of a dictionary page. For bytes columns and suspiciously compressed
-    columns with a dictionary, the batch is small enough to stay within `BATCH_BYTES` in this case.
-    """
+    """Return the number of rows to decode at a time. Every row may reference the same huge value of a dictionary page;
+    for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within `BATCH_BYTES`
+    then."""
     num_rows = BATCH_ROWS
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):
@@ -177,31 +170,31 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
     return num_rows
 
 
-class _OpenReader:
-    """Keeps one open reader that stopped inside a row group, for the next piece of that group."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._reader: tuple[tuple[Any, ...], RowsOfFile] | None = None
-
-    def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
-        """Return the kept reader if it is for this file and not past `row`, else None."""
-        with self._lock:
-            if self._reader is None or self._reader[0] != key or self._reader[1].position > row:
-                return None
-            (_, rows), self._reader = self._reader, None
-        rows.skip_to = row
-        return rows
-
-    def put(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
-        """Keep this reader if it is inside a row group, closing the previously kept reader; otherwise close it."""
-        closing: RowsOfFile | None = rows
-        if rows.in_a_group:
-            with self._lock:
-                closing, self._reader = self._reader and self._reader[1], (key, rows)
-        if closing is not None:
-            closing.close()
+_LOCK = threading.Lock()
+_open_readers: dict[tuple[Any, ...], RowsOfFile] = {}
+"""At most one open reader that stopped inside a row group, for the next piece of that group, by file and columns."""
 
 
-_OPEN_READER = _OpenReader()
+def _take(key: tuple[Any, ...], row: int) -> RowsOfFile | None:
+    """Take the kept reader if it is for this file and not past `row`; None if it is not."""
+    with _LOCK:
+        if key not in _open_readers or _open_readers[key].position > row:
+            return None
+        rows = _open_readers.pop(key)
+    rows.skip_to = row
+    return rows
+
+
+def _put(key: tuple[Any, ...], rows: RowsOfFile) -> None:
+    """Keep this reader if it is inside a row group, closing the previously kept reader; otherwise close it."""
+    closing = [rows]
+    if rows.in_a_group:
+        with _LOCK:
+            closing = list(_open_readers.values())
+            _open_readers.clear()
+            _open_readers[key] = rows
+    for reader in closing:
+        reader.close()
+
+
 KIND = Kind("parquet", (".parquet", ".pq"), survey, read)

@@ -1,17 +1,17 @@
-"""Converts rows that are mappings (JSON objects, CSV records) to samples: ids, prompt values, kept text and media."""
+"""Converts rows that are mappings (JSON objects, CSV records) to samples: ids, prompt values, kept text, and media as
+bytes, a URI, `struct<bytes, path>`, or a list of these."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
-from pipeline.sources.cells import add_media
-from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
+from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, VideoRef, resolve_id
 
 Row = Mapping[str, Any] | RowError
 CHUNK_ROWS = 256
@@ -22,17 +22,15 @@ def keep_schema(needs: Needs) -> pa.Schema:
     return pa.schema([(name, pa.string()) for name in needs.keep])
 
 
-def kept_text(value: Any) -> str | None:
-    """Convert a kept value to text: strings and null unchanged, other values as JSON."""
-    if value is None:
-        return None
-    return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+def kept_arrays(spec: ReadSpec, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
+    """Build one string array per kept column of these rows; values that are no strings are stored as JSON."""
 
+    def text(value: Any) -> str | None:
+        if value is None:
+            return None
+        return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
-def kept_arrays(spec: ReadSpec, rows: Iterable[Mapping[str, Any]]) -> list[pa.Array]:
-    """Build one string array per kept column of these rows."""
-    rows = list(rows)
-    return [pa.array([kept_text(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
+    return [pa.array([text(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
 
 
 def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
@@ -57,7 +55,12 @@ def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
         try:
             if isinstance(row, RowError):
                 raise row
-            sample.id_value = _id_of(row, spec.source.id_column)
+            if (column := spec.source.id_column) is not None:
+                value = row.get(column)
+                if isinstance(value, bool | float | list | dict):
+                    message = f"the id column {column!r} holds {value!r:.100}; ids are text or integers"
+                    raise RowError("invalid_value", message)
+                sample.id_value = whole_text(resolve_id(value, column))
         except RowError as error:
             sample.error = error
         sample.fields = {name: mapping.get(name) for name in spec.fields}
@@ -67,10 +70,36 @@ def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
     return Chunk(samples, kept_arrays(spec, values))
 
 
-def _id_of(row: Mapping[str, Any], column: str | None) -> str | None:
-    if column is None:
-        return None
-    value = row.get(column)
-    if isinstance(value, bool | float | list | dict):
-        raise RowError("invalid_value", f"the id column {column!r} holds {value!r:.100}; ids are text or integers")
-    return whole_text(resolve_id(value, column))
+def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
+    """Set images and videos of every sample without an error from `cell_of(column, index)`; missing or invalid media
+    become the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
+    source = spec.source
+    for offset, sample in enumerate(samples):
+        try:
+            if sample.error is None and (column := source.columns.image) is not None:
+                sample.images = _check_cell(cell_of(column, offset), column, "image", source.max_image_bytes)
+            if sample.error is None and (column := source.columns.video) is not None:
+                videos = _check_cell(cell_of(column, offset), column, "video", source.video.max_video_bytes)
+                sample.videos = [VideoRef(uri=one) if isinstance(one, str) else VideoRef(bytes=one) for one in videos]
+        except RowError as error:
+            sample.error = error
+
+
+def _check_cell(cell: Any, column: str, kind: str, max_bytes: int) -> list[bytes | str]:
+    if cell == []:
+        raise RowError(f"missing_{kind}", f"the column {column!r} names no {kind} in this row")
+    return [_check_part(part, column, kind, max_bytes) for part in (cell if isinstance(cell, list) else [cell])]
+
+
+def _check_part(part: Any, column: str, kind: str, max_bytes: int) -> bytes | str:
+    if isinstance(part, dict):
+        part = part.get("bytes") or part.get("path")
+    if isinstance(part, bytes) and part:
+        if len(part) > max_bytes:
+            raise RowError(f"{kind}_too_large", f"an encoded {kind} has {len(part)} bytes, more than {max_bytes}")
+        return part
+    if not part and (part is None or isinstance(part, bytes | str)):
+        raise RowError(f"missing_{kind}", f"the column {column!r} has no {kind} in this row")
+    if isinstance(part, str):
+        return whole_text(part)
+    raise RowError("invalid_value", f"the column {column!r} holds {part!r:.100}, which is neither bytes nor a URI")

@@ -1,7 +1,5 @@
-"""Converts rows of Arrow batches to samples: ids, prompt values, kept columns with their types, and media.
-
-Used by all kinds with typed columns. Folders `name=value` of a file's path are columns, too (Hive partitions).
-"""
+"""Converts rows of Arrow batches to samples: ids, prompt values, kept columns with their types, and media. Folders
+`name=value` of a file's path are columns, too (Hive partitions)."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ import pyarrow.types as pt
 
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
-from pipeline.sources.cells import add_media
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
+from pipeline.sources.records import add_media
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -40,11 +38,8 @@ class KeptTypes:
         self._keep: dict[str, pa.Field] = {}
 
     def add(self, schema: pa.Schema, path: str) -> None:
-        """Check one file's schema and unify its types with those of earlier files.
-
-        Raises:
-            ConfigError: a needed column is missing, is of an unusable type, or has another type than in earlier files.
-        """
+        """Check one file's schema and unify its types with those of earlier files; ConfigError if a needed column is
+        missing, is of an unusable type, or has another type than in earlier files."""
         partitions = tuple(name for name in partition_values(path) if name not in schema.names)
         if any(schema.equals(earlier) and partitions == names for earlier, names in self._checked):
             return
@@ -65,7 +60,6 @@ class KeptTypes:
 
 
 def needed_columns(spec: ReadSpec) -> list[str]:
-    """Return the names of the columns that a read task reads."""
     return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
 
 
@@ -115,19 +109,19 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
 
 def invalid_rows(values: pa.Array) -> set[int]:
     """Return the rows whose values fail Arrow's validation, in practice text that is not UTF-8."""
-    if _is_valid(values):
+
+    def is_valid(part: pa.Array) -> bool:
+        try:
+            part.validate(full=True)
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    if is_valid(values):
         return set()
     # A slice shares the buffers of its parent, so only a copy is validated row by row.
     rows = ((index, values.slice(index, 1)) for index in range(len(values)))
-    return {index for index, row in rows if not _is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
-
-
-def _is_valid(values: pa.Array) -> bool:
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
+    return {index for index, row in rows if not is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
 
 
 def _value(values: pa.Array, offset: int, name: str) -> Any:

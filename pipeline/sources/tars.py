@@ -1,7 +1,5 @@
-"""Reads tar archives (plain, gzip, bzip2, xz or zstd) as a stream of runs: consecutive members with the same key.
-
-A plain archive can be indexed by its headers alone, so that reading can begin at any indexed run.
-"""
+"""Reads tar archives (plain, gzip, bzip2, xz or zstd) as a stream of runs: consecutive members with the same key. A
+plain archive can be indexed by its headers alone, so that reading can begin at any indexed run."""
 
 from __future__ import annotations
 
@@ -64,10 +62,8 @@ class Run:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name at the first dot of its basename into key (with folder) and lower-case extension.
-
-    Returns None for hidden names and names without an extension, which belong to no sample.
-    """
+    """Split a member's name at the first dot of its basename into key (with folder) and lower-case extension; None for
+    hidden names and names without an extension, which belong to no sample."""
     folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
     return (folder + slash + stem, extension.lower()) if stem and dot and extension else None
@@ -75,10 +71,8 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which members of an archive are read: texts, and media up to a maximum size (None: no media).
-
-    `path` is the archive's path in the listing; videos in a plain archive become byte ranges of it.
-    """
+    """Which members are read: texts, and media up to a maximum size (None: no media). `path` is the archive's path in
+    the listing; videos in a plain archive become byte ranges of it."""
 
     with_text: bool
     max_image_bytes: int | None = None
@@ -87,13 +81,9 @@ class Selection:
 
 
 def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterator[Run]:
-    """Yield runs in archive order; `offset` is the byte at which reading a plain archive begins.
-
-    A run that is incomplete because of damage is not yielded, because its missing members are unknown.
-
-    Raises:
-        tarfile.TarError, OSError, EOFError and the errors of decompressors: the archive is damaged or cut short.
-    """
+    """Yield runs in archive order; `offset` is the byte at which reading a plain archive begins. A run that is
+    incomplete because of damage is not yielded, because its missing members are unknown. Raises tarfile.TarError,
+    OSError, EOFError and the errors of decompressors for an archive that is damaged or cut short."""
     size = access.size_of(file)
     file.seek(offset)
     stream: Any = file
@@ -118,10 +108,10 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
             if parts is None:
                 continue
             key, extension = parts
-            if run is None or run.key != key:
-                if run is not None:
-                    yield run
-                run = Run(key)
+            if run is not None and run.key != key:
+                yield run
+                run = None
+            run = run or Run(key)
             try:
                 _add(run, tar, member, extension, selection, offset if is_plain else None)
             except RowError as error:
@@ -167,11 +157,8 @@ def _add(
 
 
 def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
-    """Index the runs of a plain archive in groups at which reading can begin; reads headers and skips data.
-
-    Returns None if the archive cannot be cut: it is compressed or damaged, the members of a key are not consecutive, or
-    it has global pax headers.
-    """
+    """Index the runs of a plain archive in groups at which reading can begin, by its headers. None if it cannot be cut:
+    compressed, damaged, with global pax headers, or the members of a key are not consecutive."""
     index = Index()
     keys: set[str] = set()
     key: str | None = None

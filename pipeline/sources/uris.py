@@ -1,8 +1,6 @@
-"""Checks URIs of media in rows and fetches them in parallel.
-
-A scheme must be in `source.uri_schemes`; a URI without a scheme is a path below the source root. Local files, with
-symlinks resolved, must be below the source root or a folder of `source.local_roots`.
-"""
+"""Checks URIs of media in rows and fetches them in parallel. A scheme must be in `source.uri_schemes`; a URI without
+one is a path below the source root. Local files, with symlinks resolved, must be below the source root or a folder of
+`source.local_roots`."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class Fetcher:
             except RowError as error:
                 return error
 
-        if len(names) < 2:
-            return {uri: fetch_or_error(uri) for uri in names}
-        with ThreadPoolExecutor(min(self.source.fetch.max_parallel, len(names))) as pool:
+        with ThreadPoolExecutor(self.source.fetch.max_parallel) as pool:
             return dict(zip(names, pool.map(fetch_or_error, names), strict=True))
 
     def _fetch(self, uri: str, max_bytes: int) -> bytes:
@@ -80,11 +76,8 @@ class Fetcher:
         return RetryPolicy(self.source.fetch.max_attempts, FIRST_WAIT_S)
 
     def locate(self, uri: str) -> tuple[Any, str]:
-        """Return the file system and path of a URI that is neither a `data:` nor an HTTP URI.
-
-        Raises:
-            RowError: `uri_refused` for a path that leaves the root, `unreadable_image` if there is no driver.
-        """
+        """Return the file system and path of a URI that is neither a `data:` nor an HTTP URI; RowError `uri_refused`
+        for a path that leaves the root, `unreadable_image` if there is no driver."""
         if scheme_of(uri):
             try:
                 return access.open_url(uri, "source.uri_schemes")
@@ -129,11 +122,7 @@ def read_file(
     retries: RetryPolicy | None = None,
     roots: Sequence[str] | None = None,
 ) -> bytes:
-    """Read one image file; `name` is its name in error messages.
-
-    Raises:
-        RowError: `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`.
-    """
+    """Read one image file; RowError `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`."""
     with row_errors(name):
         data = access.read_bounded(filesystem, path, max_bytes, retries, roots)
     if data is None:

@@ -1,8 +1,6 @@
-"""Fetches untrusted HTTP and HTTPS URLs safely: checks the addresses of the host before connecting, on every redirect.
-
-URLs in rows are untrusted. A host must be public or named in the job file, and the connection uses a checked address.
-Bytes and redirects are limited, and one deadline covers an attempt from name resolution to the last byte.
-"""
+"""Fetches untrusted HTTP and HTTPS URLs: on every redirect, the host must be public or named in the job file, and the
+connection uses a checked address. Bytes and redirects are limited, and one deadline covers an attempt from name
+resolution to the last byte."""
 
 from __future__ import annotations
 
@@ -107,7 +105,9 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
     assert host
     port = parts.port or (443 if parts.scheme == "https" else 80)
     addresses = _resolve(host, port, deadline)
-    if not _is_named(host, port, limits.private_hosts) and not all(map(is_public, addresses)):
+    names = {host.lower().rstrip("."), f"{host.lower().rstrip('.')}:{port}"}
+    is_named = not names.isdisjoint(map(str.lower, limits.private_hosts))
+    if not is_named and not all(map(is_public, addresses)):
         raise Refused("its host is on a private network; name it in source.fetch.private_hosts to allow it")
     failure: OSError = OSError("the host has no address")
     for address in addresses:
@@ -147,22 +147,20 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
     thread.join(_seconds_left(deadline))
     if thread.is_alive():
         raise TimeoutError("the name of its host is not resolved in time")
+    if failure and isinstance(failure[0], UnicodeError):
+        raise Refused("its host is no name") from None
     if failure:
-        if isinstance(failure[0], UnicodeError):
-            raise Refused("its host is no name") from None
         raise failure[0]
     return addresses
 
 
-class _BoundedSocket:
-    """A socket for `http.client` with one deadline for all reads and writes.
-
-    `http.client` reads status lines, 1xx answers, headers, chunk sizes and trailers through the file that `makefile`
-    returns, so the deadline also applies to a server that sends bytes very slowly.
-    """
+class _BoundedSocket(io.RawIOBase):
+    """A socket for `http.client`, and the file that it reads, with one deadline, also for slow single bytes."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__()
         self._sock, self._deadline = sock, deadline
+        self._file = sock.makefile("rb", buffering=0)
 
     def sendall(self, data: bytes) -> None:
         self._sock.settimeout(_seconds_left(self._deadline))
@@ -170,19 +168,7 @@ class _BoundedSocket:
 
     def makefile(self, mode: str) -> io.BufferedReader:
         assert mode == "rb"
-        return io.BufferedReader(_BoundedReader(self._sock, self._deadline))
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-class _BoundedReader(io.RawIOBase):
-    """Reads a socket until a deadline; the socket stays open until this file is closed."""
-
-    def __init__(self, sock: socket.socket, deadline: float) -> None:
-        super().__init__()
-        self._sock, self._deadline = sock, deadline
-        self._file = sock.makefile("rb", buffering=0)
+        return io.BufferedReader(_BoundedSocket(self._sock, self._deadline))
 
     def readable(self) -> bool:
         return True
@@ -193,17 +179,13 @@ class _BoundedReader(io.RawIOBase):
 
     def close(self) -> None:
         self._file.close()
+        self._sock.close()  # takes effect when all files of the socket are closed
         super().close()
 
 
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
-
-
-def _is_named(host: str, port: int, names: tuple[str, ...]) -> bool:
-    host = host.lower().rstrip(".")
-    return any(name.lower() in (host, f"{host}:{port}") for name in names)
 
 
 def is_public(address: str) -> bool:

@@ -1,8 +1,7 @@
 """Reads the source kind `webdataset`: tar shards in which consecutive members with the same key are one sample.
 
-`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample with the key `a/007`. Images and videos are recognised by suffix
-and sorted by extension; the keys of JSON objects and the text members are fields, and `__key__` is the field with the
-key. Videos in an uncompressed tar are passed on as byte ranges of the tar.
+`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`. Images and videos are recognised by suffix and sorted by
+extension; the keys of JSON objects and the text members are fields, and `__key__` is the key.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -44,8 +44,7 @@ REMOTE_INDEX_FACTOR = 16
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Index large plain tars by their headers (other counts are unknown); ConfigError if the first samples of the first
-    readable shard lack a needed field."""
+    """Index large plain tars by their headers; ConfigError if the first samples lack a needed field."""
     paths = files["path"].to_pylist()
     for path in paths if needs.columns() else ():
         names = _peek(filesystem, access.join(root, path))
@@ -72,15 +71,10 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 def _peek(filesystem: Any, path: str) -> set[str] | None:
     """Return the fields of the first samples; None if the shard has no sample with readable fields."""
     names: set[str] | None = None
-    try:
-        with access.open_file(filesystem, path) as file:
-            for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
-                try:
-                    names = (names or set()) | set(_fields(run))
-                except RowError:
-                    continue
-    except Exception:  # the read task reports the error
-        return names
+    with suppress(Exception), access.open_file(filesystem, path) as file:  # the read task reports the error
+        for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
+            with suppress(RowError):
+                names = (names or set()) | set(_fields(run))
     return names
 
 
@@ -100,18 +94,19 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the samples of a piece of a tar in one chunk; `row_index` counts samples in the order of their first member.
-
-    A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member.
-    """
+    A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member."""
     samples: list[Sample] = []
     fields: list[dict[str, Any]] = []
     offsets: dict[str, int] = {}
     first = piece.entry.row
     failure: Exception | None = None
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
+    selection, source = Selection(spec.needs_text), spec.source
+    if spec.with_images:
+        selection = Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
     try:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
-            for run in read_runs(file, _selection(spec, piece), piece.entry.offset):
+            for run in read_runs(file, selection, piece.entry.offset):
                 if run.key in offsets:
                     message = f"the members of {whole_text(run.key)!r} are not consecutive"
                     samples[offsets[run.key]].error = RowError("broken_sample", message)
@@ -133,13 +128,6 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     yield Chunk(samples[piece_rows], kept_arrays(spec, fields[piece_rows]))
     if failure is not None:
         raise failure
-
-
-def _selection(spec: ReadSpec, piece: FilePiece) -> Selection:
-    if not spec.with_images:
-        return Selection(spec.needs_text)
-    source = spec.source
-    return Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
 
 
 def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:

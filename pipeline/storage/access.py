@@ -1,7 +1,4 @@
-"""Opens fsspec URLs and reads files with size limits, retrying transient errors.
-
-Messages never contain credentials from URLs or environment variables.
-"""
+"""Opens fsspec URLs and reads files with size limits and retries; messages never contain credentials."""
 
 from __future__ import annotations
 
@@ -37,15 +34,9 @@ MAX_URL_CHARS = 200
 MAX_REASON_CHARS = 300
 
 
-# --- URLs and messages ---------------------------------------------------------------------------------------------
-
-
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it; the driver reads credentials from the environment.
-
-    Raises:
-        ConfigError: no driver for the scheme is installed, or the URL is malformed; names `dotted_path`.
-    """
+    ConfigError with `dotted_path` if no driver for the scheme is installed, or the URL is malformed."""
     try:
         filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
     except (ImportError, ValueError) as error:
@@ -54,7 +45,6 @@ def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Return whether this is the local file system."""
     return isinstance(filesystem, LocalFileSystem)
 
 
@@ -71,10 +61,11 @@ def shown(url: str) -> str:
         url = match.group() + authority.rpartition("@")[2] + slash + path
     elif url[:5].lower() == "data:":
         url = url.partition(",")[0]
-    return _cut(url, MAX_URL_CHARS)
+    return cut(url, MAX_URL_CHARS)
 
 
-def _cut(text: str, max_chars: int) -> str:
+def cut(text: str, max_chars: int) -> str:
+    """Shorten a text to at most `max_chars` characters; shortened text ends in dots."""
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
@@ -83,19 +74,14 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAMES.search(name) is not None
 
 
-def scrubbed(text: str) -> str:
-    """Remove credentials from a text: URLs become `shown`, values of secret environment variables become `***`."""
-    text = _URLS.sub(lambda match: shown(match.group()), text)
+def reason_of(error: BaseException) -> str:
+    """Return an error's message in one line, without credentials of URLs and values of secret environment variables."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    text = _URLS.sub(lambda match: shown(match.group()), str(reason))
     for name, value in os.environ.items():
         if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name):
             text = text.replace(value, "***")
-    return text
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return _cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
+    return cut(" ".join(text.split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
 def uri_scheme(uri: str) -> str:
@@ -107,9 +93,6 @@ def uri_scheme(uri: str) -> str:
 def join(root: str, relative: str) -> str:
     """Join a root and a relative path without normalising the relative path."""
     return f"{root.rstrip('/')}/{relative}" if root else relative
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
 
 
 class RemoteFile(io.RawIOBase):
@@ -178,8 +161,7 @@ class RemoteFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return True
+    seekable = readable
 
     def close(self) -> None:
         self._drop()
@@ -202,15 +184,9 @@ def is_below(path: str, roots: Sequence[str]) -> bool:
 
 
 def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
-    """Open a regular local file for reading; with `roots`, only below one of these resolved folders.
-
-    The check uses the open file descriptor, not the path, so replacing a symlink concurrently has no effect. Opening a
-    FIFO or a device does not block.
-
-    Raises:
-        OutsideRoots: the file is not below any of `roots`.
-        OSError: the path is a FIFO, a socket, a device or a file of `/proc` or `/sys`, or cannot be opened.
-    """
+    """Open a regular local file for reading; with `roots`, only below one of these resolved folders (else
+    OutsideRoots). The check uses the open file descriptor, so replacing a symlink concurrently has no effect. A FIFO, a
+    socket, a device or a file of `/proc` or `/sys` is an OSError and does not block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if roots is not None:
@@ -237,10 +213,7 @@ def open_file(filesystem: Any, path: str) -> Any:
 def read_bounded(
     filesystem: Any, path: str, max_bytes: int, policy: RetryPolicy | None = None, roots: Sequence[str] | None = None
 ) -> bytes | None:
-    """Read a whole file; None if it has more than `max_bytes` (at most `max_bytes + 1` bytes are read).
-
-    `roots` restricts local files as in `open_regular` and is ignored for remote files.
-    """
+    """Read a whole file; None if it has more than `max_bytes`. `roots` restricts local files as in `open_regular`."""
 
     def once() -> bytes:
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:

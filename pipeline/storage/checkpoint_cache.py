@@ -1,8 +1,7 @@
 """Lists checkpoints in object stores and caches them on this machine: outlines for checks, copies for loading.
 
-A copy is made once per machine: other processes wait on a file lock, which the kernel releases if its holder dies. A
-copy is written to a temporary folder and renamed. Its name is derived from the URL and from the store's version of each
-file. So partial and outdated copies are never used.
+Other processes wait for a copy on a file lock, which the kernel releases if its holder dies. A copy is renamed when it
+is complete, and named by the URL and the store's versions of its files, so partial and outdated copies are never used.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +25,13 @@ from pipeline.storage import access, listing
 from pipeline.storage.listing import Listed
 from pipeline.storage.retries import CutShort, retried
 
-SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory")
+SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 FOLDER_VARIABLE = "DRAFTFLEET_WEIGHTS"
 """Environment variable with the folder of copies, for example if the user's cache is on a small disk."""
 WEIGHT_SUFFIXES = (".safetensors",)
 PICKLED_SUFFIXES = (".pt", ".pth", ".bin")
 """Suffixes of pickled weights: used by image models only, and loaded with tensors only."""
+ALL_SUFFIXES = (*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)
 SETTINGS_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 CODE_SUFFIXES = (".py",)
 MAX_SETTINGS_BYTES = 256 * 1024**2
@@ -40,18 +39,10 @@ MAX_HEADER_BYTES = 100 * 1000**2
 """Maximum size of a safetensors header; the safetensors library uses the same limit."""
 OUTLINE_BYTES = 1024**2
 """Bytes at each end of a weight file in an outline: safetensors headers, and the zip directory of torch's format."""
-INDEX_NAME = "model.safetensors.index.json"
 PART_BYTES = 32 * 1024**2
 NUM_THREADS = 8
 SPARE_DISK_BYTES = 1024**3
 SHOW_EVERY_S = 10.0
-WEB_NAMES = (
-    *("config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
-    *("processor_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "chat_template.jinja"),
-    *("spiece.model", "model.safetensors", "model.safetensors.index.json", "medusa_lm_head.safetensors"),
-)
-"""File names that are tried if a folder cannot be listed; shards are found through the index file."""
 
 
 @dataclass(frozen=True)
@@ -75,63 +66,46 @@ class StoredCheckpoint:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def shown(self) -> str:
-        """The URL for messages."""
-        return access.shown(self.url)
-
-    @property
     def key(self) -> str:
-        """The cache key: a hash of the URL, and the revision."""
         return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{self.revision}"
 
     def refusal(self, reason: str) -> ConfigError:
-        """Return a ConfigError whose message begins with the dotted path and the URL."""
-        return ConfigError(f"{self.where}: {self.shown}: {reason}")
+        return ConfigError(f"{self.where}: {access.shown(self.url)}: {reason}")
 
 
 def copies_folder() -> Path:
     """Return the folder of copies: `$DRAFTFLEET_WEIGHTS`, or `draftfleet/weights` in the user's cache."""
-    if folder := os.environ.get(FOLDER_VARIABLE):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
-
-
-# --- the listing ---------------------------------------------------------------------------------------------------
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(FOLDER_VARIABLE) or cache / "draftfleet" / "weights")
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
-    """List the files of a checkpoint. Over HTTP, which has no listings, the shards are read from the index file.
-
-    Raises:
-        ConfigError: the scheme is unknown, the store does not answer, or there is no checkpoint; names `where`.
-    """
-    scheme = access.uri_scheme(url)
-    if scheme not in SCHEMES:
+    """List the files of a checkpoint; ConfigError with `where` if the store does not answer or there is none."""
+    if access.uri_scheme(url) not in SCHEMES:
         raise ConfigError(f"{where}: {access.shown(url)}: weights are read only from {', '.join(SCHEMES[:-1])}")
     filesystem, path = access.open_url(url.rstrip("/"), where)
     checkpoint = StoredCheckpoint(where, url, path, "", ())
     try:
         filesystem.invalidate_cache()
-        if path.lower().endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)):
+        if path.lower().endswith(ALL_SUFFIXES):
             root, _, name = path.rpartition("/")
-            files = [listing.describe(filesystem, path, name), *_present(filesystem, root, ["config.json"])]
+            files = [listing.describe(filesystem, path, name)]
+            with contextlib.suppress(FileNotFoundError):
+                files.append(listing.describe(filesystem, f"{root}/config.json", "config.json"))
             checkpoint = replace(checkpoint, root=root, name=name, files=tuple(files))
-        elif scheme in ("http", "https"):
-            checkpoint = replace(checkpoint, files=tuple(chosen(_web_files(checkpoint, filesystem, path), with_code)))
         else:
             files = list(listing.list_folder(filesystem, path, ("",), enter=lambda _: False))
             if not files:
                 raise FileNotFoundError(path)
             checkpoint = replace(checkpoint, files=tuple(chosen(files, with_code)))
-    except ConfigError:
-        raise
     except FileNotFoundError:
         raise checkpoint.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
     except Exception as error:  # drivers raise errors of no common class
         raise checkpoint.refusal(f"it cannot be listed: {access.reason_of(error)}") from None
     for file in checkpoint.files:
-        check_name(checkpoint, file.path)
-    if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in checkpoint.files):
+        if not is_plain_name(file.path):  # copies are written under these names
+            raise checkpoint.refusal(f"it names the file {file.path[:100]!r}, which is no plain file name")
+    if not any(file.path.endswith(ALL_SUFFIXES) for file in checkpoint.files):
         raise checkpoint.refusal("there are no weights: neither .safetensors nor a .pt file")
     if empty := [file.path for file in checkpoint.files if not file.size_bytes]:
         raise checkpoint.refusal(f"{empty[0]} is empty, or the store does not report its size")
@@ -140,9 +114,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     """Select the files to load from a folder: settings, and safetensors or, if there are none, pickled weights.
-
-    Duplicates of the weights in another layout (`consolidated*`) are left out.
-    """
+    Duplicates of the weights in another layout (`consolidated*`) are left out."""
     files = sorted(files, key=lambda file: file.path)
     settings = (*SETTINGS_SUFFIXES, *(CODE_SUFFIXES if with_code else ()))
     weights = [file for file in files if file.path.endswith(WEIGHT_SUFFIXES)]
@@ -151,60 +123,15 @@ def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     return [file for file in files if file.path.endswith(settings)] + weights
 
 
-def _web_files(checkpoint: StoredCheckpoint, filesystem: Any, path: str) -> list[Listed]:
-    files = _present(filesystem, path, WEB_NAMES)
-    index = next((file for file in files if file.path == INDEX_NAME), None)
-    if index is None:
-        return files
-    if index.size_bytes > MAX_SETTINGS_BYTES:
-        raise checkpoint.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, too large for an index")
-    try:
-        content = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
-        names = sorted(set(content["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise checkpoint.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
-    for name in names:
-        check_name(checkpoint, name)
-    return files + _present(filesystem, path, names)
-
-
-def check_name(checkpoint: StoredCheckpoint, name: object) -> None:
-    """Raise ConfigError for a file name that is a path, empty or unprintable: copies are written under these names."""
-    if not is_plain_name(name):
-        raise checkpoint.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
-
-
-def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
-    """Return the existing files below the root among `names`."""
-
-    def describe(name: str) -> Listed | None:
-        try:
-            return listing.describe(filesystem, f"{root}/{name}", name)
-        except FileNotFoundError:
-            return None
-
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return [file for file in pool.map(describe, names) if file is not None]
-
-
-# --- outlines and copies -------------------------------------------------------------------------------------------
-
-
 def outline(checkpoint: StoredCheckpoint) -> Path:
-    """Return the path of an outline: a sparse copy with only both ends of each weight file, for checks without loading.
-
-    Raises:
-        ConfigError: a file cannot be read, or a header shows that the weights are damaged.
-    """
+    """Return the path of an outline: a sparse copy with only both ends of each weight file, for checks without loading;
+    ConfigError if a file cannot be read, or a header shows that the weights are damaged."""
     return _cached(checkpoint, "outlines", _write_outline)
 
 
 def copy(checkpoint: StoredCheckpoint) -> Path:
-    """Return the path of a full copy on this machine; downloads the checkpoint unless it is cached.
-
-    Raises:
-        ConfigError: a file cannot be read or has changed meanwhile, or the disk is too small.
-    """
+    """Return the path of a full copy on this machine, downloaded unless it is cached; ConfigError if a file cannot be
+    read or has changed meanwhile, or the disk is too small."""
     return _cached(checkpoint, "copies", _write_copy)
 
 
@@ -222,8 +149,7 @@ def check_disk(checkpoint: StoredCheckpoint) -> None:
 
 
 def _free_bytes(folder: Path) -> int:
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
 
 
 def _cached(checkpoint: StoredCheckpoint, kind: str, write: Callable[[StoredCheckpoint, Any, Path], None]) -> Path:
@@ -272,7 +198,7 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
     """Write both ends of each weight file, with a hole in between, and all other files completely."""
     for file in checkpoint.files:
         source = access.join(checkpoint.root, file.path)
-        is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
+        is_weights = file.path.endswith(ALL_SUFFIXES)
         if not is_weights and file.size_bytes > MAX_SETTINGS_BYTES:
             raise checkpoint.refusal(f"{file.path} has {_gb(file.size_bytes)}, too large for settings")
         with _naming(checkpoint, file):
@@ -291,10 +217,8 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
 def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
     """Read a safetensors file up to the end of its header; ConfigError if the header does not fit the file size."""
     torn = checkpoint.refusal(f"{file.path} is torn or not safetensors")
-    if len(head) < 8:
-        raise torn
-    (length,) = struct.unpack("<Q", head[:8])
-    if length > MAX_HEADER_BYTES or 8 + length > file.size_bytes:
+    length = int.from_bytes(head[:8], "little")
+    if len(head) < 8 or length > MAX_HEADER_BYTES or 8 + length > file.size_bytes:
         raise torn
     if len(head) < 8 + length:
         head = _read(filesystem, source, 8 + length)
@@ -351,13 +275,10 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
 
 
 def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
-    """Return a function that counts downloaded bytes and prints progress; with a folder, it prints the last line.
-
-    The download threads call it without a lock: a missing or extra line is harmless.
-    """
-    num_done = 0
+    """Return a function that counts downloaded bytes and prints progress, and with a folder the last line."""
+    url, num_done = access.shown(checkpoint.url), 0
     began_s = shown_s = time.monotonic()
-    print(f"fetching {checkpoint.shown}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)
+    print(f"fetching {url}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)
 
     def show(num_bytes: int, folder: Path | None = None) -> None:
         nonlocal num_done, shown_s
@@ -365,10 +286,10 @@ def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
         now_s = time.monotonic()
         size = f"{_gb(checkpoint.num_bytes)}, {num_done / max(now_s - began_s, 1e-3) / 1e6:,.1f} MB/s"
         if folder is not None:
-            print(f"fetched {checkpoint.shown}: {size} into {folder}", flush=True)
+            print(f"fetched {url}: {size} into {folder}", flush=True)
         elif now_s - shown_s >= SHOW_EVERY_S:
             shown_s = now_s
-            print(f"fetching {checkpoint.shown}: {_gb(num_done)} of {size}", flush=True)
+            print(f"fetching {url}: {_gb(num_done)} of {size}", flush=True)
 
     return show
 

@@ -1,8 +1,7 @@
 """Resolves a job's checkpoints: the driver pins and checks revisions, actors copy weights from object stores.
 
-A checkpoint is a folder that every machine can read, a hub id, or a URL of an object store. Loaders support folders and
-hub ids only, so functions here return the job with paths or revisions replaced. Result rows and records name the paths
-of the original job and the pinned revisions.
+Loaders support folders and hub ids only, so functions here return the job with paths or revisions replaced. Result rows
+and records name the paths of the original job and the pinned revisions.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import actors.engine_actor
@@ -26,8 +26,7 @@ from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
 
 if TYPE_CHECKING:
-    from actors.loading.image_pair import ImagePair, VqPainter
-    from actors.loading.pair import Pair
+    from actors.loading.image_pair import VqPainter
 
 AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
@@ -52,7 +51,6 @@ class Site:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the checkpoint is read from an object store."""
         return bool(access.uri_scheme(self.section.path))
 
     @property
@@ -61,7 +59,6 @@ class Site:
         return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
 
     def refusal(self, reason: str) -> ConfigError:
-        """Return a ConfigError whose message begins with the dotted path and the checkpoint's path."""
         return ConfigError(f"{self.where}: {self.section.path}: {reason}")
 
     def look(self) -> StoredCheckpoint:
@@ -111,18 +108,14 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
     return part.model_copy(update={step: replaced(getattr(part, step), rest, changes)})
 
 
-# --- on the driver -------------------------------------------------------------------------------------------------
+def _at_path(job: Any, site: Site, path: Path) -> Any:
+    return replaced(job, site.steps, {"path": str(path), "revision": None})
 
 
 def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
-    """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads no weights.
-
-    In object stores, files are listed and settings and headers are read; hub ids are resolved to commits. With
-    `runs_here`, actors run on this machine, and its free disk space is checked.
-
-    Raises:
-        ConfigError: a checkpoint is missing, refused, damaged, of another revision, or does not fit.
-    """
+    """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads settings and
+    headers, but no weights. With `runs_here`, actors run on this machine, and its free disk space is checked.
+    ConfigError if a checkpoint is missing, refused, damaged, of another revision, or does not fit."""
     outlined = job
     is_unreachable = False
     for site in sites(job):
@@ -131,9 +124,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
             if runs_here:
                 checkpoint_cache.check_disk(checkpoint)
             job = replaced(job, site.steps, {"revision": checkpoint.revision})
-            outlined = replaced(
-                outlined, site.steps, {"path": str(checkpoint_cache.outline(checkpoint)), "revision": None}
-            )
+            outlined = _at_path(outlined, site, checkpoint_cache.outline(checkpoint))
             _report(site, len(checkpoint.files), checkpoint.num_bytes, checkpoint.revision)
         elif site.is_on_hub:
             commit = None if is_unreachable else _query_hub(site)
@@ -174,20 +165,14 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 def _query_hub(site: Site) -> str | None:
     """Return the commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision does
-    not exist, is not accessible to this user, or has invalid safetensors files."""
+    not exist or is not accessible to this user."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     path, revision = site.section.path, site.section.revision
     try:
-        api = HfApi()
-        info = api.model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
+        info = HfApi().model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         weights = [name for name in sizes if name.endswith(checkpoint_cache.WEIGHT_SUFFIXES) and "/" not in name]
-        if weights:
-            api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
-    except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
-        raise site.refusal(access.reason_of(error)) from None
     except Exception as error:  # the client raises errors of no common class
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404):
@@ -231,31 +216,19 @@ def _why_no_hub() -> str:
     return "HF_HUB_OFFLINE is set" if is_offline else "the hub does not answer"
 
 
-# --- in an actor's process -----------------------------------------------------------------------------------------
-
-
 def fetched(job: AnyJob) -> AnyJob:
-    """Copy weights from object stores to this machine, once for all its processes; returns the job with local paths.
-
-    Raises:
-        ConfigError: weights cannot be read, have changed since the job was planned, or do not fit on the disk.
-    """
+    """Copy stored weights to this machine, and return the job with local paths; ConfigError if that fails."""
     for site in sites(job):
         if site.is_stored:
-            job = replaced(job, site.steps, {"path": str(checkpoint_cache.copy(site.look())), "revision": None})
+            job = _at_path(job, site, checkpoint_cache.copy(site.look()))
     return job
 
 
-def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
+def load_pair(config: Any, num_threads: int | None) -> Any:
     """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
-    pair: Pair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
-    return pair
-
-
-def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
-    """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
-    pair: ImagePair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
-    return pair
+    local = fetched(config)
+    loaded = _with_job_names(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
+    return _renamed(loaded, config)
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
@@ -265,13 +238,8 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
         if site.is_stored and site.name in ("vq", "target"):
             checkpoint = site.look()
             path = checkpoint_cache.copy(checkpoint) if site.name == "vq" else checkpoint_cache.outline(checkpoint)
-            local = replaced(local, site.steps, {"path": str(path), "revision": None})
+            local = _at_path(local, site, path)
     return _with_job_names(config, local, lambda: actors.paint.load_painter(local, num_threads))
-
-
-def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info], num_threads: int | None) -> Info:
-    loaded: Info = _renamed(_with_job_names(job, local, lambda: load(local, num_threads)), job)
-    return loaded
 
 
 def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> Info:

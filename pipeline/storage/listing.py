@@ -22,8 +22,6 @@ NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 MAX_SKIPPED_SUFFIXES = 20
 """Number of suffixes of skipped files that are counted separately; further suffixes share one count."""
-HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
-NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes"
 
 
 class Skipped:
@@ -40,11 +38,11 @@ class Skipped:
         name = posixpath.basename(relative)
         suffix = posixpath.splitext(name)[1].lower()
         if _hidden(name):
-            label = HIDDEN_FOLDERS if is_folder else HIDDEN
+            label = f"hidden {'folders' if is_folder else 'files'} (. or _)"
         else:
-            label = f"*{suffix}" if suffix else NO_SUFFIX
+            label = f"*{suffix}" if suffix else "files without a suffix"
         if label not in self.counts and len(self.counts) >= MAX_SKIPPED_SUFFIXES and label.startswith("*"):
-            label = OTHER_SUFFIXES
+            label = "files with other suffixes"
         self.counts[label] += 1
 
 
@@ -72,12 +70,9 @@ def list_paths(
     """Return the source root and an iterator over the distinct files below it; skipped files are counted in `skipped`.
 
     The root is the path of a folder, the parent folder of a file, or the part of a glob before its first glob
-    character; for several paths, it is their common folder. The target of a local symlink must be below one of `paths`
-    (for a glob, its fixed part) or of `local_roots`.
-
-    Raises:
-        OSError: a path does not exist or cannot be listed; the attribute `filename` is the path.
-        access.OutsideRoots: (from the iterator) the target of a symlink is outside these folders.
+    character; for several paths, it is their common folder. OSError, with the path as `filename`, for a path that
+    cannot be listed; OutsideRoots, from the iterator, for a local symlink to a target that is neither below one of
+    `paths` (for a glob, its fixed part) nor of `local_roots`.
     """
     fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
     roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
@@ -155,16 +150,15 @@ def _matches(
 
 
 def is_file(filesystem: Any, path: str) -> bool:
-    """Return whether a path is a file; raises if the store does not answer."""
     return _type_of(filesystem, path) == "file"
 
 
 def is_folder(filesystem: Any, path: str) -> bool:
-    """Return whether a path is a folder or a key prefix."""
     return _type_of(filesystem, path) == "directory"
 
 
 def _type_of(filesystem: Any, path: str) -> str:
+    """Return `file`, `directory` (also for a key prefix), or nothing; raises if the store does not answer."""
     if access.is_local(filesystem):
         return "file" if os.path.isfile(path) else "directory" if os.path.isdir(path) else ""
     try:
@@ -187,10 +181,7 @@ def list_folder(
     """Yield all files below `root` with one of the lower-case `suffixes`; names that begin with `.` or `_` are skipped.
 
     `enter(folder)` returns whether to list a folder, given its path relative to `root`. The target of a local symlink
-    must be below one of the resolved folders `roots`, by default `root`. Skipped files are counted in `skipped`.
-
-    Raises:
-        access.OutsideRoots: the target of a symlink is outside `roots`.
+    must be below one of the resolved folders `roots`, by default `root` (else OutsideRoots).
     """
     skipped = skipped or Skipped()
     if access.is_local(filesystem):
@@ -205,7 +196,6 @@ def list_folder(
 
 
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
-    """Return path, size and token of one file."""
     if access.is_local(filesystem):
         return _of_stat(relative, os.stat(path))
     return _of_info(relative, retried(lambda: filesystem.info(path)))
@@ -232,8 +222,10 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
         with os.scandir(folder) as entries:
             for entry in entries:
                 relative = prefix + entry.name
-                if entry.is_symlink() and not _hidden(entry.name):
-                    _check_link(entry.path, roots)
+                is_link = entry.is_symlink() and not _hidden(entry.name) and os.path.exists(entry.path)
+                if is_link and not access.is_below(os.path.realpath(entry.path), roots):
+                    reason = "it is a link that leaves the source root; source.local_roots allows other folders"
+                    raise access.OutsideRoots(errno.EACCES, reason, entry.path)
                 try:
                     if _hidden(entry.name):
                         skipped.add(relative, entry.is_dir())
@@ -248,12 +240,6 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
                         yield Listed(relative, 0, "dangling link")
                 except OSError:
                     yield Listed(relative, 0, "unreadable")
-
-
-def _check_link(path: str, roots: Sequence[str]) -> None:
-    if os.path.exists(path) and not access.is_below(os.path.realpath(path), roots):
-        reason = "it is a link that leaves the source root; source.local_roots allows other folders"
-        raise access.OutsideRoots(errno.EACCES, reason, path)
 
 
 def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:

@@ -85,8 +85,6 @@ class OutputDir:
         """Format the URL for messages and summaries, without credentials."""
         return access.shown(access.join(self.url, self._placed(relative)) if relative else self.url)
 
-    # --- before a job starts ---
-
     def refuse_if_used(self) -> None:
         """Raise ConfigError if `data/`, `errors/` or `_job/` contain a file; names the first file found."""
         for folder in (DATA, ERRORS, JOB):
@@ -99,14 +97,8 @@ class OutputDir:
                 )
 
     def check_writable(self) -> None:
-        """Check that files can be written and that the store supports conditional puts, by means of a small probe file.
-
-        Attempts exclude each other by puts that fail if an object exists (`create_bytes`). If a store accepted the
-        second put, two drivers could publish the same rows.
-
-        Raises:
-            ConfigError: the output cannot be written, or its store has no conditional put; gives the reason.
-        """
+        """Check by a small probe file that files can be written and that the store supports puts that fail if an object
+        exists; otherwise two drivers could publish the same rows. ConfigError with the reason if not."""
         probe = f"{_PROBE}-{secrets.token_hex(8)}"
         # fsspec's default implementation of an exclusive create looks first and then writes.
         is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
@@ -118,7 +110,11 @@ class OutputDir:
         try:
             self.create_bytes(probe, b"probe")
             try:
-                creates_once = self._refuses_second(probe)
+                try:
+                    self.create_bytes(probe, b"second")
+                    creates_once = False
+                except FileExistsError:
+                    creates_once = True
                 is_intact = self.read_bytes(probe) == b"probe"
             finally:
                 self.remove(probe)
@@ -135,23 +131,9 @@ class OutputDir:
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"sink.path: {self.shown()} {reason}")
 
-    def _refuses_second(self, probe: str) -> bool:
-        """Return whether creating an existing file with other content fails."""
-        try:
-            self.create_bytes(probe, b"second")
-        except FileExistsError:
-            return True
-        return False
-
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
-        """Take an attempt number by creating its record with a conditional put, which only one job can do.
-
-        Returns:
-            The attempt's number.
-
-        Raises:
-            ConfigError: another job has taken this attempt, or the output cannot be written.
-        """
+        """Take an attempt number, and return it, by creating its record with a conditional put; ConfigError if another
+        job has taken it, or the output cannot be written."""
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
         try:
             self.create_bytes(_record_name(number), json.dumps(record, indent=2, sort_keys=True).encode())
@@ -165,7 +147,6 @@ class OutputDir:
         return number
 
     def list_attempts(self) -> list[int]:
-        """Return the sorted numbers of the attempts that have been taken."""
         names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
         return sorted(int(name) for name in names if name.isdecimal())
 
@@ -181,8 +162,6 @@ class OutputDir:
                 "generates the rows of that attempt again, or choose another path"
             )
         return record
-
-    # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
         """Return the sorted paths of all files below a folder, relative to it; empty if there is no such folder.
@@ -213,10 +192,8 @@ class OutputDir:
             retried(lambda: self.filesystem.rm_file(self.path(relative)))
 
     def set_aside(self, relative: str, stand_in: Any = None) -> None:
-        """Move a file, if it exists, below `_job/aside/`, which readers of results ignore.
-
-        With `stand_in`, the file is copied there and its content is then atomically replaced by these bytes.
-        """
+        """Move a file, if it exists, below `_job/aside/`, which readers of results ignore. With `stand_in`, the file is
+        copied there and its content is then atomically replaced by these bytes."""
         target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
         try:
             if not self.is_local:
@@ -235,13 +212,11 @@ class OutputDir:
         self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
-        """Create a file atomically: of two concurrent calls with different content, only one succeeds.
+        """Create a file atomically: of two concurrent calls with different content, only one succeeds (else
+        FileExistsError).
 
         A failed put may have succeeded on the server, and stores use different errors for existing objects, so after an
         error the stored content is compared: creating a file twice with the same bytes succeeds.
-
-        Raises:
-            FileExistsError: the file exists with other content.
         """
         content = data if self.is_local else bytes(data)
         try:
@@ -262,13 +237,9 @@ class OutputDir:
         self._check_size(relative, len(content))
 
     def write_bytes(self, relative: str, data: Any) -> None:
-        """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content.
-
-        Locally, a temporary file under `_job/tmp/` is synced and renamed; in other stores, one put is checked by size.
-
-        Raises:
-            OSError: writing failed, or the stored size differs from the size that was sent.
-        """
+        """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content. Locally,
+        a synced file under `_job/tmp/` is renamed; in other stores, one put is checked by size, OSError if it
+        differs."""
         if self.is_local:
             self._put_local(relative, data, os.replace)
             return
@@ -287,9 +258,8 @@ class OutputDir:
         folder = self.path(TEMPORARY)
         os.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/{os.path.basename(relative)}.{os.getpid()}-{secrets.token_hex(4)}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -312,5 +282,4 @@ def _record_name(number: int) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Encode plain data as an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

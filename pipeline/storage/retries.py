@@ -1,7 +1,4 @@
-"""Retries store operations with exponential backoff after transient errors.
-
-Errors of drivers are matched by class name, so that no driver has to be installed.
-"""
+"""Retries store operations after transient errors; errors of drivers are matched by name, as no driver is required."""
 
 from __future__ import annotations
 
@@ -25,23 +22,16 @@ class RetryPolicy:
     first_wait_s: float = 0.5
     max_wait_s: float = 20.0
 
-    def wait(self, attempt: int) -> None:
-        """Sleep after failed attempt `attempt`, counted from 0."""
-        longest_s = min(self.max_wait_s, self.first_wait_s * 2**attempt)
-        time.sleep(longest_s * (0.5 + random.random() / 2))
-
 
 DEFAULT_POLICY = RetryPolicy()
 """Together with a driver's own retries, this covers more than a minute of an unavailable store."""
 
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TRANSIENT_ERRNO = {
-    getattr(errno, name, None)
-    for name in (
-        *("EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "EIO"),
-        *("ENETDOWN", "ENETRESET", "ENETUNREACH", "EPIPE", "EREMOTEIO", "ETIMEDOUT"),
-    )
-} - {None}
+    *(errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
+    *(errno.EHOSTUNREACH, errno.EIO, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EPIPE),
+    *(errno.ETIMEDOUT, getattr(errno, "EREMOTEIO", errno.EIO)),
+}
 _TRANSIENT_NAMES = {
     *("ClientPayloadError", "ClientConnectionError", "ServerTimeoutError"),  # aiohttp
     *("HTTPClientError", "ResponseStreamingError", "IncompleteReadError", "ResponseParserError"),  # botocore
@@ -97,5 +87,6 @@ def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> 
         except Exception as error:
             if not is_transient(error):
                 raise
-        policy.wait(attempt)
+        longest_s = min(policy.max_wait_s, policy.first_wait_s * 2**attempt)
+        time.sleep(longest_s * (0.5 + random.random() / 2))
     return action()

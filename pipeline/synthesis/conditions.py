@@ -19,14 +19,11 @@ from pipeline.sources import columns as column_types
 
 def check_features_type(kind: pa.DataType, name: str) -> None:
     """Raise ConfigError if a column's type cannot hold features; `name` is the column."""
-    inner = _storage(kind)
-    depth = 0
+    inner, depth = _storage(kind), 0
     while column_types.is_list(inner) and depth < 2:
-        inner = _storage(inner.value_type)
-        depth += 1
-    if depth == 0 and (column_types.is_bytes(inner) or column_types.is_text(inner)):
-        return
-    if depth and pt.is_floating(inner):
+        inner, depth = _storage(inner.value_type), depth + 1
+    is_encoded = depth == 0 and (column_types.is_bytes(inner) or column_types.is_text(inner))
+    if is_encoded or (depth and pt.is_floating(inner)):
         return
     raise ConfigError(
         f"columns.features: {name!r} is {kind}; features are lists of floats (flat, or one per token), bytes or JSON"
@@ -38,8 +35,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """Read one row's features (num_tokens, width) without padding; bytes are little-endian `dtype`. Raise RowError
-    `invalid_condition` for missing or invalid features."""
+    """Read one row's features (num_tokens, width) without padding; RowError `invalid_condition` for invalid ones."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:

@@ -23,9 +23,7 @@ _SUFFIXES = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
 def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
     """Encode RGB pixels (height, width, 3) as an image file; equal pixels give equal bytes."""
-    options: dict[str, Any] = {}
-    if file.format == "webp":
-        options = {"lossless": file.lossless, "method": WEBP_EFFORT}
+    options: dict[str, Any] = {"lossless": file.lossless, "method": WEBP_EFFORT} if file.format == "webp" else {}
     if file.format != "png" and not file.lossless:
         options["quality"] = file.quality or DEFAULT_QUALITY
     if file.format == "jpeg" and options["quality"] >= DEFAULT_QUALITY:

@@ -64,22 +64,19 @@ class SynthesisPlan(JobPlan):
     @property
     def prepare_options(self) -> PrepareOptions:
         """Options of the stage `prepare`."""
-        target = self.pair.target
+        config, target = self.config, self.pair.target
         width = target.condition_dim if target.condition == "text" else 0
         num_classes = target.num_classes if target.condition == "class" else 0
         shape = ConditionShape(target.condition, width, target.num_condition_tokens, num_classes)
-        return PrepareOptions.of(self.config, shape)
+        keep = config.sink.keep_columns
+        return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
     def prepare_first(self, limit: int) -> pa.Table:
         return prepare_table(self.read_first(limit), self.prepare_options)
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """Return the columns that a job reads; precomputed features keep their type, like kept columns.
-
-    Raises:
-        ConfigError: a column's name is reserved, or repeated in `sink.keep_columns`.
-    """
+    """Return the columns that a job reads; ConfigError if a name is reserved, or repeated in `sink.keep_columns`."""
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
@@ -145,14 +142,14 @@ def _sampling(config: SynthesizeJob) -> str:
 
 def first_prompt(plan: SynthesisPlan) -> str:
     """Return the first prompt and its sampling values as text; the errors if all of the first rows have one."""
-    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), _prompt)
 
+    def describe_row(row: dict[str, Any]) -> str:
+        parts = [row["prompt"]] if row["prompt"] else []
+        if row["label"] is not None:
+            parts.append(f"class {row['label']}")
+        if row["features"] is not None:
+            parts.append(f"features of {row['features']['num_tokens']} tokens")
+        drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
+        return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"
 
-def _prompt(row: dict[str, Any]) -> str:
-    parts = [row["prompt"]] if row["prompt"] else []
-    if row["label"] is not None:
-        parts.append(f"class {row['label']}")
-    if row["features"] is not None:
-        parts.append(f"features of {row['features']['num_tokens']} tokens")
-    drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
-    return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"
+    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), describe_row)

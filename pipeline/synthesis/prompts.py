@@ -1,7 +1,5 @@
-"""Prepares prompt rows for the engine (READ to PREPARED): fills the template, reads condition and sampling values.
-
-A row that fails gets an error code. The text encoder checks the number of tokens of a prompt later.
-"""
+"""Prepares prompt rows for the engine (READ to PREPARED): fills the template, reads condition and sampling values. A
+row that fails gets an error code. The text encoder checks the number of tokens of a prompt later."""
 
 from __future__ import annotations
 
@@ -44,10 +42,6 @@ class PrepareOptions:
     keep: tuple[str, ...] = ()
     """Source columns that are copied to the output."""
 
-    @classmethod
-    def of(cls, job: SynthesizeJob, condition: ConditionShape) -> PrepareOptions:
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, condition, job.sink.keep_columns)
-
 
 def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
     """Return the columns whose values READ rows hold as JSON, each with the dotted config path that names it."""
@@ -59,10 +53,7 @@ def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
 
 
 def prepare_table(table: pa.Table, options: PrepareOptions) -> pa.Table:
-    """Prepare a READ table and return the PREPARED table with the same rows in the same order.
-
-    Rows that have an error already are passed on.
-    """
+    """Prepare a READ table: PREPARED, with the same rows in order. Rows that have an error already are passed on."""
     values: list[dict[str, Any]] = table.select(["error_type", "error_message"]).to_pylist()
     for index, row in enumerate(values):
         row["prompt"] = ""
@@ -90,7 +81,7 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
         row["label"] = conditions.read_label(fields.get(columns.label), shape.num_classes)
     else:
         assert options.prompt is not None, "the schema requires a prompt if rows have no condition"
-        row["prompt"] = templates.fill_text(options.prompt.text, PROMPT_PATH, fields)
+        row["prompt"] = templates.filled(options.prompt.text, PROMPT_PATH, fields)[0]
         if not row["prompt"].strip():
             raise RowError("empty_prompt", "the prompt is empty")
         if len(row["prompt"]) > MAX_PROMPT_CHARS:
@@ -105,6 +96,6 @@ def _shown(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, An
         return {}
     try:
         fields = json.loads(table["fields"][index].as_py())
-        return {"prompt": templates.fill_text(options.prompt.text, PROMPT_PATH, fields)[:MAX_PROMPT_CHARS]}
+        return {"prompt": templates.filled(options.prompt.text, PROMPT_PATH, fields)[0][:MAX_PROMPT_CHARS]}
     except RowError:
         return {}

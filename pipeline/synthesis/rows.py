@@ -83,8 +83,7 @@ def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """Return the schema of PAINTED tables, the output of the VQ model's actor. `rgb` is uint8, row-major,
-    height · width · 3 bytes; empty in error rows."""
+    """Return the schema of PAINTED tables; `rgb` is uint8, row-major, height · width · 3 bytes; empty in error rows."""
     return schemas.schema_of([("rgb", pa.large_binary()) if one[0] == "image" else one for one in _RESULT], keep)
 
 

@@ -30,32 +30,33 @@ def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str)
     refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
     record = {"config": job.resolved(), "target_revision": target_revision, "source": describe(manifest)}
     try:
-        return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))
+        folder = Path(job.output.path).expanduser().resolve()
+        output = OutputDir(str(folder))
+        if (folder / DONE).exists():
+            raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
+        if (folder / RUN).exists():
+            _check_same(folder, json.loads(json.dumps(record)))
+            return output
+        if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
+            raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
+        output.write_json(RUN, record)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have, or a torn record
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}") from None
-
-
-def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
-    output = OutputDir(str(folder))
-    if (folder / DONE).exists():
-        raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
-    if (folder / RUN).exists():
-        begun, now = flatten(json.loads((folder / RUN).read_text(encoding="utf-8"))), flatten(record)
-        different = (name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name))
-        changed = sorted(name.removeprefix("config.") for name in different)
-        if changed:
-            raise ConfigError(
-                f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
-                "choose another folder, or put the job file back as it was"
-            )
-        return output
-    if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
-        raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
-    output.write_json(RUN, record)
     return output
+
+
+def _check_same(folder: Path, record: dict[str, Any]) -> None:
+    """Raise ConfigError if the run in this folder was started with another record; names up to five differences."""
+    begun, now = flatten(json.loads((folder / RUN).read_text(encoding="utf-8"))), flatten(record)
+    different = (name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name))
+    if changed := sorted(name.removeprefix("config.") for name in different):
+        raise ConfigError(
+            f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
+            "choose another folder, or put the job file back as it was"
+        )
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:

@@ -1,9 +1,6 @@
-"""Trains a draft head on the rows of a source, measures it on held-out rows, and writes it.
-
-The checkpoint `_job/checkpoint.pt` has the weights, the optimizer, the step and the position in the source. A run is
-one process, or one of several data-parallel workers that each process a part of every batch
-(`pipeline.training.workers`).
-"""
+"""Trains a draft head on the rows of a source, measures it on held-out rows, and writes it. `_job/checkpoint.pt` has
+the weights, the optimizer, the step and the position in the source. A run is one process, or one of several
+data-parallel workers that each process a part of every batch (`pipeline.training.workers`)."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,10 +96,9 @@ class Run:
         training = self.job.training
         self._held_out = self._read_held_out()
 
-        def is_taught(sample_id: str) -> bool:
-            return not is_held_out(self.job, sample_id)
-
-        stream = RowStream(self._spans, is_taught, training.seed, training.shuffle_rows)
+        stream = RowStream(
+            self._spans, lambda sample_id: not is_held_out(self.job, sample_id), training.seed, training.shuffle_rows
+        )
         began = shown = saved = time.monotonic()
         seconds_before, rows_since, losses = self._seconds, 0, list[float]()
         draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
@@ -141,7 +138,7 @@ class Run:
 
     def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
         training_samples: list[tuple[int, TrainingSample]] = []
-        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
+        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)  # by code, then the number of samples
         for ordinal, row in rows:
             training_sample = self._training_sample(row, ordinal)
             if isinstance(training_sample, str):
@@ -173,18 +170,16 @@ class Run:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
     def _read_held_out(self) -> list[Row]:
-        """Read the first usable held-out rows, on rank 0 only; raise ConfigError if there are none.
-
-        Rows are kept in memory, not samples: the embeddings of a sample are a hundred times the size of its image.
-        """
+        """Read the first usable held-out rows, on rank 0 only; ConfigError if there are none. Rows are kept in memory,
+        not samples, whose embeddings are a hundred times the size of an image."""
         found: list[Row] = []
-        reasons: dict[str, int] = {}
+        reasons = Counter[str]()
         self._longest = 0
         wanted = self.job.training.held_out_rows
         for row in self._held_out_rows() if self.is_first else ():
             training_sample = self._training_sample(row, None)
             if isinstance(row, str) or isinstance(training_sample, str):
-                reasons[str(training_sample)] = reasons.get(str(training_sample), 0) + 1
+                reasons[str(training_sample)] += 1
                 continue
             self._longest = max(self._longest, training_sample.prefix.length)
             found.append(row)
@@ -218,11 +213,9 @@ class Run:
 
     def _held_out_samples(self) -> Iterator[list[TrainingSample]]:
         """Yield the held-out rows as samples, in batches of `workers.max_forward_rows`."""
-        size = self.job.workers.max_forward_rows
+        size, make = self.job.workers.max_forward_rows, self.learner.training_samples.training_sample
         for start in range(0, len(self._held_out), size):
-            yield [
-                self.learner.training_samples.training_sample(row, None) for row in self._held_out[start : start + size]
-            ]
+            yield [make(row, None) for row in self._held_out[start : start + size]]
 
     def _save(self) -> None:
         """Write the checkpoint atomically."""

@@ -54,11 +54,8 @@ def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
 
 
 def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
-    """Yield the texts in `column` of job outputs and Parquet files, and the lines of other files.
-
-    Raises:
-        ConfigError: a source is missing, lacks the column, or cannot be read.
-    """
+    """Yield the texts in `column` of job outputs and Parquet files, and the lines of other files; ConfigError if a
+    source is missing, lacks the column, or cannot be read."""
     for source in sources:
         shown = access.shown(source)
         try:
@@ -85,22 +82,17 @@ def _files_of(filesystem: Any, path: str, shown: str) -> list[str]:
 
 def _texts_in(filesystem: Any, path: str, column: str) -> Iterator[str]:
     with access.open_file(filesystem, path) as file:
-        if path.endswith(".parquet"):
-            yield from _texts_in_parquet(file, path, column)
+        if not path.endswith(".parquet"):
+            lines = io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file
+            while line := lines.readline(MAX_LINE_BYTES):
+                yield line.decode("utf-8", errors="replace").strip()
             return
-        lines = io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file
-        while line := lines.readline(MAX_LINE_BYTES):
-            yield line.decode("utf-8", errors="replace").strip()
-
-
-def _texts_in_parquet(file: Any, path: str, column: str) -> Iterator[str]:
-    parquet = pq.ParquetFile(file)
-    schema = parquet.schema_arrow
-    name = path.rsplit("/", 1)[-1]
-    if column not in schema.names:
-        raise ConfigError(f"{name}: it has no column {column!r}; it has {', '.join(schema.names[:20])}")
-    kind = schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ConfigError(f"{name}: its column {column!r} holds {kind}, and no text")
-    for batch in parquet.iter_batches(TEXTS_AT_ONCE, columns=[column]):
-        yield from (text for text in batch.column(0).to_pylist() if text)
+        parquet = pq.ParquetFile(file)
+        schema, name = parquet.schema_arrow, path.rpartition("/")[2]
+        if column not in schema.names:
+            raise ConfigError(f"{name}: it has no column {column!r}; it has {', '.join(schema.names[:20])}")
+        kind = schema.field(column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise ConfigError(f"{name}: its column {column!r} holds {kind}, and no text")
+        for batch in parquet.iter_batches(TEXTS_AT_ONCE, columns=[column]):
+            yield from filter(None, batch.column(0).to_pylist())

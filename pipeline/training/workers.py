@@ -15,7 +15,6 @@ from configs.load import ConfigError
 from configs.schema import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
-from pipeline.cluster.polling import polled
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
 
@@ -24,10 +23,8 @@ FOLLOW_INTERVAL_S = 0.5
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
-    """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
-
-    After a worker dies, training restarts from the last checkpoint, up to `workers.max_failures` times.
-    """
+    """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs. After a worker dies,
+    training restarts from the last checkpoint, up to `workers.max_failures` times."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -80,7 +77,6 @@ def work(config: dict[str, Any]) -> None:
 
 
 def add_up(values: torch.Tensor) -> None:
-    """Sum a tensor over all workers, in place."""
     torch.distributed.all_reduce(values)
 
 
@@ -98,4 +94,4 @@ def _log_shown(path: Path) -> AbstractContextManager[None]:
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
 
-    return polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)
+    return ray_session.polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)

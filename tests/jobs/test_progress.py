@@ -6,7 +6,6 @@ import io
 import json
 
 import pytest
-import ray
 
 from actors.events import Events
 from actors.results import Stamp
@@ -45,8 +44,6 @@ def test_what_actors_report_is_shown_as_quiet_lines_where_there_is_no_terminal()
         assert tally is not None
         tally(2, 20, 10, 8)
         tally(4, 40, 20, 22)
-        actor = tally.actor  # type: ignore[attr-defined]
-        assert ray.get(actor.read.remote()) == (6, 60, 30, 30)
     [line] = stream.getvalue().splitlines()
     assert line.startswith("6 of 6 rows, ")
     assert line.endswith("acceptance length 2.00")
@@ -74,7 +71,8 @@ def test_a_job_whose_log_is_json_gets_its_progress_as_json() -> None:
     stream = io.StringIO()
     with progress.shown(10, stream=stream, events=Events(Stamp("j", 2, "f"), enabled=True)) as tally:
         assert tally is not None
-        tally(4, 40, 8, 2)
+        tally(1, 10, 3, 0)
+        tally(3, 30, 5, 2)
         # The last look is taken when the block ends; both calls go to one actor, in order.
     (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
     assert (line["event"], line["job_id"], line["attempt"], line["total_rows"]) == ("progress", "j", 2, 10)

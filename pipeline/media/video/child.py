@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.media import pixels
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 from pipeline.media.video import messages
 from pipeline.media.video.sampling import Sampling, windows
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from configs.source import DEFAULT_NUM_FRAMES, Source
 from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import NO_VIDEOS, DecodedClip, DecoderWorker, Limits
+from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.sources.uris import Fetcher, row_errors, scheme_of
@@ -77,13 +77,8 @@ NO_SPAN = Span()
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row.
-
-    There is one result row with all videos, or one per clip if the job cuts the row's only video into windows.
-
-    Raises:
-        RowError: a video cannot be fetched or decoded; if there are several, the message gives its number.
-    """
+    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row: one row with all videos, or
+    one per clip if the job cuts the row's only video into windows. RowError if a video cannot be fetched or decoded."""
     cuts = options.sampling.clip_s is not None
     if cuts and len(cell) > 1:
         raise RowError("invalid_value", f"the row has {len(cell)} videos, and source.video.clip_s cuts one into rows")
@@ -91,7 +86,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
     for number, ref in enumerate(cell, start=1):
         try:
             with opened(ref, options) as path:
-                decoded.append(_worker((options.decoder, options.sampling, options.limits)).decode(path))
+                decoded.append(worker_of(options).decode(path))
         except RowError as error:
             if len(cell) == 1:
                 raise
@@ -102,16 +97,10 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
     return [(NO_SPAN, [clip for clips in decoded for clip in clips])]
 
 
-# --- locating videos -----------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
-    """Provide a local path at which the video can be read within the context.
-
-    Raises:
-        RowError: `missing_video`, `unreadable_video`, `video_too_large`, `uri_refused`.
-    """
+    """Provide a local path of the video within the context; RowError `missing_video`, `unreadable_video`,
+    `video_too_large` or `uri_refused`."""
     with contextlib.ExitStack() as stack:
         try:
             path = _path_of(ref, options, stack)
@@ -163,20 +152,12 @@ def _temporary() -> Any:
     return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
-# --- the worker of this process --------------------------------------------------------------------------------------
-
 _running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
-def image_worker(media: MediaOptions | None) -> DecoderWorker:
-    """Return this process's worker for images; with media options, it also decodes the job's videos."""
-    if media is None:
-        return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits()))
-    return _worker((media.decoder, media.sampling, media.limits))
-
-
-def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
+def worker_of(media: MediaOptions) -> DecoderWorker:
     """Return this process's worker for these options; a worker with other options is closed first."""
+    key = (media.decoder, media.sampling, media.limits)
     if key not in _running:
         close_worker()
         _running[key] = DecoderWorker(*key)
@@ -185,20 +166,16 @@ def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
 
 @atexit.register
 def close_worker() -> None:
-    """Close this process's worker, if it has one."""
     for worker in _running.values():
         worker.close()
     _running.clear()
-
-
-# --- Arrow ----------------------------------------------------------------------------------------------------------
 
 
 def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
     """Convert every row's clips to a column `list<rows.CLIP>`."""
     flat = [clip for cell in cells for clip in cell]
     parts = [pa.array([getattr(clip, field.name) for clip in flat], field.type) for field in schemas.CLIP]
-    offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, cells)], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(schemas.CLIP)))
 
 
@@ -211,7 +188,3 @@ def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[n
     ]
     indices = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
     return [frames[index] for index in indices]
-
-
-def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:
-    return {name: pa.array([getattr(span, name) for span in spans], kind) for name, kind in schemas.SPAN}

@@ -1,8 +1,5 @@
-"""Probes a video file by demultiplexing, without decoding: checks its format, reads frame times and seek points.
-
-Every file is checked here before a decoder reads it: formats that reference other files or URLs (playlists) are
-excluded, and frame times come from packets, not from a frame rate. Runs in the decoding process.
-"""
+"""Probes a video file by demultiplexing, without decoding, before a decoder reads it: formats that reference other
+files or URLs (playlists) are excluded, and frame times come from packets. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 import av
 
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 
 FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),
@@ -63,11 +60,7 @@ class Video:
 
 
 def open_container(path: str) -> Any:
-    """Open a file as a PyAV container; allows only the formats `FORMATS` and the protocol `file`.
-
-    Raises:
-        MediaError: `not_a_video` or `broken_video`.
-    """
+    """Open a local file of a format in `FORMATS` as a PyAV container; MediaError `not_a_video` or `broken_video`."""
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}
     try:
         return av.open(path, options=options, metadata_errors="replace")
@@ -82,11 +75,7 @@ def open_container(path: str) -> Any:
 
 
 def video_stream(container: Any) -> Any:
-    """Return the first video stream that is not cover art.
-
-    Raises:
-        MediaError: `no_video_stream`, or `broken_video` if there is no stream at all.
-    """
+    """Return the first video stream that is not cover art; MediaError `no_video_stream`, or `broken_video`."""
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream
@@ -96,13 +85,16 @@ def video_stream(container: Any) -> Any:
     raise MediaError("no_video_stream", f"the file holds {kinds}, and no moving picture")
 
 
-def probe(path: str, max_pixels: int) -> Video:
-    """Read every packet of the video stream without decoding it.
+class _Packet(NamedTuple):
+    tick: int | None
+    duration: int
+    is_key: bool
+    is_clean: bool
 
-    Raises:
-        MediaError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
-            file that is damaged or cut short.
-    """
+
+def probe(path: str, max_pixels: int) -> Video:
+    """Read every packet of the video stream without decoding it; MediaError `not_a_video`, `no_video_stream`,
+    `video_too_large`, `unsupported_video`, or `broken_video` for a file that is damaged or cut short."""
     with open_container(path) as container:
         stream = video_stream(container)
         context = stream.codec_context
@@ -113,7 +105,22 @@ def probe(path: str, max_pixels: int) -> Video:
         if context.width * context.height > max_pixels:
             limit = f"source.max_image_pixels ({max_pixels})"
             raise MediaError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
-        packets, num_hidden, reads_to_end = _packets(container, stream)
+        extradata, is_h264 = bytes(context.extradata or b""), context.name == "h264"
+        packets: list[_Packet] = []
+        num_hidden, reads_to_end = 0, True
+        try:
+            for packet in container.demux(stream):
+                if packet.is_corrupt and packet.size:
+                    reads_to_end = False
+                    break
+                if packet.size and packet.is_discard:  # hidden by an edit list, as after trimming without re-encoding
+                    num_hidden += 1
+                elif packet.size:
+                    is_key = bool(packet.is_keyframe)
+                    is_clean = not (is_key and is_h264) or IDR in nal_kinds(bytes(packet), extradata)
+                    packets.append(_Packet(packet.pts, packet.duration or 0, is_key, is_clean))
+        except av.error.FFmpegError:
+            reads_to_end = False
         num_packets, num_promised = len(packets) + num_hidden, stream.frames
         if num_packets and (not reads_to_end or num_packets < num_promised):
             count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
@@ -121,38 +128,6 @@ def probe(path: str, max_pixels: int) -> Video:
         if not packets:
             raise MediaError("broken_video", "the video has no frames")
         return _described(path, container, stream, packets, num_hidden)
-
-
-@dataclass(frozen=True)
-class _Packet:
-    tick: int | None
-    duration: int
-    is_key: bool
-    is_clean: bool
-
-
-def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
-    """Return the packets of shown frames, the number of packets that an edit list hides (as after trimming without
-    re-encoding), and whether the file was read to its end without damage."""
-    extradata = bytes(stream.codec_context.extradata or b"")
-    is_h264 = stream.codec_context.name == "h264"
-    packets: list[_Packet] = []
-    num_hidden = 0
-    try:
-        for packet in container.demux(stream):
-            if not packet.size:
-                continue
-            if packet.is_corrupt:
-                return packets, num_hidden, False
-            if packet.is_discard:
-                num_hidden += 1
-                continue
-            is_key = bool(packet.is_keyframe)
-            is_clean = not (is_key and is_h264) or IDR in nal_kinds(bytes(packet), extradata)
-            packets.append(_Packet(packet.pts, packet.duration or 0, is_key, is_clean))
-    except av.error.FFmpegError:
-        return packets, num_hidden, False
-    return packets, num_hidden, True
 
 
 def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.media.errors import MediaError
-from pipeline.media.pixels import fitting
+from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import Video, open_container
 
 MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
@@ -139,18 +138,17 @@ class _Cursor:
 
     def frame(self, index: int) -> Any:
         """Return frame number `index`; MediaError `broken_video` if it cannot be decoded."""
-        frame = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
+        if self._video.is_timed:
+            frame = self._frame_at(self._video.ticks[index])
+        else:
+            for _ in range(self._index + 1, index):
+                next(self._frames, None)
+            frame = next(self._frames, None)
         if frame is None:
             time_s = self._video.times_s[index]
             raise MediaError("broken_video", f"the frame at {time_s:g} s cannot be decoded")
         self._index = index
         return frame
-
-    def _frame_after(self, index: int) -> Any:
-        """Return frame number `index` by counting decoded frames, for containers without frame times."""
-        for _ in range(self._index + 1, index):
-            next(self._frames, None)
-        return next(self._frames, None)
 
     def _frame_at(self, tick: int) -> Any:
         """Return the frame whose presentation time is `tick`; None if it cannot be decoded.
@@ -166,10 +164,7 @@ class _Cursor:
         return next((frame for start in starts if (frame := self._search(tick, start)) is not None), None)
 
     def _search(self, tick: int, start: int | None) -> Any:
-        """Return the frame of exactly this tick, decoding from `start` if set, else from the current position.
-
-        None if a later frame is decoded first, or no frame is left.
-        """
+        """Return the frame of this tick, decoding from `start` or the current position; None if it is not found."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)

@@ -1,7 +1,4 @@
-"""Packs and receives messages between the decoding process and its supervisor: a JSON header followed by raw bytes.
-
-Pickle is not used, so that a process compromised by a hostile file can only return data.
-"""
+"""Packs and receives messages of the decoding process: JSON and raw bytes, no pickle, as it may be compromised."""
 
 from __future__ import annotations
 
@@ -23,12 +20,8 @@ def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
 def receive(
     read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Any] | None = None
 ) -> tuple[dict[str, Any], Any]:
-    """Receive a message as (header, payload); `read(n)` and `read_payload(n)` must return exactly n bytes.
-
-    Raises:
-        EOFError: the other process has exited.
-        ValueError: the message is invalid.
-    """
+    """Receive a message as (header, payload); `read(n)` and `read_payload(n)` must return exactly n bytes, or raise
+    EOFError if the other process has exited. ValueError for an invalid message."""
     (length,) = LENGTH.unpack(read(LENGTH.size))
     if length > MAX_HEADER_BYTES:
         raise ValueError(f"a header of {length} bytes")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 
 SLACK_S = 1e-6
 """Tolerance in seconds when times are compared, because frame times are rounded to container ticks."""
@@ -34,10 +34,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Window:
-    """A clip of the video from `start_s` (inclusive) to `end_s` (exclusive) and its sampled frames.
-
-    `indices` are frame numbers in presentation order; `rate_fps` is the number of sampled frames per second.
-    """
+    """A clip from `start_s` to `end_s` (exclusive), and the numbers of its frames in presentation order."""
 
     start_s: float
     end_s: float
@@ -46,13 +43,9 @@ class Window:
 
 
 def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[Window]:
-    """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0).
-
-    A window in which no frame begins contains the frame that is visible at its start.
-
-    Raises:
-        MediaError: `no_such_frame`, a timestamp is outside the video.
-    """
+    """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0). A
+    window in which no frame begins has the frame visible at its start. MediaError `no_such_frame`: a timestamp is
+    outside."""
     assert times_s, "a video without frames has no clips"
     clip_s, edges = sampling.clip_s, [0.0]
     if clip_s is not None and end_s > clip_s:

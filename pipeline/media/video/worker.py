@@ -1,7 +1,5 @@
-"""Supervises the decoding process, so that a crash, a hang or a decompression bomb affects only one image or video.
-
-A process is replaced after a limited number of files or if its memory has grown, because native decoders leak.
-"""
+"""Supervises the decoding process, so that a crash, a hang or a decompression bomb affects only one image or video. It
+is replaced after a limited number of files or if its memory has grown, because native decoders leak."""
 
 from __future__ import annotations
 
@@ -77,22 +75,12 @@ Take = Callable[[int], memoryview]
 
 
 class DecoderWorker:
-    """Owns at most one decoding process, which is started at the first file; an image-only process is replaced at the
-    first video.
-
-    Decoding raises RowError with the code of a decoding error, `decoder_died` or `decode_timeout`, and WorkerError if
-    the process cannot be started.
-    """
+    """Owns at most one decoding process, started at the first file; an image-only process is replaced at the first
+    video. RowError with the code of a decoding error, `decoder_died` or `decode_timeout`; WorkerError if it cannot
+    start."""
 
     def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
-        self._request = {
-            "decoder": decoder,
-            "sampling": asdict(sampling),
-            "max_pixels": limits.max_pixels,
-            "max_side_px": limits.max_side_px,
-            "max_decoded_bytes": limits.max_decoded_bytes,
-            "timeout_s": limits.timeout_s,
-        }
+        self._request = {"decoder": decoder, "sampling": asdict(sampling), **asdict(limits)}
         self._limits = limits
         self._command = list(command or (sys.executable, "-m", MODULE))
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,7 +92,6 @@ class DecoderWorker:
         """Resident bytes of the process after the last file; 0 if it has exited or the system does not report them."""
 
     def decode(self, path: str) -> list[DecodedClip]:
-        """Decode the clips of the video at the local path `path`."""
         process = self._running(takes_videos=True)
         self._num_videos += 1
         replies = self._ask(process, "video", self._request | {"path": path})
@@ -113,10 +100,8 @@ class DecoderWorker:
     def decode_image(
         self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
     ) -> tuple[int, int]:
-        """Decode one encoded image into the memory that `take` returns; returns height and width.
-
-        `max_decoded_bytes` limits its pixels; `row_limit` describes that limit in the error `row_too_large`.
-        """
+        """Decode one encoded image into the memory that `take` returns; returns height and width. `max_decoded_bytes`
+        limits its pixels; `row_limit` describes that limit in the error `row_too_large`."""
         process = self._running(takes_videos=False)
         self._num_images += 1
         request = self._request | {"kind": "image", "max_decoded_bytes": max_decoded_bytes, "row_limit": row_limit}
@@ -165,10 +150,7 @@ class DecoderWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the decoding process; None if none is running."""
         return None if self._process is None else self._process.pid
-
-    # --- the process -----------------------------------------------------------------------------------------------
 
     def _running(self, takes_videos: bool = True) -> subprocess.Popen[bytes]:
         fits = self._takes_videos or not takes_videos

@@ -15,7 +15,7 @@ from pipeline.media import image_decoding
 from pipeline.media.pixels import DRAFT_FACTOR, decode
 from pipeline.media.video import clips
 from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
+from pipeline.media.video.worker import DecoderWorker, Limits
 from pipeline.rows.schemas import RowError
 from tests.pipeline.media.test_image_decoding import read_table, saved
 from tests.pipeline.sources.shards import encode
@@ -29,10 +29,10 @@ def worker_of() -> Iterator[Make]:
     """Makes workers, whose process may run some code first, and ends them."""
     made: list[DecoderWorker] = []
 
-    def make(limits: Limits | None = None, code: str = "", decoder: str = NO_VIDEOS) -> DecoderWorker:
+    def make(limits: Limits | None = None, code: str = "") -> DecoderWorker:
         script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
         command = [sys.executable, "-c", script] if code else None
-        made.append(DecoderWorker(decoder, Sampling(num_frames=1), limits or Limits(), command))
+        made.append(DecoderWorker(Sampling(num_frames=1), limits or Limits(), command))
         return made[-1]
 
     yield make
@@ -102,7 +102,7 @@ def test_a_row_that_kills_the_process_is_an_error_and_its_neighbours_are_not(
         child.pixels.decode = dying
     """
     worker = worker_of(code=kill)
-    monkeypatch.setattr(image_decoding, "image_worker", lambda *_: worker)
+    monkeypatch.setattr(image_decoding, "worker_of", lambda *_: worker)
     table = read_table([[encode("red")], [encode() + b"kill me"], [encode("blue")]])
     made = image_decoding.decode_table(
         table, image_decoding.DecodeOptions(image_decoding.PromptOptions(media_prompt()))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFont
+from PIL import Image
 
-from pipeline.reports.contact_sheet import MARGIN_PX, contact_sheet, fit, wrap
+from pipeline.reports.contact_sheet import MARGIN_PX, contact_sheet, fit
 
 SIDE_PX = 64
 
@@ -52,17 +52,6 @@ def test_captions_and_a_title_take_room_of_their_own() -> None:
     below = result[MARGIN_PX + SIDE_PX + 2 :, : SIDE_PX + MARGIN_PX]
     assert below.min() < 100, "no ink under the first image"
     assert result[MARGIN_PX + SIDE_PX + 2 :, -SIDE_PX - MARGIN_PX :].min() == 255, "ink under the image without words"
-
-
-def test_what_does_not_fit_ends_in_an_ellipsis_and_never_leaves_its_place() -> None:
-    font = ImageFont.load_default(size=10)
-    for text in ("word " * 50, "x" * 500, "é\n\t\x00🎨 strange", "", "short"):
-        lines = wrap(text, font, 80, 2)
-        assert 1 <= len(lines) <= 2
-        assert all(font.getlength(line) <= 80 for line in lines)
-        assert all(letter.isprintable() for line in lines for letter in line)
-    assert wrap("word " * 50, font, 80, 2)[-1].endswith("…")
-    assert wrap("short", font, 80, 2) == ["short"]
 
 
 def test_no_image_or_words_for_other_images_are_refused() -> None:

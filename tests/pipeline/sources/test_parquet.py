@@ -297,9 +297,9 @@ def spans_of(source: Source, prompt: str) -> datasource.SpanDatasource:
 @pytest.fixture
 def opened(monkeypatch) -> list[int]:
     """The row at which each opening of a file begins to decode."""
-    if parquet._OPEN_READER._reader is not None:
-        parquet._OPEN_READER._reader[1].close()
-        parquet._OPEN_READER._reader = None
+    for reader in parquet._open_readers.values():
+        reader.close()
+    parquet._open_readers.clear()
     starts: list[int] = []
     original = parquet.RowsOfFile.__init__
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import fsspec
@@ -273,83 +270,3 @@ def test_a_maker_that_is_killed_leaves_no_lock_and_nothing_that_is_used(bucket: 
         process.communicate()
     assert not (folder / "copies" / found.key).exists()
     assert len(load_file(copy(found) / "model.safetensors")) == len(TENSORS)
-
-
-# --- the web -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def web() -> Iterator[tuple[str, dict[str, bytes]]]:
-    """A server that lists nothing, with ranges and tags; gives its address and its files."""
-    held: dict[str, bytes] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self._answer(False)
-
-        def do_GET(self) -> None:
-            self._answer(True)
-
-        def _answer(self, with_body: bool) -> None:
-            data = held.get(self.path)
-            if data is None:
-                self.send_error(404)
-                return
-            wanted, status = data, 200
-            if given := self.headers.get("Range"):
-                first, last = given.removeprefix("bytes=").split("-")
-                wanted, status = data[int(first) : int(last or len(data) - 1) + 1], 206
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(wanted)))
-            self.send_header("Accept-Ranges", "bytes")
-            self.send_header("ETag", f'"{hash(data)}"')
-            self.end_headers()
-            if with_body:
-                self.wfile.write(wanted)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", held
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_folder_of_the_web_is_found_by_name_and_its_shards_by_their_index(web: Any) -> None:
-    address, held = web
-    shards = {f"model-0000{place}-of-00002.safetensors": save({f"w{place}": torch.ones(5)}) for place in (1, 2)}
-    index = {"weight_map": {f"w{place}": name for place, name in enumerate(shards, 1)}}
-    named = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(), **shards}
-    held.update({f"/m/{name}": data for name, data in named.items()})
-    found = look(f"{address}/m/", "model.target")
-    assert {file.path: file.size_bytes for file in found.files} == {name: len(data) for name, data in named.items()}
-    assert all(file.token for file in found.files)
-    outline(found)
-    assert {path.name: path.read_bytes() for path in copy(found).iterdir()} == named
-
-
-@pytest.mark.parametrize(
-    "name", ["/tmp/draftfleet-planted", "../planted", "a/b.safetensors", "..", "", "a\\b", "a\nb", "x" * 256, 3, None]
-)
-def test_an_index_that_names_anything_but_plain_names_writes_nothing(
-    web: tuple[str, dict[str, bytes]], folder: Path, name: object
-) -> None:
-    address, held = web
-    shard = save({"w1": torch.ones(5)})
-    index = {"weight_map": {"w1": "model-00001-of-00001.safetensors", "w2": name}}
-    files = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
-    files |= {"model-00001-of-00001.safetensors": shard, "planted": shard}
-    held.update({f"/m/{own}": data for own, data in files.items()} | {"/planted": shard, "/m//tmp/x": shard})
-    with pytest.raises(ConfigError, match=r"^model\.target: http://.*(no plain file name|maps no tensors)"):
-        outline(look(f"{address}/m/", "model.target"))
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("index", [b"[]", b"{", b'{"weight_map": 3}', b'{"weight_map": {"w": ["a"]}}', b"\xff"])
-def test_a_damaged_index_is_refused_by_name(web: tuple[str, dict[str, bytes]], index: bytes) -> None:
-    address, held = web
-    held.update({"/m/config.json": b"{}", "/m/model.safetensors.index.json": index})
-    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json is damaged"):
-        look(f"{address}/m/", "model.target")

@@ -200,7 +200,7 @@ def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders
     ]
     codes = torch.zeros(1, info.target.num_image_tokens, dtype=torch.int32).numpy()
     assert painter.paint(codes)[1].all()
-    loaded: Any = checkpoints.load_image_pair(job, None)
+    loaded: Any = checkpoints.load_pair(job, None)
     assert (loaded.target_id, loaded.drafter_id) == (info.target_id, info.drafter_id)
     plain = actors.loading.image_pair.load(image_job({name: str(path) for name, path in local.items()}, folders))
     assert torch.equal(loaded.target.gpt.output.weight, plain.target.gpt.output.weight)
@@ -223,8 +223,8 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
 class Hub:
     """Fake of `HfApi`."""
 
-    def __init__(self, error: Exception | None = None, torn: bool = False) -> None:
-        self.error, self.torn = error, torn
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
 
     def __call__(self) -> Hub:
         return self
@@ -234,11 +234,6 @@ class Hub:
             raise self.error
         files = [SimpleNamespace(rfilename="model.safetensors", size=5_000_000_000)]
         return SimpleNamespace(sha=COMMIT, siblings=files)
-
-    def parse_safetensors_file_metadata(self, path: str, filename: str, revision: str) -> None:
-        assert (filename, revision) == ("model.safetensors", COMMIT)
-        if self.torn:
-            raise huggingface_hub.errors.SafetensorsParsingError("its header is no JSON")
 
 
 def given_revision(job: CaptionJob) -> Known:
@@ -262,12 +257,6 @@ def test_a_repository_that_is_closed_or_absent_is_refused(status: int, monkeypat
     error.response = SimpleNamespace(status_code=status)  # type: ignore[assignment]
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub(error))
     with pytest.raises(ConfigError, match=rf"^model\.target: owner/name: the hub answers {status}: .*HF_TOKEN"):
-        check(caption_job("owner/name"), given_revision, True)
-
-
-def test_torn_weights_of_the_hub_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub(torn=True))
-    with pytest.raises(ConfigError, match=r"^model\.target: owner/name: its header is no JSON$"):
         check(caption_job("owner/name"), given_revision, True)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.media.errors import MediaError
-from pipeline.media.pixels import fitting
+from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import Video, nal_kinds, probe
 from pipeline.media.video.decode import read_frames
 from tests.pipeline.media.video import files

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.media.errors import MediaError
+from pipeline.media.pixels import MediaError
 from pipeline.media.video.sampling import Sampling, windows
 
 TENTHS = [number / 10 for number in range(100)]
