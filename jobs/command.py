@@ -83,7 +83,9 @@ class Command(Generic[Config, AnyPlan]):
                     arguments.skip_digests,
                 )
                 runs = not estimates and not arguments.dry_run
-                plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard))
+                plan = self.make_plan(
+                    config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard)
+                )
                 if arguments.dry_run:
                     print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
                     return DONE
