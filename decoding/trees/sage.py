@@ -4,8 +4,7 @@ The formulas are in `decoding.trees.confidence`, the planning in `decoding.trees
 which become tokens when the tree is grown; its shape is fixed in advance, which keeps rejection sampling unbiased.
 
 The drafter runs `max_expanded` nodes per row and level, for the levels of the deepest tree in the batch; the target
-verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's parameters, no
-plan with more than 22 nodes was found.
+verifies `max_nodes` + 1 nodes per row, padding included.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class SageTree(SagePolicy):
     ) -> None:
         super().__init__(settings)
         self.max_levels = max(self.settings.depth_cap, max(len(path) for path in first_paths))
-        self.max_nodes = 1 + max(self.settings.node_budget, len(set(first_paths)))
+        self.max_nodes = 1 + max(self.settings.max_nodes, len(set(first_paths)))
         widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
         self.max_siblings = max(self.settings.top_k, widest)
         first = IndexTree.of_paths(first_paths, self.max_nodes, torch.device("cpu"))
@@ -202,36 +201,16 @@ class SageTree(SagePolicy):
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             return None
-        probs, alpha, is_known = self._observe(tree, verdict)
-        alpha = torch.where(is_known, alpha, self._learned.alpha[slots.index])
+        # P̃ and α of the root; if the drafter has no candidate there (lookup), the tree stays the same.
+        probs = self._ranked[:, 0]
+        is_known = probs[:, 0] >= 0
+        alpha = torch.where(is_known, confidence(probs.clamp_min(0.0)), self._learned.alpha[slots.index])
         self._learned.count(slots, alpha, tree)
         max_depth = self._learned.learn(slots, alpha, verdict)
         plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
         plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
-        # If the drafter has no candidate after the root (lookup), the tree stays the same.
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
         return _unpack(self._plans[slots.index]).levels()
-
-    def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """Return P̃ (b, k), α (b,) and a mask (b,) of rows with candidates, from the nodes that `source` selects."""
-        ranked = self._ranked[:, : tree.num_nodes]
-        root = ranked[:, 0]
-        is_known = root[:, 0] >= 0
-        if self.settings.source == "root":
-            return root, confidence(root.clamp_min(0.0)), is_known
-        # Use only nodes that have children in this row's tree; other run nodes depend on the rest of the batch.
-        has_child = tree.has_drafts()
-        if self.settings.source == "accepted_leaf":
-            last = verdict.path.gather(1, (verdict.n - 1)[:, None])
-            before = verdict.path.gather(1, (verdict.n - 2).clamp_min(0)[:, None])
-            node = torch.where(has_child.gather(1, last), last, before)
-            chosen = ranked.gather(1, node[:, :, None].expand(-1, -1, ranked.shape[2]))[:, 0]
-            return chosen, confidence(chosen.clamp_min(0.0)), is_known
-        weight = has_child.float()
-        weight = weight / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
-        probs = (ranked.clamp_min(0.0) * weight[:, :, None]).sum(dim=1)
-        alphas = confidence(ranked.clamp_min(0.0))
-        return probs, (alphas * weight).sum(dim=1), is_known & has_child.any(dim=1)
 
 
 def _pack(tree: IndexTree) -> Tensor:
