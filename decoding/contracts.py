@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.controllers.base import Controller, FixedDepth
+from decoding.controllers.base import Controller
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
@@ -259,4 +259,4 @@ class Method:
     drafter: Drafter
     tree: TreePolicy
     acceptance: Acceptance
-    controller: Controller = field(default_factory=FixedDepth)
+    controller: Controller = field(default_factory=Controller)

@@ -1,7 +1,6 @@
 """Processes logits per row and node: repetition penalty, temperature, top-k and top-p.
 
-The order of operations and the handling of ties follow transformers' logits processors, so that plain decoding equals
-`generate`.
+Order of operations and handling of ties are as in transformers' logits processors, so plain decoding equals `generate`.
 """
 
 from __future__ import annotations

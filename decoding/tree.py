@@ -97,8 +97,7 @@ class DraftTree:
         return int(self.tokens.shape[1])
 
     def visible(self) -> Tensor:
-        """Return the attention mask (b, N, N): each node sees its ancestors and itself. No other node sees an invalid
-        node."""
+        """Return the attention mask (b, N, N): each node sees its ancestors and itself."""
         if self.ancestry is not None:
             return self.ancestry
         if not self._visible:
@@ -116,8 +115,7 @@ class DraftTree:
         return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
 
     def within(self, max_depth: Tensor) -> DraftTree:
-        """Mark nodes deeper than `max_depth` (b,) as invalid and set `num_drafted`; return the tree itself if its
-        policy has already done so."""
+        """Mark nodes deeper than `max_depth` (b,) as invalid and set `num_drafted`, unless the policy has done so."""
         if self.num_drafted is not None:
             return self
         valid = self.valid & (self.depth <= max_depth[:, None])

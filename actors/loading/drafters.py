@@ -52,8 +52,7 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
     """Compare a head's sizes with the configuration of a text target, and return the head's revision.
 
     Raises:
-        ConfigError: the head is missing or unreadable, was made for another target, or has fewer Medusa heads than the
-            tree has levels.
+        ConfigError: the head is missing or unreadable, or does not fit the target or the tree.
     """
     hidden_size = target.get_text_config().hidden_size
     names: Sequence[str] = MEDUSA_NAMES
@@ -73,8 +72,7 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
     """Compare a drafter's sizes with the sizes of an image target, without reading its weights.
 
     Raises:
-        ConfigError: the drafter is missing or unreadable, was made for another target, or has fewer heads than the tree
-            has levels.
+        ConfigError: the drafter is missing or unreadable, or does not fit the target or the tree.
     """
     kind = config.method.drafting.drafter
     if isinstance(kind, EagleDrafter):

@@ -1,7 +1,6 @@
 """Loads LlamaGen targets with their drafter, VQ model and text encoder, and checks that they fit each other.
 
-`check` reads only sizes and headers, on the driver before any actor starts; `load` and `load_painter` read weights,
-each in its own actor.
+`check` reads only sizes and headers, on the driver; `load` and `load_painter` read weights, each in its own actor.
 """
 
 from __future__ import annotations
@@ -164,14 +163,12 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
         read_at("model.condition", encoder, lambda ref: check_t5(ref, target))
 
 
-def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
+def load(config: SynthesizeJob) -> ImagePair:
     """Load the target, the drafter and the text encoder onto their devices.
 
     Raises:
         ConfigError: as `check`, or weights are damaged.
     """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
     info, model = check(config), config.model
     target = load_gpt_target("model.target", model.target, config.is_guided)
     drafter: LlamaGenTarget | Head | None = None
@@ -191,14 +188,12 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
     return ImagePair(config, target, drafter, info, codebook, text_encoder)
 
 
-def load_painter(config: SynthesizeJob, torch_threads: int | None = None) -> VqPainter:
+def load_painter(config: SynthesizeJob) -> VqPainter:
     """Load only the VQ model.
 
     Raises:
         ConfigError: the checkpoint is missing or damaged, or its codebook size differs from the target's vocabulary.
     """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
     weights = config.model.vq
     assert weights is not None, "the schema requires model.vq to decode images"
     target = read_at("model.target", config.model.target, read_gpt_shape)

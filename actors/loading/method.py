@@ -20,7 +20,7 @@ from configs.section import Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.controllers.base import FixedDepth
+from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
@@ -91,7 +91,7 @@ def build_method(
     else:
         rule = _build(ACCEPTANCES, config.acceptance)
     tree = build_tree(config)
-    controller: FixedDepth | GoodputController = FixedDepth()
+    controller = Controller()
     if config.controller.kind == "measured":
         controller = GoodputController(tree.max_levels, config.controller.max_exploration)
     return Method(_drafter(config, drafter_model, target), tree, rule, controller)

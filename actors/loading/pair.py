@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, is_head, load_head, read_at
 from actors.loading.loaded_pair import LoadedPair, compile_models
@@ -86,27 +84,25 @@ def check(config: CaptionJob) -> PairInfo:
     return PairInfo(f"{target.path}@{target_revision}", drafter_id, revisions, front_end)
 
 
-def load(config: CaptionJob, torch_threads: int | None = None) -> Pair:
+def load(config: CaptionJob) -> Pair:
     """Load the pair that `config` names onto its devices.
 
     Raises:
         ConfigError: as `check`, or weights are missing or damaged.
     """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
     info, model = check(config), config.model
     drafter: Target | Head | None = None
-    models: list[Target] = []
     if model.drafter is not None and config.method.needs_checkpoint and not is_head(config):
-        models = [load_target(model.drafter, "model.drafter")]
+        drafter = load_target(model.drafter, "model.drafter")
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
-    reserved_bytes = sum(one.num_bytes for one in models)
+    reserved_bytes = 0 if drafter is None else drafter.num_bytes
     target = load_target(model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
-    for drafter in models:
+    models = [target]
+    if drafter is not None:
         drafter.share_front_end(target, SHARED_INPUT_BYTES)
-    if config.method.needs_checkpoint and is_head(config):
+        models.append(drafter)
+    elif config.method.needs_checkpoint:
         drafter = load_head(config, target)
-    models = [target, *models]
     compile_models(config.pool, models)
     for one in models:
         one.keep_features(config.pool.feature_cache_bytes)
@@ -137,8 +133,7 @@ def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, Front
 
 
 def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) -> None:
-    """Raise ConfigError unless ids that both models have mean equal tokens, and the drafter has at least half of the
-    target's tokens."""
+    """Raise ConfigError unless common ids mean equal tokens and the drafter has half of the target's tokens."""
     target_ids: dict[str, int] = target.tokenizer.get_vocab()
     drafter_ids: dict[str, int] = drafter.tokenizer.get_vocab()
     by_id = {number: token for token, number in drafter_ids.items()}

@@ -1,8 +1,7 @@
 """Kills a worker process that is stopped or frozen, so that Ray replaces it and runs its rows again.
 
 A thread of the worker writes heartbeats into a pipe, and a subprocess in its own session reads them. The subprocess
-sends SIGKILL to the worker if no heartbeat arrives for `max_silence_s`. It counts only time in which it runs itself, so
-suspending the whole machine kills no process.
+sends SIGKILL to the worker if no heartbeat arrives for `max_silence_s`. It counts only time in which it runs itself.
 """
 
 from __future__ import annotations

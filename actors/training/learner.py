@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
-from actors.training.samples import CodesOf, ImageSamples, TextSamples, TrainingSamples
+from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
 from configs.schema import Weights
 from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
@@ -37,7 +37,7 @@ class Learner:
 
     target: TargetModel
     task: HeadTask
-    training_samples: TrainingSamples
+    training_samples: TextSamples | ImageSamples
     shape: GptShape | None = None
 
     @property

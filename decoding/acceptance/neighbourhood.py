@@ -50,8 +50,7 @@ class Neighbourhood:
 
     `k` counts the draft itself, as in the paper; with `k_counts_draft` False it counts neighbours only, as in the
     public code. `delta` is the upper bound of the `divergence`; for "multiplicative" it is λ of LANTERN++: the sum of a
-    draft's probability and its neighbours' is at most λ times its own. Special tokens neither lend nor receive
-    probability.
+    draft's probability and its neighbours' is at most λ times its own. Special tokens lend and receive nothing.
     """
 
     def __init__(self, table: Tensor, k: int, delta: float, divergence: Divergence, k_counts_draft: bool) -> None:

@@ -2,8 +2,7 @@
 
 Uniform pruning keeps evenly spaced tokens (the baseline of LVSpec). Guided pruning has SpecVLM's two stages: first it
 keeps the smallest set of visual tokens that receives a given share of the target's attention from text to visual
-tokens, then evenly spaced tokens of the rest. Kept tokens keep their rotary positions (including three axes), unless
-`compact` renumbers them as in the papers' code.
+tokens, then evenly spaced tokens of the rest. Kept tokens keep their rotary positions, unless `compact` renumbers them.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
 def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
     """Return the sorted indices (num_kept,) of the visual tokens to keep, by SpecVLM's stages over `scores` (n,).
 
-    Stage I keeps the smallest set of tokens with `share` of the attention, cut to `num_kept`; stage II keeps evenly
-    spaced tokens of the rest.
+    Stage I keeps the smallest set of tokens with `share` of the attention, stage II evenly spaced tokens of the rest.
     """
     order = scores.argsort(descending=True, stable=True)
     mass = scores[order].cumsum(0) / scores.sum().clamp_min(1e-12)

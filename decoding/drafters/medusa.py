@@ -1,7 +1,6 @@
 """Medusa: drafts with heads on the target's last hidden state, one head per depth.
 
-Head d predicts the distribution of all drafts of depth d + 1, independent of their parents. Cai et al. 2024 (arXiv
-2401.10774), section 3.1.
+Head d predicts all drafts of depth d + 1, independent of their parents. Cai et al. 2024 (arXiv 2401.10774), 3.1.
 """
 
 from __future__ import annotations

@@ -164,8 +164,7 @@ class ModelDrafter(Drafter):
         return self._pending_inputs[b, width]
 
     def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Return the depth (b, 1) of a chain's node in scratch position `place` and its mask (b, 1, place + 1) of all
-        scratch positions up to its own."""
+        """Return depth (b, 1) and mask (b, 1, place + 1) of a chain's node in scratch position `place`."""
         if (b, place) not in self._continuations:
             sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
             self._continuations[b, place] = self._numbers[place].expand(b, 1), sees

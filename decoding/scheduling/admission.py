@@ -9,11 +9,10 @@ from itertools import islice
 
 import numpy as np
 
-from decoding.errors import PROMPT_REFUSED, context_too_long
+from decoding.errors import CONTEXT_TOO_LONG, PROMPT_REFUSED, failed
 from decoding.scheduling.prompt_prefetch import PromptPrefetcher
 from decoding.scheduling.queue import RequestQueue
-from decoding.scheduling.slots import failed
-from decoding.types import Completion, Request, RequestError
+from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
@@ -74,8 +73,7 @@ class Admission:
     def take(self, max_requests: int, waits: bool = True) -> Admitted:
         """Admit up to `max_requests` waiting requests in order; stop once `NUM_ENCODED_FORWARDS` prefills are encoded.
 
-        With prefetch, admit only requests whose prompt is ready; if the first prompt is not ready and `waits` is True,
-        wait for it.
+        With prefetch, admit only requests whose prompt is ready; if `waits`, wait for the first prompt.
         """
         taken = Admitted()
         encoded: dict[Content, PreparedPrompt] = {}
@@ -95,12 +93,11 @@ class Admission:
                     num_tokens += sum(lane.length for lane in prompt.lanes)
                     taken.num_feature_hits += prompt.num_feature_hits
             except PromptError as error:
-                taken.refused.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
+                taken.refused.append(failed(request.sample_id, PROMPT_REFUSED, str(error)))
                 continue
             lanes = encoded[content].lanes
-            too_long = self.too_long("target", lanes, request)
-            if too_long is not None:
-                taken.refused.append(failed(request, too_long))
+            if message := self.too_long("target", lanes, request):
+                taken.refused.append(failed(request.sample_id, CONTEXT_TOO_LONG, message))
                 continue
             taken.requests.append(request)
             taken.lanes.append(lanes)
@@ -119,13 +116,16 @@ class Admission:
         if limit is not None and sampling.max_new_tokens != limit:
             raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
 
-    def too_long(self, model: str, lanes: list[Prefix], request: Request) -> RequestError | None:
-        """Return an error if the longest prompt plus the output exceed the context window, else None."""
+    def too_long(self, model: str, lanes: list[Prefix], request: Request) -> str:
+        """Return a message if the longest prompt plus the output exceed the context window, else an empty string."""
         longest = max((lane.length for lane in lanes), default=0)
-        num_new = request.sampling.max_new_tokens
-        if longest <= self._max_context_tokens - num_new:
-            return None
-        return context_too_long(model, longest, num_new, self._max_context_tokens)
+        num_new, most = request.sampling.max_new_tokens, self._max_context_tokens
+        if longest + num_new <= most:
+            return ""
+        return (
+            f"the {model}'s prompt has {longest} tokens (images included) and max_new_tokens is {num_new}: together "
+            f"more than pool.max_context_tokens ({most})"
+        )
 
 
 def content_of(request: Request) -> Content:

@@ -18,32 +18,26 @@ from models.backends.host_copy import HostCopy
 from models.kv.lanes import SlotBatch
 
 
-@dataclass(frozen=True)
-class StepOutput:
-    """A step's output on the host: `ended_s` is its arrival by `time.perf_counter`, `seconds` the step's device time,
-    and the other fields are host seconds by phase."""
-
-    step: HostStep
-    ended_s: float
-    seconds: float
-    draft_s: float
-    verify_s: float
-    commit_s: float
-
-
-@dataclass(frozen=True)
+@dataclass
 class StepInFlight:
-    """A launched step: its rows, the controller's choice, and the pending copy of its output to the host."""
+    """A launched step: its rows, the controller's choice, and the pending copy of its output to the host.
+
+    `num_missed` are the tokens, summed over rows, that the drafter ran because earlier steps had no drafts. After
+    `wait`, `ended_s` is the output's arrival by `time.perf_counter`, `seconds` the step's device time, and `commit_s`
+    the host's time after verification.
+    """
 
     slots: SlotBatch
     progress: Sequence[Progress]
     choice: Choice
     num_missed: int
-    """Tokens, summed over rows, that the drafter ran because earlier steps had no drafts."""
     drafter_forwards: int
     result: StepResult
     copy: HostCopy
     launched_s: float
+    ended_s: float = 0.0
+    seconds: float = 0.0
+    commit_s: float = 0.0
 
     def record_launch(self) -> None:
         """Add the maximum number of the step's tokens to each row, and update `num_missed`."""
@@ -51,45 +45,42 @@ class StepInFlight:
             one.num_in_flight += self.choice.levels + 1
             one.num_missed = 0 if self.choice.levels or one.drafter_error else one.num_missed + 1
 
-    def wait(self, since_s: float) -> StepOutput:
+    def wait(self, since_s: float) -> HostStep:
         """Wait for the step's output; `since_s` is when the previous step's output arrived, the earliest start."""
-        result, began_s = self.result, time.perf_counter()
+        began_s = time.perf_counter()
         step = HostStep(*self.copy.read())
-        ended_s = time.perf_counter()
-        return StepOutput(
-            step=step,
-            ended_s=ended_s,
-            seconds=ended_s - max(result.started, since_s),
-            draft_s=result.drafted - result.started,
-            verify_s=result.verified - result.drafted,
-            # The host's time between launch and wait belongs to other steps.
-            commit_s=self.launched_s - result.verified + ended_s - began_s,
-        )
+        self.ended_s = time.perf_counter()
+        self.seconds = self.ended_s - max(self.result.started, since_s)
+        # The host's time between launch and wait belongs to other steps.
+        self.commit_s = self.launched_s - self.result.verified + self.ended_s - began_s
+        return step
 
-    def count_step(self, stats: EngineStats, output: StepOutput) -> None:
+    def count_step(self, stats: EngineStats) -> None:
         """Add the step to the engine's statistics."""
-        num_rows = len(self.progress)
         stats.num_steps += 1
-        stats.num_slot_steps += num_rows
+        stats.num_slot_steps += len(self.progress)
         stats.target_forwards += 1
-        stats.draft_s += output.draft_s
-        stats.verify_s += output.verify_s
-        stats.commit_s += output.commit_s
-        stats.choices.add(num_rows, self.choice)
+        stats.draft_s += self.result.drafted - self.result.started
+        stats.verify_s += self.result.verified - self.result.drafted
+        stats.commit_s += self.commit_s
 
-    def count(self, row: int, output: StepOutput, kept: int) -> None:
+    def count(self, row: int, step: HostStep, kept: int) -> None:
         """Add the step to the telemetry of a row, of whose new tokens `kept` were kept."""
-        one, step, num_rows = self.progress[row], output.step, len(self.progress)
-        n = step.counts[row]
-        # The n-th token is the target's own; an output that ends before it ends inside the accepted path.
-        ended_inside = bool(one.finish_reason) and kept < n
-        accepted = kept if ended_inside else n - 1
-        stats = one.stats
-        stats.add_step(step.num_drafted[row], accepted, sum(step.relaxed[row][1 : accepted + 1]), ended_inside)
-        stats.choices.add(num_rows, self.choice)
-        stats.target_forwards += 1
-        stats.drafter_forwards += self.drafter_forwards
-        stats.draft_ms += 1000 * output.draft_s / num_rows
-        stats.verify_ms += 1000 * (output.verify_s + output.commit_s) / num_rows
-        stats.batch_size_total += num_rows
-        stats.degraded |= step.failed is not None and step.failed[row]
+        one, num_rows, result = self.progress[row], len(self.progress), self.result
+        # The last token is the target's own; an output that ends before it ends inside the accepted path.
+        ended_inside = bool(one.finish_reason) and kept < step.counts[row]
+        accepted = kept if ended_inside else step.counts[row] - 1
+        one.histogram[accepted] += 1
+        one.batch_size_total += num_rows
+        one.choices.add(num_rows, self.choice)
+        telemetry = one.telemetry
+        telemetry.num_spec_steps += 1
+        telemetry.num_draft_tokens += step.num_drafted[row]
+        telemetry.num_accepted_draft_tokens += accepted
+        telemetry.num_relaxed_accepts += sum(step.relaxed[row][1 : accepted + 1])
+        telemetry.ended_inside_path = ended_inside
+        telemetry.target_forwards += 1
+        telemetry.drafter_forwards += self.drafter_forwards
+        telemetry.draft_ms += 1000 * (result.drafted - result.started) / num_rows
+        telemetry.verify_ms += 1000 * (result.verified - result.drafted + self.commit_s) / num_rows
+        telemetry.degraded |= step.failed is not None and step.failed[row]

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from actors.choice import CHOSEN, SLOWER, CandidateResult, Choice
-from actors.results import failed, result_values, telemetry_values
+from actors.results import result_values, telemetry_values
+from decoding.errors import failed
 from actors.serving.engine_thread import Waits
 from decoding.types import Completion, Telemetry
 from pipeline.output.files import Format
