@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,15 +102,11 @@ class Level:
     noise: Tensor | None
     rows: RowSampling
     max_depth: Tensor | None = None
-    # Cache of `is_sound`.
-    _sound: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def is_sound(self) -> Tensor:
         """Mask (b, F, 1) of the nodes whose logits contain neither NaN nor +inf."""
-        if not self._sound:
-            self._sound.append(self.given.amax(dim=-1, keepdim=True) < torch.inf)  # false for NaN too
-        return self._sound[0]
+        return self.given.amax(dim=-1, keepdim=True) < torch.inf  # false for NaN too
 
     @property
     def logits(self) -> Tensor:

@@ -267,7 +267,7 @@ class Engine:
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        copy = result.send(self._lanes.backend)
+        copy = self._lanes.backend.copy_to_host(result.parts)  # the step's only copy
         launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched

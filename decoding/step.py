@@ -16,14 +16,17 @@ from decoding.contracts import Judgement, Level, Method, StepNoise
 from decoding.sampling import RowSampling, warp
 from decoding.scheduling.slots import SlotTable
 from decoding.tree import DraftTree, Frontier, Verdict
-from models.backends.base import Backend
-from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
 
 
 @dataclass(frozen=True)
 class HostStep:
-    """The result of a step as host lists, one entry per row; see `StepResult`."""
+    """The result of a step as host lists, one entry per row.
+
+    `tokens` and `logprobs` (b, D + 1) are defined up to `counts` (b,); `num_drafted` (b,) are the valid drafts;
+    `relaxed` (b, D + 1) is as in `Verdict`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the next
+    trees, None if unchanged.
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -36,28 +39,12 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step on the device.
+    """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds."""
 
-    `tokens` and `logprobs` (b, D + 1) are defined up to `n` (b,); `num_drafted` (b,) is the number of valid drafts;
-    `relaxed` (b, D + 1) is as in `Verdict`; `levels` (b,) is the depth of the next trees, None if unchanged; `failed`
-    (b,) is as in `DraftTree`. `started`, `drafted` and `verified` are host times in seconds.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-    n: Tensor
-    num_drafted: Tensor
-    relaxed: Tensor
-    levels: Tensor | None
-    failed: Tensor | None
+    parts: tuple[Tensor | None, ...]
     started: float
     drafted: float
     verified: float
-
-    def send(self, backend: Backend) -> HostCopy:
-        """Start the step's only copy to the host; its `read` returns the fields of `HostStep`."""
-        parts = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        return backend.copy_to_host(parts)
 
 
 def run_step(
@@ -82,8 +69,8 @@ def run_step(
     levels = method.tree.commit(judgement, verdict)
     table.advance(slots, tokens, verdict.n)
     assert tree.num_drafted is not None
-    outcome = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
-    return StepResult(*outcome, started, drafted, verified)
+    parts = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
+    return StepResult(parts, started, drafted, verified)
 
 
 def grow_tree(

@@ -5,7 +5,8 @@ Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -72,8 +73,6 @@ class DraftTree:
     failed: Tensor | None = None
     num_drafted: Tensor | None = None
     ancestry: Tensor | None = None
-    # Cache of `visible`.
-    _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:
@@ -98,11 +97,11 @@ class DraftTree:
 
     def visible(self) -> Tensor:
         """Return the attention mask (b, N, N): each node sees its ancestors and itself."""
-        if self.ancestry is not None:
-            return self.ancestry
-        if not self._visible:
-            self._visible.append(ancestors(self.parents))
-        return self._visible[0]
+        return self._ancestors if self.ancestry is None else self.ancestry
+
+    @cached_property
+    def _ancestors(self) -> Tensor:
+        return ancestors(self.parents)
 
     def sibling_rank(self) -> Tensor:
         """Return the number of earlier siblings of each node, (b, N)."""

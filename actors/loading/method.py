@@ -131,7 +131,7 @@ def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) 
     # The table has the maximum number of neighbours, so that all values of k share it.
     table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
     options = (table, choice.k, choice.delta, choice.divergence, choice.k_counts_draft)
-    return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
+    return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, residual=choice.draw)
 
 
 def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:

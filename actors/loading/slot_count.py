@@ -15,7 +15,7 @@ from actors.loading.method import DrafterModel, build_tree
 from configs.drafters import ModelDrafter, NoDrafter
 from configs.method import Method
 from configs.pool import EnginePool
-from decoding.drafters.missed import WIDEST
+from decoding.drafters.model import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork

@@ -1,4 +1,4 @@
-"""Encodes the prompt and removes most of its visual tokens.
+"""Encodes the whole prompt with the drafter's own model, or removes most of its visual tokens.
 
 Uniform pruning keeps evenly spaced tokens (the baseline of LVSpec). Guided pruning has SpecVLM's two stages: first it
 keeps the smallest set of visual tokens that receives a given share of the target's attention from text to visual
@@ -15,9 +15,25 @@ from torch import Tensor
 
 from decoding.contracts import Context, Probe
 from decoding.types import Request
+from models.contract import TargetModel
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from models.target import Target
+
+
+class Full(Context):
+    """The whole prompt, images and videos included."""
+
+    lane = 0
+
+    def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
+        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos)[self.lane]
+
+
+class Unconditional(Full):
+    """The unconditional lane, for drafters of targets with classifier-free guidance."""
+
+    lane = 1
 
 
 class Pruned(Context):

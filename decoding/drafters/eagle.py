@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.missed import WIDEST, catch_up_widths
+from decoding.drafters.model import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
 from models.heads.eagle import EagleNetwork
 from models.inputs.prefix import Prefix

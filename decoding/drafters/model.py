@@ -15,13 +15,16 @@ from torch import Tensor
 
 from decoding.contracts import Context, Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
-from decoding.drafters.missed import catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
+NARROWEST = 2
+"""Minimum tokens per row of a catch-up forward: the maximum that a step with drafts leaves to run."""
+WIDEST = 128
+"""Maximum tokens per row of a catch-up forward; more are not faster, and the mask grows quadratically."""
 CATCH_UP = 2
 """Tokens of the catch-up forward after a step with drafts: an accepted leaf and the last generated token."""
 
@@ -228,3 +231,14 @@ class ModelDrafter(Drafter):
         if self.model.vocab_size >= self.vocab_size:
             return tokens
         return torch.where(tokens < self.model.vocab_size, tokens, 0)
+
+
+def catch_up_widths(most_tokens: int) -> list[tuple[int, int]]:
+    """Return (start, width) of each forward that runs up to `most_tokens` tokens per row; one forward up to `WIDEST`.
+
+    Widths are powers of two, so that few different shapes occur.
+    """
+    parts = [(start, WIDEST) for start in range(0, most_tokens - WIDEST, WIDEST)]
+    start = len(parts) * WIDEST
+    width = max(NARROWEST, 1 << (most_tokens - start - 1).bit_length()) if most_tokens > start else NARROWEST
+    return [*parts, (start, width)]

@@ -24,55 +24,9 @@ from decoding.trees.static import SPECVLM_PATHS
 from models.kv.lanes import SlotBatch
 
 
-class Confidence:
-    """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and for telemetry the sums
-    (S, 4) over steps of 1, α, tree depth and tree width."""
-
-    def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
-        self.settings = settings
-        num_slots, device = spec.num_slots, spec.device
-        self.alpha = torch.full((num_slots,), settings.initial_confidence, device=device)
-        self.max_depth = torch.full((num_slots,), settings.max_depth, dtype=torch.long, device=device)
-        self._recent = torch.zeros(num_slots, max(settings.history_window, 1), device=device)
-        self._num_steps = torch.zeros(num_slots, dtype=torch.long, device=device)
-        self._sums = torch.zeros(num_slots, 4, device=device)
-
-    def reset(self, slots: SlotBatch) -> None:
-        self.alpha[slots.index] = self.settings.initial_confidence
-        self.max_depth[slots.index] = self.settings.max_depth
-        self._num_steps[slots.index] = 0
-        self._sums[slots.index] = 0.0
-
-    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
-        """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
-        settings, index = self.settings, slots.index
-        self.alpha[index] = alpha
-        max_depth = self.max_depth[index]
-        if settings.history_window > 0:
-            num_steps = self._num_steps[index]
-            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
-            mean = self._recent[index].mean(dim=1)
-            max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
-            self.max_depth[index] = max_depth
-            self._num_steps[index] = num_steps + 1
-        return max_depth
-
-    def count(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree) -> None:
-        """Add a step's α (b,) and the depth and width of its verified tree to the telemetry."""
-        depth = torch.where(tree.valid, tree.depth, 0)
-        shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
-        self._sums[slots.index] += torch.stack(shape, dim=1)
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        """Return telemetry: means over the sample's steps, and the last confidence."""
-        steps, alpha, depth, width = self._sums[slot].tolist()
-        many = max(steps, 1.0)
-        means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
-        return means | {"confidence_last": float(self.alpha[slot])}
-
-
 class SagePolicy(TreePolicy):
-    """Base class of SAGE's policies: settings and per-slot confidence."""
+    """Base class of SAGE's policies. State per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and for
+    telemetry the sums (S, 4) over steps of 1, α, tree depth and tree width."""
 
     max_siblings: int
 
@@ -81,13 +35,42 @@ class SagePolicy(TreePolicy):
 
     def open(self, spec: EngineSpec) -> None:
         assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
-        self._learned = Confidence(self.settings, spec)
+        settings, num_slots, device = self.settings, spec.num_slots, spec.device
+        self._slot_alpha = torch.full((num_slots,), settings.initial_confidence, device=device)
+        self._slot_depth = torch.full((num_slots,), settings.max_depth, dtype=torch.long, device=device)
+        self._recent = torch.zeros(num_slots, max(settings.history_window, 1), device=device)
+        self._num_steps = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._sums = torch.zeros(num_slots, 4, device=device)
 
     def reset(self, slots: SlotBatch) -> None:
-        self._learned.reset(slots)
+        self._slot_alpha[slots.index] = self.settings.initial_confidence
+        self._slot_depth[slots.index] = self.settings.max_depth
+        self._num_steps[slots.index] = 0
+        self._sums[slots.index] = 0.0
+
+    def _learn(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree, verdict: Verdict) -> Tensor:
+        """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
+        settings, index = self.settings, slots.index
+        depth = torch.where(tree.valid, tree.depth, 0)
+        shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
+        self._sums[index] += torch.stack(shape, dim=1)
+        self._slot_alpha[index] = alpha
+        max_depth = self._slot_depth[index]
+        if settings.history_window > 0:
+            num_steps = self._num_steps[index]
+            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
+            mean = self._recent[index].mean(dim=1)
+            max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
+            self._slot_depth[index] = max_depth
+            self._num_steps[index] = num_steps + 1
+        return max_depth
 
     def extras(self, slot: int) -> dict[str, Any]:
-        return self._learned.extras(slot)
+        """Return telemetry: means over the sample's steps, and the last confidence."""
+        steps, alpha, depth, width = self._sums[slot].tolist()
+        many = max(steps, 1.0)
+        means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
+        return means | {"confidence_last": float(self._slot_alpha[slot])}
 
 
 class SageTree(SagePolicy):
@@ -204,9 +187,8 @@ class SageTree(SagePolicy):
         # P̃ and α of the root; if the drafter has no candidate there (lookup), the tree stays the same.
         probs = self._ranked[:, 0]
         is_known = probs[:, 0] >= 0
-        alpha = torch.where(is_known, confidence(probs.clamp_min(0.0)), self._learned.alpha[slots.index])
-        self._learned.count(slots, alpha, tree)
-        max_depth = self._learned.learn(slots, alpha, verdict)
+        alpha = torch.where(is_known, confidence(probs.clamp_min(0.0)), self._slot_alpha[slots.index])
+        max_depth = self._learn(slots, alpha, tree, verdict)
         plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
         plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])

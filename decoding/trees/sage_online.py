@@ -40,8 +40,8 @@ class OnlineSageTree(SagePolicy):
         assert not keep_probs, "rejection sampling would be biased by a tree chosen from the drawn tokens"
         self._num_levels = min(num_levels, self.max_levels)
         self._pool = Pool(root)
-        self._alpha = self._learned.alpha[slots.index]
-        self._max_depth = self._learned.max_depth[slots.index]
+        self._alpha = self._slot_alpha[slots.index]
+        self._max_depth = self._slot_depth[slots.index]
         self._depth = real_depth(self._alpha, self._max_depth, self.settings)
         self._beam = Beam.at_root(self._alpha)
         self._frontier = Frontier.at_root(root)
@@ -81,5 +81,4 @@ class OnlineSageTree(SagePolicy):
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         if judgement.tree.num_levels == 0:
             return None
-        self._learned.count(judgement.slots, self._alpha, judgement.tree)
-        return self._learned.learn(judgement.slots, self._alpha, verdict)
+        return self._learn(judgement.slots, self._alpha, judgement.tree, verdict)
