@@ -61,12 +61,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
     """Holds one loaded pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
-    block. Rows that already have an error keep it. Each input row becomes `rows_per_input` result rows. With
-    `encodes_prompts`, `_requests` runs in a thread; `request_columns` are the columns of `row` in `_row_requests`.
+    block. Rows that already have an error keep it. Each input row becomes `rows_per_input` result rows.
+    `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1
-    encodes_prompts = False
     request_columns: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -105,10 +104,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         keys = row_keys(table)
         # Blocking calls run in threads, because the event loop serves every batch in flight.
         deaths = await asyncio.to_thread(self._journal.begin, keys)
-        if self.encodes_prompts:
-            requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
-        else:
-            requests, completions = self._requests(table, keys, deaths)
+        requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
         decoded = await asyncio.wrap_future(self._engine.decode(list(requests.values()), suspects))

@@ -29,7 +29,6 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
     `<id>#1`, …. A row with an error becomes as many error rows. Images with ids in `present` are skipped.
     """
 
-    encodes_prompts = True
     request_columns: ClassVar = (
         *("sample_id", "prompt", "label", "error_type"),
         *("seed", "temperature", "top_k", "top_p", "guidance_scale"),

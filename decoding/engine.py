@@ -20,10 +20,9 @@ from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.scheduling.drafter_prefill import DrafterPrefill
-from decoding.scheduling.in_flight import StepInFlight
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats
-from decoding.step import run_step
+from decoding.step import StepInFlight, run_step
 from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix

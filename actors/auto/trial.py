@@ -15,8 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.choice import CHOSEN, SLOWER, WITHIN, CandidateResult, Choice
+from actors.auto.comparison import (
+    CHOSEN,
+    SLOWER,
+    WITHIN,
+    Block,
+    CandidateResult,
+    Choice,
+    Comparison,
+    Recorder,
+    Row,
+    Step,
+    acceptance_band,
+)
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
 from configs.method import Method
 from decoding.scheduling.queue import RequestQueue

@@ -63,8 +63,7 @@ class LoadedPair(ABC):
     def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
         """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.
 
-        Raises:
-            ConfigError: the codebook does not belong to the target, or is too small for the rule.
+        Raises ConfigError if the codebook does not fit the target or the rule.
         """
         try:
             method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook)
@@ -87,12 +86,9 @@ class LoadedPair(ABC):
 
 
 def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
-    """Compile or capture the models of a pair, as configured.
+    """Compile or capture the models of a pair, as configured; raise ConfigError if a model does not support it.
 
     `auto` depends only on weights and hardware, so that all engines of a job on one type of machine decide alike.
-
-    Raises:
-        ConfigError: `pool.capture` or `pool.compile: always` is set, and a model does not support it.
     """
     sizes = (sum(one.numel() * one.element_size() for one in model.decoder.parameters()) for model in models)
     largest = max(sizes, default=0)

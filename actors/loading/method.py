@@ -79,8 +79,6 @@ def build_method(
 ) -> Method:
     """Build a method for one engine over `target`. Its parts hold state per slot, so each engine needs its own.
 
-    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
-
     Raises:
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
         ConfigError: the drafter has no token of the draft vocabulary, or its output layer cannot be sliced.
@@ -117,9 +115,7 @@ def num_medusa_levels(config: MethodChoice) -> int:
 def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
     """Build LANTERN's rule over the neighbours of a codebook (V, code_dim), which are computed or read from the cache.
 
-    Raises:
-        CodebookError: the size of the codebook differs from the target's vocabulary.
-        ConfigError: the codebook has too few codes for k neighbours.
+    Raises CodebookError or ConfigError if the codebook does not fit the target or k.
     """
     num_codes = codebook.shape[0]
     if num_codes != vocab_size:

@@ -49,7 +49,6 @@ class Pair(LoadedPair):
         return self.config.pool.max_context_tokens
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """See `PairInfo.render`."""
         return self.target.front_end.render(messages)
 
 
@@ -85,11 +84,7 @@ def check(config: CaptionJob) -> PairInfo:
 
 
 def load(config: CaptionJob) -> Pair:
-    """Load the pair that `config` names onto its devices.
-
-    Raises:
-        ConfigError: as `check`, or weights are missing or damaged.
-    """
+    """Load the pair that `config` names onto its devices; raise ConfigError as `check`."""
     info, model = check(config), config.model
     drafter: Target | Head | None = None
     if model.drafter is not None and config.method.needs_checkpoint and not is_head(config):
@@ -112,11 +107,7 @@ def load(config: CaptionJob) -> Pair:
 
 
 def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:
-    """Load one model with `Target.load`; `where` is its dotted path in the job file.
-
-    Raises:
-        ConfigError: the checkpoint is missing, damaged or of an unsupported kind.
-    """
+    """Load one model with `Target.load`; `where` is its dotted path in the job file, named in a ConfigError."""
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpoint) else "none"
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization)
     return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))

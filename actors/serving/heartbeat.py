@@ -59,11 +59,7 @@ def set_up_worker(max_silence_s: float | None) -> None:
 
 
 def start(max_silence_s: float | None) -> None:
-    """Start the heartbeat of this process; None starts none, and further calls have no effect.
-
-    Raises:
-        OSError: the subprocess that reads heartbeats could not be started.
-    """
+    """Start the heartbeat of this process; None starts none, and further calls have no effect."""
     global _guarded
     with _lock:
         if max_silence_s is None or _guarded == os.getpid():

@@ -1,23 +1,22 @@
-"""Admits requests: encodes or refuses waiting requests; requests with equal prompts are encoded once."""
+"""Admits requests: encodes or refuses waiting requests, in advance if possible; equal prompts are encoded once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from decoding.errors import CONTEXT_TOO_LONG, PROMPT_REFUSED, failed
-from decoding.scheduling.prompt_prefetch import PromptPrefetcher
 from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
-from models.inputs.prompt_prefetch import PreparedPrompt
+from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens of one prefill forward: enough to use the device fully; activations stay small beside the KV cache."""
@@ -25,6 +24,8 @@ NUM_ENCODED_FORWARDS = 4
 """Prompts for this many prefill forwards are encoded before the first runs, so that equal lengths can be batched."""
 MAX_PREFETCHED = 256
 """Maximum number of requests that prefetch examines per step."""
+MAX_PENDING = 8
+"""Maximum number of submitted prompts that are not encoded yet; enough to keep the thread busy for several steps."""
 
 
 @dataclass
@@ -136,3 +137,63 @@ def content_of(request: Request) -> Content:
     label = (request.prompt, type(condition), None if features is not None else condition)
     content = Content.shown(request.images, request.videos, label)
     return content if features is None else Content([features], content)
+
+
+class PromptPrefetcher:
+    """Encodes prompts with `encode` on `thread` in advance; requests with equal `content_of` share one prompt.
+
+    Submits no more prompts while the encoded prompts have `max_columns` tokens or more.
+    """
+
+    def __init__(
+        self,
+        thread: PromptThread,
+        encode: Callable[[Request], PreparedPrompt],
+        content_of: Callable[[Request], Content],
+        max_columns: int,
+    ) -> None:
+        self._thread = thread
+        self._encode = encode
+        self._content_of = content_of
+        self._max_columns = max_columns
+        self._prompts: dict[Content, PendingPrompt] = {}
+        # By request identity, so that pixels are hashed once; the reference keeps the id valid.
+        self._by_request: dict[int, tuple[Request, PendingPrompt]] = {}
+
+    def prefetch(self, requests: Iterable[Request]) -> None:
+        """Submit the prompts of the next requests, in order; cancel or drop the prompts of all other requests."""
+        by_request: dict[int, tuple[Request, PendingPrompt]] = {}
+        wanted: set[PendingPrompt] = set()
+        num_pending = num_columns = 0
+        for request in requests:
+            prompt = self._find(request)
+            if prompt is None:
+                if num_pending >= MAX_PENDING or num_columns >= self._max_columns:
+                    break
+                prompt = self._submit(request)
+            if prompt not in wanted:
+                wanted.add(prompt)
+                columns = prompt.num_columns
+                num_pending += columns is None
+                num_columns += columns or 0
+            by_request[id(request)] = request, prompt
+        for content in [content for content, prompt in self._prompts.items() if prompt not in wanted]:
+            self._prompts.pop(content).cancel()
+        self._by_request = by_request
+
+    def is_ready(self, request: Request) -> bool:
+        """Return whether `take` would return without waiting; submit the prompt if needed."""
+        return (self._find(request) or self._submit(request)).is_ready
+
+    def take(self, request: Request) -> PreparedPrompt:
+        """Wait for a request's prompt and return it; re-raise the exception of its encoding."""
+        return (self._find(request) or self._submit(request)).take()
+
+    def _find(self, request: Request) -> PendingPrompt | None:
+        entry = self._by_request.get(id(request))
+        return self._prompts.get(self._content_of(request)) if entry is None else entry[1]
+
+    def _submit(self, request: Request) -> PendingPrompt:
+        prompt = self._thread.submit(lambda: self._encode(request))
+        self._prompts[self._content_of(request)] = prompt
+        return prompt

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pyarrow as pa
 
+from actors.auto.comparison import Choice
 from actors.auto.trial import Trial, make_engine
-from actors.choice import Choice
 from actors.generate import Generate
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
