@@ -61,8 +61,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
     """Holds one loaded pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
-    block. Rows that already have an error keep it. Each input row becomes `rows_per_input` result rows.
-    `request_columns` are the columns of `row` in `_row_requests`.
+    block. Rows that already have an error keep it. `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -102,11 +101,15 @@ class Level:
     noise: Tensor | None
     rows: RowSampling
     max_depth: Tensor | None = None
+    # Cache of `is_sound`; Dynamo does not trace cached properties.
+    _sound: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def is_sound(self) -> Tensor:
         """Mask (b, F, 1) of the nodes whose logits contain neither NaN nor +inf."""
-        return self.given.amax(dim=-1, keepdim=True) < torch.inf  # false for NaN too
+        if not self._sound:
+            self._sound.append(self.given.amax(dim=-1, keepdim=True) < torch.inf)  # false for NaN too
+        return self._sound[0]
 
     @property
     def logits(self) -> Tensor:

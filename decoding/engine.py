@@ -129,8 +129,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit requests, then draft and verify once; return finished requests, errors included. With asynchronous
-        output processing, the completions are those of the previous step."""
+        """Admit requests, then draft and verify once; return requests that finished, with asynchronous output
+        processing those of the previous step."""
         self._admission.prefetch()
         finished = self._admit()
         ended, launched = self._launch()

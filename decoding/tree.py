@@ -5,8 +5,7 @@ Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ class Frontier:
     """Nodes of one depth that are expanded next; the first frontier contains only the root.
 
     `nodes` and `parents` (b, F) are indices of grown nodes (−1: no parent), `tokens` (b, F) their tokens. `line` holds
-    the drafted tokens from depth 1 to each node, as (b, F, depth), or as one (b, F) tensor per level if every level has
-    one node; see `path`.
+    the drafted tokens from depth 1 to each node: (b, F, depth), or a (b, 1) tensor per level of a chain; see `path`.
     """
 
     depth: int
@@ -73,6 +71,8 @@ class DraftTree:
     failed: Tensor | None = None
     num_drafted: Tensor | None = None
     ancestry: Tensor | None = None
+    # Cache of `visible`; Dynamo does not trace cached properties.
+    _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:
@@ -97,11 +97,11 @@ class DraftTree:
 
     def visible(self) -> Tensor:
         """Return the attention mask (b, N, N): each node sees its ancestors and itself."""
-        return self._ancestors if self.ancestry is None else self.ancestry
-
-    @cached_property
-    def _ancestors(self) -> Tensor:
-        return ancestors(self.parents)
+        if self.ancestry is not None:
+            return self.ancestry
+        if not self._visible:
+            self._visible.append(ancestors(self.parents))
+        return self._visible[0]
 
     def sibling_rank(self) -> Tensor:
         """Return the number of earlier siblings of each node, (b, N)."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
+from actors.results import CandidateResult
+
 FULL_SHARE = 0.9
 """A step counts if its number of active rows is at least this share of the block's maximum."""
 FAR_OFF = 8.0
@@ -25,33 +26,6 @@ LEAST_NOISE = 0.005
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
-
-
-@dataclass(frozen=True)
-class CandidateResult:
-    """Result of one candidate; the 95 % interval is None after a single round."""
-
-    method: str
-    sample_s: float | None
-    """Engine seconds per sample; None if not measured."""
-    low_s: float | None
-    high_s: float | None
-    acceptance_length: float
-    num_rows: int
-    note: str = ""
-    """`chosen`, `within the interval` of the chosen method, `slower`, or the reason why it was dropped."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Result of one trial: the chosen method, the reason for the trial, and the results of all candidates."""
-
-    method: str
-    reason: str
-    num_rows: int
-    num_rounds: int
-    tokens_per_sample: float
-    standings: tuple[CandidateResult, ...]
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actors.auto.comparison import (
-    CHOSEN,
-    SLOWER,
-    WITHIN,
-    Block,
-    CandidateResult,
-    Choice,
-    Comparison,
-    Recorder,
-    Row,
-    Step,
-    acceptance_band,
-)
+from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
+from actors.results import CandidateResult, Choice
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
 from configs.method import Method
 from decoding.scheduling.queue import RequestQueue
@@ -38,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
 """Least rows of a block per slot: the first rows fill all slots at once, and later rows refill single slots."""

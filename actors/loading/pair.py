@@ -86,24 +86,24 @@ def check(config: CaptionJob) -> PairInfo:
 def load(config: CaptionJob) -> Pair:
     """Load the pair that `config` names onto its devices; raise ConfigError as `check`."""
     info, model = check(config), config.model
-    drafter: Target | Head | None = None
+    smaller: Target | None = None
     if model.drafter is not None and config.method.needs_checkpoint and not is_head(config):
-        drafter = load_target(model.drafter, "model.drafter")
+        smaller = load_target(model.drafter, "model.drafter")
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
-    reserved_bytes = 0 if drafter is None else drafter.num_bytes
+    reserved_bytes = 0 if smaller is None else smaller.num_bytes
     target = load_target(model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
-    models = [target]
-    if drafter is not None:
-        drafter.share_front_end(target, SHARED_INPUT_BYTES)
-        models.append(drafter)
+    models, head = [target], None
+    if smaller is not None:
+        smaller.share_front_end(target, SHARED_INPUT_BYTES)
+        models.append(smaller)
     elif config.method.needs_checkpoint:
-        drafter = load_head(config, target)
+        head = load_head(config, target)
     compile_models(config.pool, models)
     for one in models:
         one.keep_features(config.pool.feature_cache_bytes)
     if target.backend.is_asynchronous:
         target.prefetch_prompts()
-    return Pair(config, target, drafter, info)
+    return Pair(config, target, smaller or head, info)
 
 
 def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:

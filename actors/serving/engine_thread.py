@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 
-from actors.auto.comparison import Choice
+from actors.results import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
 from actors.serving.recovery import QueuedEngine
 from decoding.scheduling.queue import Group, RequestQueue

@@ -33,8 +33,7 @@ class LVSpec(RelaxedRule):
     apply to samples without visual tokens.
 
     `relevance_of` selects the vector of a draft: "draft", the target's hidden state at the draft's node (the paper);
-    "before", the hidden state that predicted the draft; "embedding", the draft's input embedding, compared with the
-    input embeddings of visual tokens (an ablation of the paper).
+    "before", the hidden state that predicted the draft; "embedding", input embeddings of draft and visual tokens.
     """
 
     def __init__(

@@ -87,8 +87,7 @@ class StepTimeModel:
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
-    """Return the features in order of preference: if only one number of rows was measured, the time of plain steps does
-    not depend on rows, and the time of drafts is proportional to rows."""
+    """Return the features; earlier ones explain the measurements of a single number of rows."""
     return 1.0, float(rows * levels), float(rows), float(levels)
 
 

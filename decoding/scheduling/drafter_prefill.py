@@ -89,11 +89,8 @@ class DrafterPrefill:
         return time_spent
 
     def _prefill(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> dict[int, str]:
-        """Prefill a batch; if that fails, prefill one by one. Return the error messages by slot.
-
-        Raises:
-            torch.OutOfMemoryError: each of several prompts runs out of memory even alone.
-        """
+        """Prefill a batch; if that fails, prefill one by one. Return the error messages by slot, or raise
+        torch.OutOfMemoryError if each of several prompts runs out of memory even alone."""
         if not prefixes:
             return {}
         reason = self._prefill_together(slots, prefixes)

@@ -95,8 +95,7 @@ def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 class SlotTable:
-    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens, sampling parameters,
-    noise keys and, if needed, a mask (S, V) of seen tokens."""
+    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens and other tensors."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.progress: list[Progress | None] = [None] * num_slots

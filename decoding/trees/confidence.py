@@ -1,7 +1,7 @@
 """Computes depth and width of SAGE's trees from the entropy of the draft distribution.
 
-Tong et al. 2026, "SAGE: Accelerating Vision-Language Models via Entropy-Guided Adaptive Speculative Decoding", arXiv
-2602.00523. Depths and widths are rounded to the nearest integer, halves up.
+Tong et al. 2026, "SAGE: Accelerating Vision-Language Models via Entropy-Guided Adaptive Speculative Decoding" (arXiv
+2602.00523).
 """
 
 from __future__ import annotations

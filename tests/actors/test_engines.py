@@ -7,10 +7,9 @@ from collections import Counter
 
 import pyarrow as pa
 
-from actors.auto.comparison import Choice
 from actors.auto.trial import Trial, make_engine
 from actors.generate import Generate
-from actors.results import Stamp
+from actors.results import Choice, Stamp
 from actors.serving.engine_thread import Waits
 from actors.serving.recovery import RecoveringEngine
 from configs.method import Method
