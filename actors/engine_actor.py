@@ -25,7 +25,6 @@ from actors.results import (
     Tally,
     counts,
     errors_of,
-    failed,
     method_values,
     result_table,
     result_values,
@@ -35,6 +34,7 @@ from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
 from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
+from decoding.errors import failed
 from decoding.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -46,28 +46,25 @@ Pair = TypeVar("Pair", bound="LoadedPair")
 
 def load_pair(config: Job, num_threads: int | None) -> Any:
     """Load the models of a job; imports torch, inside the actor's process."""
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from actors.loading import image_pair, pair
+
     disable_progress_bar()
-    if isinstance(config, SynthesizeJob):
-        import actors.loading.image_pair
-
-        return actors.loading.image_pair.load(config, torch_threads=num_threads)
-    import actors.loading.pair
-
-    return actors.loading.pair.load(config, torch_threads=num_threads)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return image_pair.load(config) if isinstance(config, SynthesizeJob) else pair.load(config)
 
 
 class EngineActor(ABC, Generic[Job, Pair]):
     """Holds one loaded pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
-    block. Rows that already have an error keep it. Each input row becomes `rows_per_input` result rows. With
-    `encodes_prompts`, `_requests` runs in a thread; `request_columns` are the columns of `row` in `_row_requests`.
+    block. Rows that already have an error keep it. `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1
-    encodes_prompts = False
     request_columns: ClassVar[tuple[str, ...]]
 
     def __init__(
@@ -106,10 +103,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         keys = row_keys(table)
         # Blocking calls run in threads, because the event loop serves every batch in flight.
         deaths = await asyncio.to_thread(self._journal.begin, keys)
-        if self.encodes_prompts:
-            requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
-        else:
-            requests, completions = self._requests(table, keys, deaths)
+        requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
         decoded = await asyncio.wrap_future(self._engine.decode(list(requests.values()), suspects))
@@ -158,12 +152,8 @@ class EngineActor(ABC, Generic[Job, Pair]):
 
     @abstractmethod
     def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
-        """Return the requests of one row by replica; `suspect` is its journal key if it was in flight when a process
-        died.
-
-        Raises:
-            RowError: the row cannot run.
-        """
+        """Return the requests of one row by replica, or raise RowError if it cannot run; `suspect` is its journal key
+        if it was in flight when a process died."""
 
     @abstractmethod
     def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:

@@ -26,8 +26,7 @@ def without_fillers(table: pa.Table) -> pa.Table:
 
 
 def media_rows(table: pa.Table) -> list[int]:
-    """Return, for each row, the index of the row that holds its images and clips: the row itself, or the first row of
-    its sample if the sample has several prompts."""
+    """Return the index of the row that holds each row's images and clips: the row itself or its sample's first row."""
     prompts = table.column("prompt_index")
     if prompts.null_count == table.num_rows:
         return list(range(table.num_rows))

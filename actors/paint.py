@@ -20,7 +20,6 @@ FAILURE = {
 }
 """Result columns of an image with non-finite pixels."""
 
-
 if TYPE_CHECKING:
     from actors.loading.image_pair import VqPainter
 
@@ -29,16 +28,19 @@ LoadPainter = Callable[[SynthesizeJob, int | None], "VqPainter"]
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
     """Load the VQ model; imports torch, inside the actor's process."""
+    import torch
+
     import actors.loading.image_pair
 
-    return actors.loading.image_pair.load_painter(config, torch_threads=num_threads)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return actors.loading.image_pair.load_painter(config)
 
 
 class Paint:
     """Decodes `vq.batch_rows` images per forward.
 
-    Smaller batches are padded with copies of an image, so that pixels do not depend on the batch size. One input table
-    becomes one output table, rows in input order.
+    Smaller batches are padded with copies of an image, so that pixels do not depend on the batch size.
     """
 
     def __init__(self, config: SynthesizeJob, schema: pa.Schema, load: LoadPainter = load_painter) -> None:

@@ -1,4 +1,4 @@
-"""Converts completions to the Arrow result tables of the engine actors."""
+"""Converts completions to the Arrow result tables of the engine actors; defines the results of trials of methods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from configs.method import Method
 from configs.pool import ActorPool
-from decoding.types import Completion, RequestError
+from decoding.types import Completion
 
 Tally = Callable[[int, int, int, int], None]
 """Called after each batch with its numbers of rows, generated tokens, steps and accepted draft tokens."""
@@ -27,6 +27,33 @@ class Stamp:
     job_id: str
     attempt: int
     config_fingerprint: str
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """Result of one candidate; the 95 % interval is None after a single round."""
+
+    method: str
+    sample_s: float | None
+    """Engine seconds per sample; None if not measured."""
+    low_s: float | None
+    high_s: float | None
+    acceptance_length: float
+    num_rows: int
+    note: str = ""
+    """`chosen`, `within the interval` of the chosen method, `slower`, or the reason why it was dropped."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Result of one trial: the chosen method, the reason for the trial, and the results of all candidates."""
+
+    method: str
+    reason: str
+    num_rows: int
+    num_rounds: int
+    tokens_per_sample: float
+    standings: tuple[CandidateResult, ...]
 
 
 class RowError(ValueError):
@@ -89,11 +116,6 @@ def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
     return {name: json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for name, one in values.items()}
 
 
-def failed(sample_id: str, code: str, message: str) -> Completion:
-    """Return the completion of a sample that was not decoded, with its error."""
-    return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))
-
-
 def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
     """Return the numbers of generated tokens, steps and accepted draft tokens."""
     num_tokens = num_steps = num_accepted = 0
@@ -110,8 +132,7 @@ def errors_of(result: pa.Table) -> dict[str, int]:
 
 
 def torch_threads(pool: ActorPool) -> int | None:
-    """Return the torch threads of one actor: the configured number, else an equal share of the cores on a CPU, else
-    None."""
+    """Return the torch threads of one actor: as configured, else an equal share of the cores on a CPU, else None."""
     if pool.torch_threads is not None or pool.num_gpus:
         return pool.torch_threads
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -26,11 +26,9 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
     """Maps rows of the stage `prepared` to image requests, and completions to rows of codes.
 
     Every prompt is encoded once and becomes `sampling.num_images_per_prompt` adjacent rows with the ids `<id>#0`,
-    `<id>#1`, …. A row with an error becomes the same number of error rows. Images whose ids are in `present` are
-    skipped.
+    `<id>#1`, …. A row with an error becomes as many error rows. Images with ids in `present` are skipped.
     """
 
-    encodes_prompts = True
     request_columns: ClassVar = (
         *("sample_id", "prompt", "label", "error_type"),
         *("seed", "temperature", "top_k", "top_p", "guidance_scale"),

@@ -26,8 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
 from actors.auto.comparison import Block, Comparison
-from actors.auto.trial import Trial, make_engine
-from actors.choice import WITHIN
+from actors.auto.trial import WITHIN, Trial, make_engine
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import plain_step_s
 from benchmarks.harness.markdown import Results, goals_table, percent, table

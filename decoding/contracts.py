@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.controllers.base import Controller, FixedDepth
+from decoding.controllers.base import Controller
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
@@ -101,7 +101,7 @@ class Level:
     noise: Tensor | None
     rows: RowSampling
     max_depth: Tensor | None = None
-    # Cache of `is_sound`.
+    # Cache of `is_sound`; Dynamo does not trace cached properties.
     _sound: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -259,4 +259,4 @@ class Method:
     drafter: Drafter
     tree: TreePolicy
     acceptance: Acceptance
-    controller: Controller = field(default_factory=FixedDepth)
+    controller: Controller = field(default_factory=Controller)

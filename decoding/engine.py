@@ -15,15 +15,14 @@ import torch
 
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.controllers.base import Outcome
-from decoding.errors import non_finite_logits, row_timeout
+from decoding.errors import NON_FINITE_LOGITS, ROW_TIMEOUT, failed
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.scheduling.drafter_prefill import DrafterPrefill
-from decoding.scheduling.in_flight import StepInFlight
-from decoding.scheduling.slots import Progress, SlotTable, failed
+from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats
-from decoding.step import run_step
+from decoding.step import StepInFlight, run_step
 from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
@@ -111,8 +110,7 @@ class Engine:
         self._queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Set the requests that will probably be submitted next, in order, to prefetch their prompts. They may never be
-        submitted."""
+        """Set the requests that will probably be submitted next, in order, to prefetch their prompts."""
         self._admission.expect(requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
@@ -131,8 +129,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit requests, then draft and verify once; return finished requests, errors included. With asynchronous
-        output processing, the completions are those of the previous step."""
+        """Admit requests, then draft and verify once; return requests that finished, with asynchronous output
+        processing those of the previous step."""
         self._admission.prefetch()
         finished = self._admit()
         ended, launched = self._launch()
@@ -141,21 +139,18 @@ class Engine:
             self._in_flight = launched
         elif launched is not None:
             finished += self._process(launched)
-        self.stats.num_finished += len(finished)
         return finished
 
     # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Completion]:
-        """Fill the free slots in batches with a limited number of prompt tokens, so that prefill memory does not grow
-        with the number of slots."""
+        """Fill the free slots in batches of limited prompt tokens, so that prefill memory is bounded."""
         finished: list[Completion] = []
         free = self._slots.free
         while self._queue.num_waiting and free:
             taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += taken.num_feature_hits
-            self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
             if not (taken.requests or taken.refused):
                 break
             # Encoding overlaps with the step in flight; its output is processed before the prefill.
@@ -172,8 +167,7 @@ class Engine:
         return finished
 
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
-        """Prefill the target, sample first tokens, and admit unfinished samples to drafter, tree policy and acceptance
-        rule."""
+        """Prefill the target, sample first tokens, and admit unfinished samples to the parts of the method."""
         start = time.perf_counter()
         options = (self._needs_attention, self._needs_hidden, self._max_prefill_tokens)
         prefill = self._lanes.admit(slots, prefixes, *options)
@@ -193,7 +187,7 @@ class Engine:
         continued: list[tuple[int, Progress, Probe]] = []
         probes: dict[int, tuple[Probe, Probe]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
-            one.stats.target_forwards = 1
+            one.telemetry.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
             ended = self._collect(slot, one, values[row])
             finished += ended
@@ -215,7 +209,7 @@ class Engine:
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
         for one in progress:
-            one.stats.prefill_ms = 1000 * spent / len(progress)
+            one.telemetry.prefill_ms = 1000 * spent / len(progress)
         if continued and not self.method.controller.is_off:
             # While drafting is off, the prefill is deferred, so samples that finish before drafting resumes skip it.
             self._prefill_drafter(admitted, [one for _, one, _ in continued])
@@ -232,23 +226,24 @@ class Engine:
         """Release the slot and return the completion if the request finished or a new log probability is not finite."""
         if not all(map(math.isfinite, new_logprobs)):
             self._slots.release(slot)
-            return [failed(one.request, non_finite_logits())]
+            message = "the target's logits are not finite for this sample; try another dtype"
+            return [failed(one.request.sample_id, NON_FINITE_LOGITS, message)]
         if not one.finish_reason:
             return []
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
-        one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.stats.choices.extras()
+        extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.choices.extras()
         if self._names_kernels:
-            one.stats.extras["kernels"] = self.target.kernels
+            extras["kernels"] = self.target.kernels
         if one.drafter_error:
-            one.stats.extras["drafter_error"] = one.drafter_error
+            extras["drafter_error"] = one.drafter_error
+        one.telemetry.extras = extras
         return [one.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
     def _launch(self) -> tuple[list[Completion], StepInFlight | None]:
-        """Launch a step of all unfinished slots, or none without such slots. Also return the requests that finished if
-        the step in flight had to be processed first."""
+        """Launch a step of all unfinished slots, if any. Also return requests that finished in the step in flight."""
         finished: list[Completion] = []
         if not (ids := self._slots.unfinished):
             return finished, None
@@ -271,7 +266,7 @@ class Engine:
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        copy = result.send(self._lanes.backend)
+        copy = self._lanes.backend.copy_to_host(result.parts)  # the step's only copy
         launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched
@@ -283,9 +278,9 @@ class Engine:
 
     def _process(self, launched: StepInFlight, is_late: bool = False) -> list[Completion]:
         """Process a step's output for rows that had not finished before; `is_late` marks its time as an upper bound."""
-        output = launched.wait(self._last_output_s)
-        step, self._last_output_s = output.step, output.ended_s
-        launched.count_step(self.stats, output)
+        step = launched.wait(self._last_output_s)
+        self._last_output_s = launched.ended_s
+        launched.count_step(self.stats)
         finished: list[Completion] = []
         offered: list[int] = []
         ended_prompts: list[int] = []
@@ -299,21 +294,24 @@ class Engine:
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
             kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
-            launched.count(row, output, kept)
+            launched.count(row, step, kept)
             if step.levels is not None and self._drafts:
                 one.levels = 0 if one.drafter_error else step.levels[row]
                 # The next trees' depth depends on this step, so launching early gains nothing.
                 self._async_output = False
             done = self._collect(slot, one, new_logprobs[:kept])
-            if not done and self.max_row_s is not None and output.ended_s - one.started_s > self.max_row_s:
+            if not done and self.max_row_s is not None and launched.ended_s - one.started_s > self.max_row_s:
                 self._slots.release(slot)
-                done = [failed(one.request, row_timeout(self.max_row_s, len(one.token_ids)))]
+                # The tokens are dropped, because their number depends on the machine's speed.
+                num_tokens, limit = len(one.token_ids), f"pool.max_row_s ({self.max_row_s:g} s)"
+                message = f"{num_tokens} tokens after more than {limit}; none of them are kept"
+                done = [failed(one.request.sample_id, ROW_TIMEOUT, message)]
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
         outcome = Outcome(
             levels=launched.choice.levels,
-            seconds=output.seconds,
+            seconds=launched.seconds,
             accepted=[n - 1 for n in step.counts],
             offered=offered,
             num_missed=launched.num_missed,

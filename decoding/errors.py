@@ -9,7 +9,7 @@ out_of_memory       the sample does not fit into device memory, even without oth
 
 from __future__ import annotations
 
-from decoding.types import RequestError
+from decoding.types import Completion, RequestError
 
 PROMPT_REFUSED = "prompt_refused"
 CONTEXT_TOO_LONG = "context_too_long"
@@ -23,28 +23,6 @@ class DrafterError(RuntimeError):
     """Raised if only the drafter failed; samples in flight can be decoded without it."""
 
 
-def context_too_long(model: str, num_prompt_tokens: int, max_new_tokens: int, max_context_tokens: int) -> RequestError:
-    """Return the error of a sample that needs more KV positions than a slot has; `model` is "target" or "drafter"."""
-    return RequestError(
-        CONTEXT_TOO_LONG,
-        f"the {model}'s prompt has {num_prompt_tokens} tokens (images included) and max_new_tokens is "
-        f"{max_new_tokens}: together more than pool.max_context_tokens ({max_context_tokens})",
-    )
-
-
-def non_finite_logits() -> RequestError:
-    """Return the error of a sample with a non-finite log probability of an output token."""
-    return RequestError(NON_FINITE_LOGITS, "the target's logits are not finite for this sample; try another dtype")
-
-
-def row_timeout(max_row_s: float, num_tokens: int) -> RequestError:
-    """Return the error of a sample that ran too long. Its `num_tokens` tokens are dropped, because their number depends
-    on the machine's speed."""
-    return RequestError(
-        ROW_TIMEOUT, f"{num_tokens} tokens after more than pool.max_row_s ({max_row_s:g} s); none of them are kept"
-    )
-
-
-def out_of_memory(reason: str) -> RequestError:
-    """Return the error of a sample that does not fit into memory even alone; `reason` is the allocator's message."""
-    return RequestError(OUT_OF_MEMORY, f"the device's memory does not hold this sample even alone: {reason}")
+def failed(sample_id: str, code: str, message: str) -> Completion:
+    """Return the completion of a sample that was not decoded, with its error."""
+    return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))

@@ -1,7 +1,6 @@
 """Processes logits per row and node: repetition penalty, temperature, top-k and top-p.
 
-The order of operations and the handling of ties follow transformers' logits processors, so that plain decoding equals
-`generate`.
+Order of operations and handling of ties are as in transformers' logits processors, so plain decoding equals `generate`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ class RowSampling:
     """Sampling parameters of the b active rows on the device, and host flags for the features that any row uses.
 
     `temperature` (b,) is 0 for greedy rows; `top_k` (b,) is 0, `top_p` (b,) and `penalty` (b,) are 1 if off. `seen`
-    (b, V) marks the tokens of prompt and output, None if no row has a penalty. `max_top_k` is the largest top-k of the
-    sampled rows, 0 if all are off.
+    (b, V) marks the tokens of prompt and output, None without penalties. `max_top_k` is the largest of sampled rows.
     """
 
     temperature: Tensor

@@ -1,4 +1,4 @@
-"""Collects statistics of speculation per request and per engine."""
+"""Collects statistics of an engine and of the controller's choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decoding.controllers.base import Choice, Reason, batch_class
-from decoding.types import Telemetry
 
 
 @dataclass
@@ -29,8 +28,7 @@ class Choices:
         self.counts[size, choice.levels, choice.reason] += 1
         if choice.plain_tokens_per_s > 0:
             steps, chosen, plain = self.promised.get(size, (0, 0.0, 0.0))
-            promised = (steps + 1, chosen + choice.tokens_per_s, plain + choice.plain_tokens_per_s)
-            self.promised[size] = promised
+            self.promised[size] = steps + 1, chosen + choice.tokens_per_s, plain + choice.plain_tokens_per_s
 
     def extras(self) -> dict[str, Any]:
         """Return telemetry extras; empty with a fixed depth."""
@@ -62,17 +60,14 @@ class Choices:
 
 @dataclass
 class EngineStats:
-    """Totals of one engine: forwards, steps, seconds by phase, and controller choices."""
+    """Totals of one engine: forwards, steps, and seconds by phase."""
 
     num_steps: int = 0
     num_slot_steps: int = 0
     target_forwards: int = 0
     num_admitted: int = 0
-    num_shared_prompts: int = 0
-    """Admitted samples that reused the encoding and prefill of an equal prompt."""
     num_feature_hits: int = 0
     """Cache hits of visual features."""
-    num_finished: int = 0
     num_generated_tokens: int = 0
     encode_s: float = 0.0
     """Seconds that steps waited for prompt encoding."""
@@ -80,59 +75,3 @@ class EngineStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
-    choices: Choices = field(default_factory=Choices)
-
-    @property
-    def batch_size_mean(self) -> float:
-        """Mean number of active slots per step."""
-        return self.num_slot_steps / self.num_steps if self.num_steps else 0.0
-
-
-@dataclass
-class RequestStats:
-    """Counters of one request; see `Telemetry`."""
-
-    max_levels: int
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    num_relaxed: int = 0
-    histogram: list[int] = field(default_factory=list)
-    ended_inside_path: bool = False
-    target_forwards: int = 0
-    drafter_forwards: int = 0
-    prefill_ms: float = 0.0
-    draft_ms: float = 0.0
-    verify_ms: float = 0.0
-    batch_size_total: int = 0
-    degraded: bool = False
-    choices: Choices = field(default_factory=Choices)
-    extras: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.histogram = [0] * (self.max_levels + 1)
-
-    def add_step(self, num_drafted: int, num_accepted: int, num_relaxed: int, ended_inside_path: bool) -> None:
-        """Add one verify step."""
-        self.num_steps += 1
-        self.num_draft_tokens += num_drafted
-        self.num_relaxed += num_relaxed
-        self.histogram[num_accepted] += 1
-        self.ended_inside_path = ended_inside_path
-
-    def telemetry(self) -> Telemetry:
-        return Telemetry(
-            num_spec_steps=self.num_steps,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_draft_tokens=sum(i * count for i, count in enumerate(self.histogram)),
-            acceptance_histogram=tuple(self.histogram),
-            num_relaxed_accepts=self.num_relaxed,
-            ended_inside_path=self.ended_inside_path,
-            target_forwards=self.target_forwards,
-            drafter_forwards=self.drafter_forwards,
-            prefill_ms=self.prefill_ms,
-            draft_ms=self.draft_ms,
-            verify_ms=self.verify_ms,
-            batch_size_mean=self.batch_size_total / self.num_steps if self.num_steps else 0.0,
-            degraded=self.degraded,
-            extras=self.extras,
-        )

@@ -1,11 +1,14 @@
 """Runs one step on the device: draft, verify, accept and commit, without synchronising with the host.
 
-Tensor shapes and host integers do not depend on device results, so a step can be compiled and captured.
+Tensor shapes and host integers do not depend on device results, so a step can be compiled and captured. With
+asynchronous output processing, the host launches the next step before it processes the output of the last one; the next
+step's results are discarded for rows that finished in the last step.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,17 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Judgement, Level, Method, StepNoise
+from decoding.controllers.base import Choice
 from decoding.sampling import RowSampling, warp
-from decoding.scheduling.slots import SlotTable
+from decoding.scheduling.slots import Progress, SlotTable
+from decoding.stats import EngineStats
 from decoding.tree import DraftTree, Frontier, Verdict
-from models.backends.base import Backend
 from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
 
 
 @dataclass(frozen=True)
 class HostStep:
-    """The result of a step as host lists, one entry per row; see `StepResult`."""
+    """The result of a step as host lists, one entry per row.
+
+    `tokens` and `logprobs` (b, D + 1) are defined up to `counts` (b,); `num_drafted` (b,) are the valid drafts;
+    `relaxed` (b, D + 1) is as in `Verdict`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the next
+    trees, None if unchanged.
+    """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -36,28 +45,80 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step on the device.
+    """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds."""
 
-    `tokens` and `logprobs` (b, D + 1) are defined up to `n` (b,); `num_drafted` (b,) is the number of valid drafts;
-    `relaxed` (b, D + 1) is as in `Verdict`; `levels` (b,) is the depth of the next trees, None if unchanged; `failed`
-    (b,) is as in `DraftTree`. `started`, `drafted` and `verified` are host times in seconds.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-    n: Tensor
-    num_drafted: Tensor
-    relaxed: Tensor
-    levels: Tensor | None
-    failed: Tensor | None
+    parts: tuple[Tensor | None, ...]
     started: float
     drafted: float
     verified: float
 
-    def send(self, backend: Backend) -> HostCopy:
-        """Start the step's only copy to the host; its `read` returns the fields of `HostStep`."""
-        parts = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        return backend.copy_to_host(parts)
+
+@dataclass
+class StepInFlight:
+    """A launched step: its rows, the controller's choice, and the pending copy of its output to the host.
+
+    `num_missed` are the tokens, summed over rows, that the drafter ran because earlier steps had no drafts. After
+    `wait`, `ended_s` is the output's arrival by `time.perf_counter`, `seconds` the step's device time, and `commit_s`
+    the host's time after verification.
+    """
+
+    slots: SlotBatch
+    progress: Sequence[Progress]
+    choice: Choice
+    num_missed: int
+    drafter_forwards: int
+    result: StepResult
+    copy: HostCopy
+    launched_s: float
+    ended_s: float = 0.0
+    seconds: float = 0.0
+    commit_s: float = 0.0
+
+    def record_launch(self) -> None:
+        """Add the maximum number of the step's tokens to each row, and update `num_missed`."""
+        for one in self.progress:
+            one.num_in_flight += self.choice.levels + 1
+            one.num_missed = 0 if self.choice.levels or one.drafter_error else one.num_missed + 1
+
+    def wait(self, since_s: float) -> HostStep:
+        """Wait for the step's output; `since_s` is when the previous step's output arrived, the earliest start."""
+        began_s = time.perf_counter()
+        step = HostStep(*self.copy.read())
+        self.ended_s = time.perf_counter()
+        self.seconds = self.ended_s - max(self.result.started, since_s)
+        # The host's time between launch and wait belongs to other steps.
+        self.commit_s = self.launched_s - self.result.verified + self.ended_s - began_s
+        return step
+
+    def count_step(self, stats: EngineStats) -> None:
+        """Add the step to the engine's statistics."""
+        stats.num_steps += 1
+        stats.num_slot_steps += len(self.progress)
+        stats.target_forwards += 1
+        stats.draft_s += self.result.drafted - self.result.started
+        stats.verify_s += self.result.verified - self.result.drafted
+        stats.commit_s += self.commit_s
+
+    def count(self, row: int, step: HostStep, kept: int) -> None:
+        """Add the step to the telemetry of a row, of whose new tokens `kept` were kept."""
+        one, num_rows, result = self.progress[row], len(self.progress), self.result
+        # The last token is the target's own; an output that ends before it ends inside the accepted path.
+        ended_inside = bool(one.finish_reason) and kept < step.counts[row]
+        accepted = kept if ended_inside else step.counts[row] - 1
+        one.histogram[accepted] += 1
+        one.batch_size_total += num_rows
+        one.choices.add(num_rows, self.choice)
+        telemetry = one.telemetry
+        telemetry.num_spec_steps += 1
+        telemetry.num_draft_tokens += step.num_drafted[row]
+        telemetry.num_accepted_draft_tokens += accepted
+        telemetry.num_relaxed_accepts += sum(step.relaxed[row][1 : accepted + 1])
+        telemetry.ended_inside_path = ended_inside
+        telemetry.target_forwards += 1
+        telemetry.drafter_forwards += self.drafter_forwards
+        telemetry.draft_ms += 1000 * (result.drafted - result.started) / num_rows
+        telemetry.verify_ms += 1000 * (result.verified - result.drafted + self.commit_s) / num_rows
+        telemetry.degraded |= step.failed is not None and step.failed[row]
 
 
 def run_step(
@@ -82,8 +143,8 @@ def run_step(
     levels = method.tree.commit(judgement, verdict)
     table.advance(slots, tokens, verdict.n)
     assert tree.num_drafted is not None
-    outcome = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
-    return StepResult(*outcome, started, drafted, verified)
+    parts = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
+    return StepResult(parts, started, drafted, verified)
 
 
 def grow_tree(
@@ -128,7 +189,6 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Return the log probabilities (b, D + 1) of the produced tokens under the target's raw logits (b, N, V); undefined
-    beyond `verdict.n`."""
+    """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `verdict.n`."""
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

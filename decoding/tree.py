@@ -18,8 +18,7 @@ class Frontier:
     """Nodes of one depth that are expanded next; the first frontier contains only the root.
 
     `nodes` and `parents` (b, F) are indices of grown nodes (−1: no parent), `tokens` (b, F) their tokens. `line` holds
-    the drafted tokens from depth 1 to each node, as (b, F, depth), or as one (b, F) tensor per level if every level has
-    one node; see `path`.
+    the drafted tokens from depth 1 to each node: (b, F, depth), or a (b, 1) tensor per level of a chain; see `path`.
     """
 
     depth: int
@@ -72,7 +71,7 @@ class DraftTree:
     failed: Tensor | None = None
     num_drafted: Tensor | None = None
     ancestry: Tensor | None = None
-    # Cache of `visible`.
+    # Cache of `visible`; Dynamo does not trace cached properties.
     _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @staticmethod
@@ -97,8 +96,7 @@ class DraftTree:
         return int(self.tokens.shape[1])
 
     def visible(self) -> Tensor:
-        """Return the attention mask (b, N, N): each node sees its ancestors and itself. No other node sees an invalid
-        node."""
+        """Return the attention mask (b, N, N): each node sees its ancestors and itself."""
         if self.ancestry is not None:
             return self.ancestry
         if not self._visible:
@@ -116,8 +114,7 @@ class DraftTree:
         return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
 
     def within(self, max_depth: Tensor) -> DraftTree:
-        """Mark nodes deeper than `max_depth` (b,) as invalid and set `num_drafted`; return the tree itself if its
-        policy has already done so."""
+        """Mark nodes deeper than `max_depth` (b,) as invalid and set `num_drafted`, unless the policy has done so."""
         if self.num_drafted is not None:
             return self
         valid = self.valid & (self.depth <= max_depth[:, None])

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from models.inputs.clip import Clip
 
 FINISH_REASONS = ("stop", "length", "stop_string", "error")
+"""`stop` is an EOS token, `stop_string` a string of `Sampling.stop`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class RequestError:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Telemetry:
     """Statistics of speculation for one request, with vLLM's metric names.
 
@@ -123,8 +124,7 @@ class Completion:
     """Result of one request: tokens (with EOS if generated), text and telemetry, or an error.
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
-    filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error". `method` is set
-    only in a trial of methods.
+    filters. `finish_reason` is one of `FINISH_REASONS`. `method` is set only in a trial of methods.
     """
 
     sample_id: str

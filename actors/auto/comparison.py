@@ -1,7 +1,6 @@
 """Computes the engine time per sample of each candidate of a trial, with confidence intervals, from blocks of rows.
 
-All candidates return the same tokens, so the time of a sample is its admission time plus its token count times the time
-per token.
+All candidates return the same tokens; the time of a sample is its admission time plus its tokens times the token time.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.choice import CandidateResult
+from actors.results import CandidateResult
 
 FULL_SHARE = 0.9
 """A step counts if its number of active rows is at least this share of the block's maximum."""
@@ -122,8 +121,7 @@ class Recorder:
 def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
     """Fit the seconds of a step without admission and the seconds per admitted row, by least squares over `steps`.
 
-    If every step admits the same number of rows, the two times are not identifiable; only the predicted time of such a
-    step is then correct.
+    If every step admits the same number of rows, only the predicted time of such a step is correct.
     """
     seconds = np.asarray([step.seconds for step in steps])
     factors = np.asarray([[1.0, step.num_admitted] for step in steps])
@@ -198,8 +196,7 @@ class Comparison:
 
 
 def acceptance_band(blocks: Sequence[Block], name: str, least_share: float) -> tuple[float, float]:
-    """Return the range of a candidate's acceptance length over its blocks: mean ± three standard deviations, but at
-    least mean ± `least_share` of the mean."""
+    """Return mean ± max(three standard deviations, `least_share` · mean) of a candidate's acceptance lengths."""
     lengths = np.asarray([block.acceptance_length for block in blocks if block.candidate == name])
     middle = float(lengths.mean())
     deviation = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0

@@ -13,17 +13,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.choice import CHOSEN, SLOWER, WITHIN, CandidateResult, Choice
-from actors.serving.engine_thread import SteppedEngine
+from actors.results import CandidateResult, Choice
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
 from configs.method import Method
 from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 
+if TYPE_CHECKING:
+    from decoding import Engine
+
 logger = logging.getLogger(__name__)
 
+CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
 """Least rows of a block per slot: the first rows fill all slots at once, and later rows refill single slots."""
@@ -88,13 +92,11 @@ class Trial(QueuedEngine):
 
     @property
     def num_free_slots(self) -> int:
-        """Slots minus unfinished rows; 0 while started rows finish before a change of engines."""
         if self._is_changing and self.queue.num_started:
-            return 0
+            return 0  # started rows finish before a change of engines
         return max(0, self._slots[self._turn] - self.queue.num_unfinished)
 
     def step(self) -> list[Completion]:
-        """Run one step of the current engine and return the rows that finished."""
         self._take_turn()
         engine, name = self._engine, self._made
         assert engine is not None
@@ -305,7 +307,7 @@ def block_rows(slots: int) -> int:
 
 
 def make_engine(
-    method: Method, slots: int, make: Callable[..., SteppedEngine], make_plain: Callable[[], SteppedEngine]
+    method: Method, slots: int, make: Callable[..., Engine], make_plain: Callable[[], Engine]
 ) -> RecoveringEngine | Trial:
     """Return a recovering engine of at most `slots` slots, or a trial of the candidates of `method.auto`.
 

@@ -49,12 +49,7 @@ def is_head(config: CaptionJob | SynthesizeJob) -> bool:
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
-    """Compare a head's sizes with the configuration of a text target, and return the head's revision.
-
-    Raises:
-        ConfigError: the head is missing or unreadable, was made for another target, or has fewer Medusa heads than the
-            tree has levels.
-    """
+    """Return a head's revision; raise ConfigError if it is unreadable, or does not fit the text target or the tree."""
     hidden_size = target.get_text_config().hidden_size
     names: Sequence[str] = MEDUSA_NAMES
     if isinstance(config.method.drafting.drafter, EagleDrafter):
@@ -70,12 +65,7 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
 
 
 def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
-    """Compare a drafter's sizes with the sizes of an image target, without reading its weights.
-
-    Raises:
-        ConfigError: the drafter is missing or unreadable, was made for another target, or has fewer heads than the tree
-            has levels.
-    """
+    """Raise ConfigError if a drafter is unreadable, or does not fit the image target or the tree; read no weights."""
     kind = config.method.drafting.drafter
     if isinstance(kind, EagleDrafter):
         read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
@@ -101,7 +91,7 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
 
 
 def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarget) -> Head:
-    """Load the head onto its target's device and compare their sizes; Medusa heads from the hub are compared only here.
+    """Load the head onto its target's device. Medusa heads from the hub are compared with the target only here.
 
     Raises:
         ConfigError: as `check_head`; the weights are damaged, or another device is configured.
@@ -118,27 +108,17 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
         return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
-    eagle = read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
-    _check_width(weights.path, eagle.hidden_size, target.hidden_size)
-    return eagle
+    return read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
 
 
 def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
-    """Load a LlamaGen model as a target or as a drafter; with `guided` it also decodes an unconditional lane.
-
-    Raises:
-        ConfigError: the checkpoint is missing or damaged.
-    """
+    """Load a LlamaGen model as a target or as a drafter; with `guided` it also decodes an unconditional lane."""
     gpt = read_at(where, weights, lambda ref: load_gpt(ref, weights.dtype, resolve_device(weights.device)))
     return LlamaGenTarget(gpt, None, guided, weights.path)
 
 
 def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Condition:
-    """Load the T5 encoder that encodes prompts for a target of this shape.
-
-    Raises:
-        ConfigError: the checkpoint is missing or damaged, is not a T5 model, or has another width.
-    """
+    """Load the T5 encoder that encodes prompts for a target of this shape."""
     options = (encoder.dtype, resolve_device(encoder.device), encoder.truncate)
     return read_at(where, encoder, lambda ref: load_t5(ref, shape, *options))
 

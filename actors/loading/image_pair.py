@@ -1,7 +1,6 @@
 """Loads LlamaGen targets with their drafter, VQ model and text encoder, and checks that they fit each other.
 
-`check` reads only sizes and headers, on the driver before any actor starts; `load` and `load_painter` read weights,
-each in its own actor.
+`check` reads only sizes and headers, on the driver; `load` and `load_painter` read weights, each in its own actor.
 """
 
 from __future__ import annotations
@@ -72,11 +71,7 @@ class ImagePair(LoadedPair):
         return self.info.target.num_condition_tokens + self.info.target.num_image_tokens
 
     def encode(self, prompt: str) -> NDArray[np.float32]:
-        """Encode a prompt to features (L, condition_dim).
-
-        Raises:
-            RowError: the prompt is empty or too long.
-        """
+        """Encode a prompt to features (L, condition_dim); raise RowError if it is empty or too long."""
         assert self.text_encoder is not None, "the schema requires a text encoder unless rows contain conditions"
         try:
             with torch.inference_mode():
@@ -164,14 +159,8 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
         read_at("model.condition", encoder, lambda ref: check_t5(ref, target))
 
 
-def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
-    """Load the target, the drafter and the text encoder onto their devices.
-
-    Raises:
-        ConfigError: as `check`, or weights are damaged.
-    """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
+def load(config: SynthesizeJob) -> ImagePair:
+    """Load the target, the drafter and the text encoder onto their devices; raise ConfigError as `check`."""
     info, model = check(config), config.model
     target = load_gpt_target("model.target", model.target, config.is_guided)
     drafter: LlamaGenTarget | Head | None = None
@@ -191,14 +180,8 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
     return ImagePair(config, target, drafter, info, codebook, text_encoder)
 
 
-def load_painter(config: SynthesizeJob, torch_threads: int | None = None) -> VqPainter:
-    """Load only the VQ model.
-
-    Raises:
-        ConfigError: the checkpoint is missing or damaged, or its codebook size differs from the target's vocabulary.
-    """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
+def load_painter(config: SynthesizeJob) -> VqPainter:
+    """Load only the VQ model; raise ConfigError as `check`."""
     weights = config.model.vq
     assert weights is not None, "the schema requires model.vq to decode images"
     target = read_at("model.target", config.model.target, read_gpt_shape)

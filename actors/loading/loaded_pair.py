@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.loading.method import DrafterModel, build_method, plain_method
 from actors.loading.slot_count import count_slots
@@ -63,8 +63,7 @@ class LoadedPair(ABC):
     def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
         """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.
 
-        Raises:
-            ConfigError: the codebook does not belong to the target, or is too small for the rule.
+        Raises ConfigError if the codebook does not fit the target or the rule.
         """
         try:
             method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook)
@@ -87,14 +86,12 @@ class LoadedPair(ABC):
 
 
 def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
-    """Compile or capture the models of a pair, as configured.
+    """Compile or capture the models of a pair, as configured; raise ConfigError if a model does not support it.
 
     `auto` depends only on weights and hardware, so that all engines of a job on one type of machine decide alike.
-
-    Raises:
-        ConfigError: `pool.capture` or `pool.compile: always` is set, and a model does not support it.
     """
-    largest = max((num_bytes(model.decoder) for model in models), default=0)
+    sizes = (sum(one.numel() * one.element_size() for one in model.decoder.parameters()) for model in models)
+    largest = max(sizes, default=0)
     compiles = pool.compile == "always" or (pool.compile == "auto" and largest >= MIN_COMPILED_BYTES)
     for model in models:
         if pool.capture and not model.capture():
@@ -107,8 +104,3 @@ def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
                 f"pool.compile: {model.name} cannot be compiled: that takes a CPU, bfloat16 or float32 weights and "
                 "layers of one make; take 'auto'"
             )
-
-
-def num_bytes(decoder: nn.Module) -> int:
-    """Return the bytes of a decoder's weights."""
-    return sum(one.numel() * one.element_size() for one in decoder.parameters())

@@ -20,7 +20,7 @@ from configs.section import Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.controllers.base import FixedDepth
+from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
@@ -79,8 +79,6 @@ def build_method(
 ) -> Method:
     """Build a method for one engine over `target`. Its parts hold state per slot, so each engine needs its own.
 
-    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
-
     Raises:
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
         ConfigError: the drafter has no token of the draft vocabulary, or its output layer cannot be sliced.
@@ -91,7 +89,7 @@ def build_method(
     else:
         rule = _build(ACCEPTANCES, config.acceptance)
     tree = build_tree(config)
-    controller: FixedDepth | GoodputController = FixedDepth()
+    controller = Controller()
     if config.controller.kind == "measured":
         controller = GoodputController(tree.max_levels, config.controller.max_exploration)
     return Method(_drafter(config, drafter_model, target), tree, rule, controller)
@@ -117,9 +115,7 @@ def num_medusa_levels(config: MethodChoice) -> int:
 def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
     """Build LANTERN's rule over the neighbours of a codebook (V, code_dim).
 
-    Raises:
-        CodebookError: the size of the codebook differs from the target's vocabulary.
-        ConfigError: the codebook has too few codes for k neighbours.
+    Raises CodebookError or ConfigError if the codebook does not fit the target or k.
     """
     num_codes = codebook.shape[0]
     if num_codes != vocab_size:
@@ -130,7 +126,7 @@ def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) 
     proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
     table = nearest_codes(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity)
     options = (table, choice.k, choice.delta, choice.divergence, choice.k_counts_draft)
-    return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
+    return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, residual=choice.draw)
 
 
 def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, is_head, load_head, read_at
 from actors.loading.loaded_pair import LoadedPair, compile_models
@@ -51,7 +49,6 @@ class Pair(LoadedPair):
         return self.config.pool.max_context_tokens
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """See `PairInfo.render`."""
         return self.target.front_end.render(messages)
 
 
@@ -86,41 +83,31 @@ def check(config: CaptionJob) -> PairInfo:
     return PairInfo(f"{target.path}@{target_revision}", drafter_id, revisions, front_end)
 
 
-def load(config: CaptionJob, torch_threads: int | None = None) -> Pair:
-    """Load the pair that `config` names onto its devices.
-
-    Raises:
-        ConfigError: as `check`, or weights are missing or damaged.
-    """
-    if torch_threads is not None:
-        torch.set_num_threads(torch_threads)
+def load(config: CaptionJob) -> Pair:
+    """Load the pair that `config` names onto its devices; raise ConfigError as `check`."""
     info, model = check(config), config.model
-    drafter: Target | Head | None = None
-    models: list[Target] = []
+    smaller: Target | None = None
     if model.drafter is not None and config.method.needs_checkpoint and not is_head(config):
-        models = [load_target(model.drafter, "model.drafter")]
+        smaller = load_target(model.drafter, "model.drafter")
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
-    reserved_bytes = sum(one.num_bytes for one in models)
+    reserved_bytes = 0 if smaller is None else smaller.num_bytes
     target = load_target(model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
-    for drafter in models:
-        drafter.share_front_end(target, SHARED_INPUT_BYTES)
-    if config.method.needs_checkpoint and is_head(config):
-        drafter = load_head(config, target)
-    models = [target, *models]
+    models, head = [target], None
+    if smaller is not None:
+        smaller.share_front_end(target, SHARED_INPUT_BYTES)
+        models.append(smaller)
+    elif config.method.needs_checkpoint:
+        head = load_head(config, target)
     compile_models(config.pool, models)
     for one in models:
         one.keep_features(config.pool.feature_cache_bytes)
     if target.backend.is_asynchronous:
         target.prefetch_prompts()
-    return Pair(config, target, drafter, info)
+    return Pair(config, target, smaller or head, info)
 
 
 def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:
-    """Load one model with `Target.load`; `where` is its dotted path in the job file.
-
-    Raises:
-        ConfigError: the checkpoint is missing, damaged or of an unsupported kind.
-    """
+    """Load one model with `Target.load`; `where` is its dotted path in the job file, named in a ConfigError."""
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpoint) else "none"
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization)
     return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))
@@ -137,8 +124,7 @@ def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, Front
 
 
 def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) -> None:
-    """Raise ConfigError unless ids that both models have mean equal tokens, and the drafter has at least half of the
-    target's tokens."""
+    """Raise ConfigError unless common ids mean equal tokens and the drafter has half of the target's tokens."""
     target_ids: dict[str, int] = target.tokenizer.get_vocab()
     drafter_ids: dict[str, int] = drafter.tokenizer.get_vocab()
     by_id = {number: token for token, number in drafter_ids.items()}

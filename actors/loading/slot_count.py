@@ -15,7 +15,7 @@ from actors.loading.method import DrafterModel, build_tree
 from configs.drafters import ModelDrafter, NoDrafter
 from configs.method import Method
 from configs.pool import EnginePool
-from decoding.drafters.missed import WIDEST
+from decoding.drafters.model import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork
@@ -37,8 +37,7 @@ def count_slots(
     drafter: DrafterModel | None,
     max_context_tokens: int,
 ) -> tuple[int, str]:
-    """Return the number of slots, at least 1, that fit into free memory with each of `methods`, and the limiting
-    reason."""
+    """Return the number of slots, at least 1, that fit into free memory with each method, and the limiting reason."""
     in_flight = pool.max_batches_in_flight * pool.batch_rows
     bounds = {
         target.backend.max_slots: "the most that are worth it on this device",

@@ -19,11 +19,7 @@ NUM_NAMED_DIFFERENCES = 3
 
 
 def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -> str | None:
-    """Compare a token list with the target's tokenizer, and return a hash of its ids; None without a list.
-
-    Raises:
-        ConfigError: the list is missing or damaged, or its ids mean other tokens; names the dotted path `where`.
-    """
+    """Return a hash of a token list's ids, None without a list; raise ConfigError if it does not fit the tokenizer."""
     if choice.path is None:
         return None
     try:
@@ -45,11 +41,7 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
 
 
 def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> list[int]:
-    """Return the draft vocabulary's ids below `num_rows`, sorted, EOS ids included.
-
-    Raises:
-        ConfigError: no id remains.
-    """
+    """Return the draft vocabulary's ids below `num_rows`, sorted, EOS ids included; raise ConfigError without any."""
     most = min(num_rows, target.vocab_size)
     if choice.path is not None:
         chosen = [one.token_id for one in _tokens(choice.path)[: choice.size]]

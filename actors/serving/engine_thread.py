@@ -2,8 +2,7 @@
 
 An exception of the engine ends the process, so that Ray replaces it; a row that fails alone becomes a completion with
 an error. A step that exceeds its time limit ends the process as well. Rows that were in flight when a process died
-(`Suspect`) enter the engine before new rows, after the journal has recorded them; after two deaths, a row is decoded
-alone.
+(`Suspect`) enter the engine before new rows, after the journal has recorded them; after two deaths, alone.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
 
-from actors.choice import Choice
+from actors.results import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
+from actors.serving.recovery import QueuedEngine
 from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
@@ -32,25 +31,6 @@ EXIT_STATUS_OF_A_DEAD_ENGINE = 1
 STDERR = 2
 REARM_SHARE = 0.1
 """Least time between two restarts of the watchdog timer, as a share of its limit; each restart starts a thread."""
-
-
-class SteppedEngine(Protocol):
-    """Interface of `decoding.Engine` and of engines that wrap it."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_free_slots(self) -> int: ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def expect(self, requests: Iterable[Request]) -> None: ...
-
-    def step(self) -> list[Completion]: ...
 
 
 @dataclass(frozen=True)
@@ -91,8 +71,7 @@ class Suspect:
 class Watchdog:
     """Ends the process (status 1) with a traceback if `watch` or `rest` is not called again within `limit_s`.
 
-    `faulthandler` needs no GIL, so that hangs in native code are detected as well. A process has one watchdog. It ends
-    the process at most 10 % after the limit.
+    `faulthandler` needs no GIL, so that hangs in native code are detected as well. A process has one watchdog.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -143,13 +122,12 @@ Mark = Callable[[Sequence[str]], None]
 class EngineThread:
     """Runs `engine` on its own thread, and refills its slots from all batches in flight, in order of arrival.
 
-    No other thread uses the engine. Requests with equal `sample_id` never run at the same time, so that the id of a
-    completion identifies its row.
+    Requests with equal `sample_id` never run at the same time, so that the id of a completion identifies its row.
     """
 
     def __init__(
         self,
-        engine: SteppedEngine,
+        engine: QueuedEngine,
         die: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         mark: Mark | None = None,

@@ -1,8 +1,7 @@
 """Kills a worker process that is stopped or frozen, so that Ray replaces it and runs its rows again.
 
 A thread of the worker writes heartbeats into a pipe, and a subprocess in its own session reads them. The subprocess
-sends SIGKILL to the worker if no heartbeat arrives for `max_silence_s`. It counts only time in which it runs itself, so
-suspending the whole machine kills no process.
+sends SIGKILL to the worker if no heartbeat arrives for `max_silence_s`. It counts only time in which it runs itself.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def set_up_worker(max_silence_s: float | None) -> None:
 
 
 def start(max_silence_s: float | None) -> None:
-    """Start the heartbeat of this process; None starts none, and further calls have no effect.
-
-    Raises:
-        OSError: the subprocess that reads heartbeats could not be started.
-    """
+    """Start the heartbeat of this process; None starts none, and further calls have no effect."""
     global _guarded
     with _lock:
         if max_silence_s is None or _guarded == os.getpid():

@@ -34,10 +34,7 @@ class Journal(Protocol):
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
         """Record that `who` finished these rows with `num_results` output rows; `errors` counts failed rows by code.
-
-        Raises:
-            ErrorBudgetSpent: too many rows failed; the job must stop.
-        """
+        Raise ErrorBudgetSpent if too many rows failed."""
         ...
 
 
@@ -58,8 +55,7 @@ def deaths_message(process: str, num_deaths: int) -> str:
 class JournalClient:
     """Records the rows of one process in a journal, under a unique name. Thread-safe.
 
-    Several parts of the process may run rows. Without a journal nothing is recorded, and no row is a suspect. For the
-    methods see `Journal`.
+    Without a journal nothing is recorded, and no row is a suspect. For the methods see `Journal`.
     """
 
     def __init__(self, journal: Journal | None) -> None:

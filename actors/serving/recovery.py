@@ -3,7 +3,6 @@
 After an out-of-memory error, the engine is rebuilt with half the slots and its requests run again; noise is keyed by
 sample, so their tokens do not change. After a drafter error, which includes missing memory for the drafter with one
 slot, the requests in flight run one at a time; a request that fails alone is decoded by an engine without a drafter.
-Other exceptions propagate.
 """
 
 from __future__ import annotations
@@ -11,23 +10,34 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import decoding.errors
-from actors.results import failed
-from actors.serving.engine_thread import SteppedEngine
+from decoding.errors import OUT_OF_MEMORY, DrafterError, failed
 from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
+
+if TYPE_CHECKING:
+    from decoding import Engine
 
 logger = logging.getLogger(__name__)
 
 
-class QueuedEngine:
+class QueuedEngine(ABC):
     """Base of engines that hold their requests in `queue`."""
 
     queue: RequestQueue
+
+    @property
+    @abstractmethod
+    def num_free_slots(self) -> int:
+        """Slots minus unfinished requests, at least 0."""
+
+    @abstractmethod
+    def step(self) -> list[Completion]:
+        """Start waiting requests, run one step, and return finished requests."""
 
     @property
     def has_work(self) -> bool:
@@ -51,14 +61,13 @@ class QueuedEngine:
 class RecoveringEngine(QueuedEngine):
     """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
-    Sample ids of unfinished requests must be unique. Recovering engines may share `queue` if only one is used at a
-    time.
+    Sample ids of unfinished requests must be unique. Engines may share `queue` if only one is used at a time.
     """
 
     def __init__(
         self,
-        make: Callable[[int], SteppedEngine],
-        make_plain: Callable[[], SteppedEngine],
+        make: Callable[[int], Engine],
+        make_plain: Callable[[], Engine],
         slots: int,
         queue: RequestQueue | None = None,
     ) -> None:
@@ -68,17 +77,15 @@ class RecoveringEngine(QueuedEngine):
         self._make_plain = make_plain
         self._full_slots = slots
         self._is_isolating = False
-        self._plain: SteppedEngine | None = None
+        self._plain: Engine | None = None
         self._plain_request: Request | None = None
         self._engine = self._built()
 
     @property
     def num_free_slots(self) -> int:
-        """Slots minus unfinished requests, at least 0."""
         return max(0, self.num_slots - self.queue.num_unfinished)
 
     def step(self) -> list[Completion]:
-        """Start waiting requests, step every engine that has requests, and return finished requests."""
         self._admit()
         reason: str | None = None
         blames_drafter = lacks_memory = False
@@ -92,7 +99,7 @@ class RecoveringEngine(QueuedEngine):
         except Exception as error:
             # If the drafter runs out of memory, fewer slots are tried first.
             lacks_memory = is_out_of_memory(error)
-            is_drafters = isinstance(error, decoding.errors.DrafterError)
+            is_drafters = isinstance(error, DrafterError)
             blames_drafter = is_drafters and not (lacks_memory and self.num_slots > 1)
             if not (lacks_memory or is_drafters):
                 raise
@@ -110,8 +117,7 @@ class RecoveringEngine(QueuedEngine):
         return len(self.queue.running) - (self._plain_request is not None)
 
     def _admit(self) -> None:
-        """Start waiting requests in free slots: first requests without a drafter, then isolated requests, then retries,
-        then new requests."""
+        """Start waiting requests in free slots: first without a drafter, then isolated ones, then retries, then new."""
         queue = self.queue
         if not queue.num_waiting:
             self._is_isolating &= self._num_batched > 0
@@ -142,7 +148,7 @@ class RecoveringEngine(QueuedEngine):
             self._plain_request = None
         return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
 
-    def _run(self, engine: SteppedEngine) -> list[Completion]:
+    def _run(self, engine: Engine) -> list[Completion]:
         done = engine.step()
         for completion in done:
             self.queue.finish(completion.sample_id)
@@ -178,8 +184,8 @@ class RecoveringEngine(QueuedEngine):
         as_failed_row: list[Completion] = []
         if self.num_slots == 1:
             (request,) = self.queue.running.values()
-            error = decoding.errors.out_of_memory(reason)
-            as_failed_row.append(failed(request.sample_id, error.code, error.message))
+            message = f"the device's memory does not hold this sample even alone: {reason}"
+            as_failed_row.append(failed(request.sample_id, OUT_OF_MEMORY, message))
             self.queue.finish(request.sample_id)
             self.num_slots = self._full_slots
             logger.warning("the row %s does not fit into the device's memory: %s", request.sample_id, reason)
@@ -199,7 +205,7 @@ class RecoveringEngine(QueuedEngine):
             self._plain, self._plain_request = None, None
         release_memory()
 
-    def _built(self) -> SteppedEngine:
+    def _built(self) -> Engine:
         """Build an engine, with half the slots after each out-of-memory error."""
         while True:
             try:

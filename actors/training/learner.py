@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
-from actors.training.samples import CodesOf, ImageSamples, TextSamples, TrainingSamples
+from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
 from configs.schema import Weights
-from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
+from configs.training import MedusaHead, TrainDrafterJob
 from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.eagle import save_eagle
@@ -37,7 +37,7 @@ class Learner:
 
     target: TargetModel
     task: HeadTask
-    training_samples: TrainingSamples
+    training_samples: TextSamples | ImageSamples
     shape: GptShape | None = None
 
     @property
@@ -64,11 +64,7 @@ class Learner:
 
 
 def check_target(job: TrainDrafterJob) -> str:
-    """Check the job's checkpoints without reading weights; return the target's revision.
-
-    Raises:
-        ConfigError: a checkpoint is missing or unreadable, or does not fit the target; names the dotted path.
-    """
+    """Return the target's revision; raise ConfigError if a checkpoint is unreadable or does not fit the target."""
     if job.image is None:
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
@@ -87,15 +83,17 @@ def check_target(job: TrainDrafterJob) -> str:
 
 
 def load_learner(job: TrainDrafterJob) -> Learner:
-    """Load the target, a new head, and the mapping of rows to training samples.
-
-    Raises:
-        ConfigError: a checkpoint is missing, damaged or of an unsupported kind; names the dotted path.
-    """
-    if job.image is None:
+    """Load the target, a new head, and the mapping of rows to training samples; raise ConfigError as `check_target`."""
+    image = job.image
+    if image is None:
         target = load_target(job.target, "target")
         return Learner(target, fresh_head(job, target), TextSamples(target, job))
-    return _image_learner(job, job.image)
+    gpt = load_gpt_target("target", job.target, guided=True).gpt
+    encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
+    image_target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
+    codes_of = None if image.vq is None else _codes_of(image.vq, gpt.shape.grid)
+    samples = ImageSamples(image_target, job, codes_of)
+    return Learner(image_target, fresh_head(job, image_target), samples, gpt.shape)
 
 
 def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
@@ -107,14 +105,6 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
         shape = target.gpt.shape
         return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
     return fresh_eagle(target, seed)
-
-
-def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
-    gpt = load_gpt_target("target", job.target, guided=True).gpt
-    encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
-    target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
-    codes_of = None if image.vq is None else _codes_of(image.vq, gpt.shape.grid)
-    return Learner(target, fresh_head(job, target), ImageSamples(target, job, codes_of), gpt.shape)
 
 
 def _codes_of(weights: Weights, grid: int) -> CodesOf:

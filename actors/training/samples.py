@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,22 +60,6 @@ class Row:
     condition: Condition = None
 
 
-class TrainingSamples(Protocol):
-    """Maps rows to training samples and requests of one target."""
-
-    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
-        """Make the training sample of a row. `ordinal` seeds its random draws; None (held-out rows) disables them.
-
-        Raises:
-            TrainingSampleError: the row yields no training sample.
-        """
-        ...
-
-    def request(self, row: Row, sampling: Sampling) -> Request:
-        """Return a request with the row's prompt or condition."""
-        ...
-
-
 class TextSamples:
     """Makes training samples from text answers to prompts with images and videos, for any family of `models.target`."""
 
@@ -90,6 +74,7 @@ class TextSamples:
         self._eos = [eos_id] if eos_id in target.eos_ids else sorted(target.eos_ids)[:1]
 
     def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
+        """Make the training sample of a row, or raise TrainingSampleError; `ordinal` is not used."""
         if row.answer is None or not row.answer.strip():
             raise TrainingSampleError("missing_answer")
         try:
@@ -115,8 +100,7 @@ class ImageSamples:
     """Makes training samples from conditions and image codes; the condition of `null_share` of the rows is dropped.
 
     A sample without its condition is the row's unconditional lane, as in guided decoding: it has null embeddings also
-    at the padding positions of the conditional lane, which LANTERN's training data lacks. `target` must have both
-    lanes.
+    at the padding positions of the conditional lane. `target` must have both lanes.
     """
 
     def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
@@ -130,6 +114,10 @@ class ImageSamples:
         self._codes_of = codes_of
 
     def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
+        """Make the training sample of a row, or raise TrainingSampleError.
+
+        `ordinal` seeds its random draws; None (held-out rows) disables them.
+        """
         codes = self._codes(row)
         try:
             lanes = self._target.encode_lanes(_text(row.messages), (), row.condition)
@@ -182,8 +170,7 @@ def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Tra
 def acceptance(
     task: HeadTask, target: TargetModel, requests: Sequence[Request], slots: int, max_context_tokens: int
 ) -> dict[str, float]:
-    """Decode `requests` with the head; return the mean acceptance length (bonus token included) and the number of
-    decoded requests."""
+    """Decode `requests` with the head; return the mean acceptance length (with bonus token) and the decoded number."""
     drafter: Drafter
     tree: TreePolicy
     merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()

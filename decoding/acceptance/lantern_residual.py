@@ -9,19 +9,17 @@ implemented. Drafts, noise and trees are as in `rejection`; with δ = 0 the resu
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from decoding.acceptance.lantern import Lantern
-from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
+from decoding.acceptance.neighbourhood import Neighbourhood
 from decoding.acceptance.rejection import Rejection, Trial, normalise
 from decoding.contracts import Judgement
 from decoding.noise import Stream
 from decoding.tree import Verdict
-
-Residual = Literal["paper", "code"]
 
 
 class LanternResidual(Lantern):
@@ -36,16 +34,8 @@ class LanternResidual(Lantern):
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
 
-    def __init__(
-        self,
-        table: Tensor,
-        k: int = 1000,
-        delta: float = 0.1,
-        divergence: Divergence = "tvd",
-        k_counts_draft: bool = True,
-        residual: Residual = "paper",
-    ) -> None:
-        super().__init__(table, k, delta, divergence, k_counts_draft)
+    def __init__(self, table: Tensor, *options: Any, residual: Literal["paper", "code"] = "paper") -> None:
+        super().__init__(table, *options)
         self._drawn = (PaperResidual if residual == "paper" else CodeResidual)(self.neighbourhood)
 
     def judge(self, judgement: Judgement) -> Verdict:

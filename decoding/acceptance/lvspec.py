@@ -29,12 +29,11 @@ class LVSpec(RelaxedRule):
     """Rule that relaxes the share `loose` (λ) of each block's drafts, those with the lowest visual relevance.
 
     Relevance is the mean cosine to the `top_visual` (N) nearest visual states. `position_shift` also accepts a draft if
-    the target's token occurs elsewhere in the block (Eq. 11). `loose` does not apply to samples without visual tokens.
-    `loose` 0 without `position_shift` relaxes nothing.
+    the target's token occurs elsewhere in the block (Eq. 11); without it, `loose` 0 relaxes nothing. `loose` does not
+    apply to samples without visual tokens.
 
     `relevance_of` selects the vector of a draft: "draft", the target's hidden state at the draft's node (the paper);
-    "before", the hidden state that predicted the draft; "embedding", the draft's input embedding, compared with the
-    input embeddings of visual tokens (an ablation of the paper).
+    "before", the hidden state that predicted the draft; "embedding", input embeddings of draft and visual tokens.
     """
 
     def __init__(

@@ -50,8 +50,7 @@ class Neighbourhood:
 
     `k` counts the draft itself, as in the paper; with `k_counts_draft` False it counts neighbours only, as in the
     public code. `delta` is the upper bound of the `divergence`; for "multiplicative" it is λ of LANTERN++: the sum of a
-    draft's probability and its neighbours' is at most λ times its own. Special tokens neither lend nor receive
-    probability.
+    draft's probability and its neighbours' is at most λ times its own. Special tokens lend and receive nothing.
     """
 
     def __init__(self, table: Tensor, k: int, delta: float, divergence: Divergence, k_counts_draft: bool) -> None:
@@ -61,21 +60,10 @@ class Neighbourhood:
         self.divergence = divergence
 
     def open(self, spec: EngineSpec) -> None:
-        """Copy the examined part of the table to the device.
-
-        Raises:
-            ValueError: the table does not match the target's vocabulary size, or has too few neighbours for k.
-        """
+        """Copy the examined part of the table to the device."""
         num_codes, num_kept = self.table.shape
-        if num_codes != spec.vocab_size:
-            raise ValueError(
-                f"the table of neighbours is of a codebook of {num_codes} codes, but the target draws from "
-                f"{spec.vocab_size}: they do not belong together"
-            )
-        if self.num_neighbours > num_kept:
-            raise ValueError(
-                f"{self.num_neighbours} neighbours are to be looked at, and the table holds {num_kept} of each code"
-            )
+        assert num_codes == spec.vocab_size, f"a table of {num_codes} codes does not fit {spec.vocab_size} tokens"
+        assert self.num_neighbours <= num_kept, f"{self.num_neighbours} of {num_kept} neighbours of each code"
         # One neighbour more than is examined, because the public code zeroes it; a small table may not have it.
         self._near = self.table[:, : self.num_neighbours + 1].to(spec.device, torch.long).contiguous()
         self._is_special = special_tokens(spec) if spec.special_ids | spec.eos_ids else None

@@ -19,8 +19,7 @@ from decoding.tree import Verdict
 
 @dataclass(frozen=True)
 class Mismatches:
-    """Inputs of rules: `wanted` (b, N) is the target's token at the position of each draft, `match` (b, N) whether the
-    draft equals it, `branches` the branches of the tree."""
+    """Inputs of rules: the target's token (b, N) at the position of each draft, and whether the draft equals it."""
 
     wanted: Tensor
     match: Tensor

@@ -25,8 +25,7 @@ def target_choice(judgement: Judgement) -> Tensor:
 @dataclass(frozen=True)
 class Branches:
     """One branch per node (L = N), from the root to the node: `member` (b, L, N) marks its drafts, without the root,
-    `length` (b, L) is their number, and `is_whole` (b, L) marks branches that end at a leaf. Rows may have different
-    trees.
+    `length` (b, L) is their number, and `is_whole` (b, L) marks branches that end at a leaf.
 
     Example: a root with the chain 1 → 2 and the leaf 3 has the whole branches {1, 2} (index 2) and {3} (index 3).
     """
@@ -44,8 +43,7 @@ class Branches:
         return Branches(tree.visible() & drafts[:, None], tree.depth, tree.valid & ~has_child)
 
     def count(self, nodes: Tensor, marks: Tensor) -> Tensor:
-        """Return (b, L, N): for branch ℓ and node i, the number of nodes j of ℓ with `nodes[j]` and `marks[j, i]`;
-        `nodes` is a mask (b, N), `marks` (b, N, N)."""
+        """Count (b, L, N) for branch ℓ and node i the nodes j of ℓ in `nodes` (b, N) with `marks[j, i]` (b, N, N)."""
         # Counts are far below 2²⁴, so fp32 holds them exactly.
         return (self.member & nodes[:, None]).float() @ marks.float()
 

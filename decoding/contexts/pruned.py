@@ -1,9 +1,8 @@
-"""Encodes the prompt and removes most of its visual tokens.
+"""Encodes the whole prompt with the drafter's own model, or removes most of its visual tokens.
 
 Uniform pruning keeps evenly spaced tokens (the baseline of LVSpec). Guided pruning has SpecVLM's two stages: first it
 keeps the smallest set of visual tokens that receives a given share of the target's attention from text to visual
-tokens, then evenly spaced tokens of the rest. Kept tokens keep their rotary positions (including three axes), unless
-`compact` renumbers them as in the papers' code.
+tokens, then evenly spaced tokens of the rest. Kept tokens keep their rotary positions, unless `compact` renumbers them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,25 @@ from torch import Tensor
 
 from decoding.contracts import Context, Probe
 from decoding.types import Request
+from models.contract import TargetModel
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from models.target import Target
+
+
+class Full(Context):
+    """The whole prompt, images and videos included."""
+
+    lane = 0
+
+    def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
+        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos)[self.lane]
+
+
+class Unconditional(Full):
+    """The unconditional lane, for drafters of targets with classifier-free guidance."""
+
+    lane = 1
 
 
 class Pruned(Context):
@@ -66,8 +81,7 @@ def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
 def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
     """Return the sorted indices (num_kept,) of the visual tokens to keep, by SpecVLM's stages over `scores` (n,).
 
-    Stage I keeps the smallest set of tokens with `share` of the attention, cut to `num_kept`; stage II keeps evenly
-    spaced tokens of the rest.
+    Stage I keeps the smallest set of tokens with `share` of the attention, stage II evenly spaced tokens of the rest.
     """
     order = scores.argsort(descending=True, stable=True)
     mass = scores[order].cumsum(0) / scores.sum().clamp_min(1e-12)

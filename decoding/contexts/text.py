@@ -28,8 +28,7 @@ class TextOnly(Context):
 
 
 class Caption(Context):
-    """The prompt with each image replaced by `lead` and a small captioner's text (context C of TABED, Appendix E), and
-    each video by the same for its middle frame."""
+    """The prompt with each image and each video's middle frame replaced by `lead` and a caption (TABED, Appendix E)."""
 
     def __init__(self, captioner: Captioner, lead: str = "image: ") -> None:
         self.captioner = captioner
@@ -48,8 +47,7 @@ class Caption(Context):
 
 
 def prompt_tokens(request: Request, model: Target) -> list[int]:
-    """Return the prompt's token ids with one placeholder per image and video; raise PromptError if their numbers differ
-    from the request's, or the prompt has no tokens."""
+    """Return the prompt's token ids with one placeholder per image and video; raise PromptError if they do not fit."""
     tokenizer = model.front_end.tokenizer
     bos = tokenizer.bos_token
     ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]

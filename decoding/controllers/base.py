@@ -1,10 +1,10 @@
-"""Defines the interface of controllers, which choose the depth of the next step's trees, and the fixed depth."""
+"""Defines the base class of controllers, which choose the depth of the next step's trees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 Reason = Literal["fixed", "last", "start", "best", "explore"]
 """Reason for a depth: fixed depth; no row can use a draft; initial measurement; best goodput; exploration."""
@@ -14,8 +14,7 @@ Reason = Literal["fixed", "last", "start", "best", "explore"]
 class Choice:
     """Choice of at most `levels` tree levels for the next step; 0 is plain decoding without the drafter.
 
-    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, summed over
-    all rows; 0 if unknown.
+    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, 0 if unknown.
     """
 
     levels: int
@@ -62,45 +61,29 @@ class Outcome:
         return sum(self.accepted) + len(self.accepted)
 
 
-class Controller(Protocol):
-    """Interface that chooses the depth of each step's trees; each engine has its own controller.
+class Controller:
+    """Chooses the depth of each step's trees for one engine; the base class always chooses the maximum depth.
 
     Depths may depend on measured times; the output is independent of the depth only with the acceptance rule `exact`.
     """
 
+    can_be_off = False
+    """Whether the controller may turn drafting off."""
+
     @property
     def is_off(self) -> bool:
         """Whether drafting is currently off, so that drafter prefill can wait."""
-        ...
-
-    @property
-    def can_be_off(self) -> bool:
-        """Whether the controller may turn drafting off."""
-        ...
+        return False
 
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         """Choose the next step's depth, at most `max_levels`, for `num_active` rows.
 
         Before it can draft, the drafter must prefill `num_unread` prompt tokens and run `num_missed` output tokens.
         """
-        ...
-
-    def learn(self, outcome: Outcome, choice: Choice) -> None:
-        """Update estimates from a step and its choice; `choose` may already have been called for later steps."""
-        ...
-
-
-class FixedDepth:
-    """Controller that always chooses the maximum depth."""
-
-    is_off = False
-    can_be_off = False
-
-    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         return Choice(max_levels, "fixed")
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
-        pass
+        """Update estimates from a step and its choice; `choose` may already have been called for later steps."""
 
 
 def batch_class(num_active: int) -> int:

@@ -7,8 +7,7 @@ a draining batch, only the prefill and catch-up of the current rows are added.
 
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch class larger than
 all before is measured with plain decoding and its estimated best depth, a smaller one with the next larger depth.
-Later, other depths are tried for a few steps. Trials take at most the share `max_exploration` of the steps, and their
-extra time at most the same share of the total time.
+Later, other depths are tried for a few steps. Trials take at most the share `max_exploration` of steps and time.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
-from decoding.controllers.base import Choice, Outcome, Reason, batch_class
-from decoding.controllers.prefill_times import PrefillTimeModel
-from decoding.controllers.step_times import StepTimeModel
+from decoding.controllers.base import Choice, Controller, Outcome, Reason, batch_class
+from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, in addition to the tree's maximum depth."""
@@ -49,7 +47,7 @@ class _Trial:
     num_done: int = 0
 
 
-class GoodputController:
+class GoodputController(Controller):
     """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`."""
 
     can_be_off = True
@@ -182,8 +180,7 @@ class GoodputController:
         return trial.levels, trial.reason
 
     def _begin_size(self, num_active: int, size: int) -> None:
-        """Plan the first measurements of a batch class: plain decoding and the estimated best depth if it is larger
-        than all before, else the next larger depth."""
+        """Plan the first measurements of a batch class; see the module docstring."""
         guess = self._current[size]
         if size > self._largest_begun:
             if self._largest_begun:

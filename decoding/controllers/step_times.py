@@ -1,13 +1,18 @@
-"""Estimates the seconds of a step by rows and levels, from measurements and a linear fit."""
+"""Estimates the seconds of a step by rows and levels, and of the drafter's prompt prefill."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
 
-from decoding.controllers.base import batch_class
+from decoding.controllers.base import PrefillTime, batch_class
 from decoding.controllers.pace_filter import StepTimeFilter
 
+MAX_SAMPLES = 16
+MEMORY_SAMPLES = 256.0
+"""Time constant of the exponential decay, in finished samples."""
 SWEEPS = 60
 RIDGE = 1e-3
 """L2 regularisation of the weights of the scaled features."""
@@ -82,8 +87,7 @@ class StepTimeModel:
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
-    """Return the features in order of preference: if only one number of rows was measured, the time of plain steps does
-    not depend on rows, and the time of drafts is proportional to rows."""
+    """Return the features; earlier ones explain the measurements of a single number of rows."""
     return 1.0, float(rows * levels), float(rows), float(levels)
 
 
@@ -119,3 +123,40 @@ def _between(factors: dict[int, float], levels: int) -> float:
         return factors[min(factors, key=lambda depth: abs(depth - levels))]
     share = (levels - below) / (above - below) if above > below else 0.0
     return math.exp((1 - share) * math.log(factors[below]) + share * math.log(factors[above]))
+
+
+class PrefillTimeModel:
+    """Model of prefill seconds per prompt token and of the rate at which samples finish.
+
+    The rate is finished samples per generated token, over the tokens of all samples, unfinished ones included.
+    """
+
+    def __init__(self) -> None:
+        self._prefills: deque[PrefillTime] = deque(maxlen=MAX_SAMPLES)
+        self._num_prompt, self._num_ended, self._num_generated = 0.0, 0.0, 0.0
+
+    def add(self, prefill: PrefillTime, num_tokens: int, ended: Sequence[int]) -> None:
+        """Add one step: its prefill, its generated tokens, and the prompt lengths of the rows that finished."""
+        if prefill.num_tokens:
+            self._prefills.append(prefill)
+        keep = (1.0 - 1.0 / MEMORY_SAMPLES) ** len(ended)
+        self._num_prompt = keep * self._num_prompt + sum(ended)
+        self._num_ended = keep * self._num_ended + len(ended)
+        self._num_generated = keep * self._num_generated + num_tokens
+
+    def prefill_s_of(self, num_tokens: int) -> float:
+        """Return the expected prefill seconds of `num_tokens` prompt tokens; 0 before the first prefill.
+
+        Uses the median of recent prefills, because single prefills may include compilation.
+        """
+        rates = [one.seconds / one.num_tokens for one in self._prefills]
+        return num_tokens * statistics.median_low(rates) if rates else 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Prefill seconds per generated token while every finished sample is replaced by a new sample."""
+        return self.prefill_s_of(1) * self._num_prompt / self._num_generated if self._num_generated else 0.0
+
+    def remaining_tokens(self, num_active: int) -> float:
+        """Return the expected remaining tokens of `num_active` rows: half a mean output each."""
+        return num_active * self._num_generated / (2.0 * self._num_ended) if self._num_ended else math.inf

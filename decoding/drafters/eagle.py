@@ -11,14 +11,13 @@ While drafting is paused, up to one forward of pairs is buffered; a full buffer 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.missed import WIDEST, catch_up_widths
+from decoding.drafters.model import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
 from models.heads.eagle import EagleNetwork
 from models.inputs.prefix import Prefix
@@ -72,7 +71,6 @@ class EagleDrafter(Drafter):
         for slot in slots.ids:
             self._most_missed[slot] = 0
         self._skipped -= set(slots.ids)
-        self.merge.reset(slots)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         self._read(slots)
@@ -158,9 +156,6 @@ class EagleDrafter(Drafter):
         num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
         features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
         self._encode(slots, tokens, features, verdict.n)
-        if self.merge.learns:
-            # The merge order equals the order of scratch positions; leaves were not merged.
-            self.merge.learn(judgement, verdict, self._column.gather(1, judgement.tree.origin.gather(1, verdict.path)))
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Encode pairs of `tokens` (b, N) and `features` (b, R, N, D_h); commit the first `count` (b,) of each row."""
@@ -207,9 +202,6 @@ class EagleDrafter(Drafter):
         self._num_missed[slots.index] = 0
         for slot in slots.ids:
             self._most_missed[slot] = 0
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return self.merge.extras(slot)
 
     def _run(
         self, slots: SlotBatch, tokens: Tensor, features: Tensor, depth: Tensor, sees: Tensor, offset: int

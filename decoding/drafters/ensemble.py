@@ -1,8 +1,7 @@
 """TABED: drafts several contexts in one forward and mixes them by weights adapted to each sample (Algorithm 1).
 
 q = Σ w_m · softmax(logits_m). After each step, every candidate weighting is scored at the positions that the target
-judged, up to and including the first mismatch, without the bonus token. The scores in the window determine the next
-weights.
+judged, up to and including the first mismatch, without the bonus token. The window's scores give the next weights.
 """
 
 from __future__ import annotations

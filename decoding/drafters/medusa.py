@@ -1,13 +1,11 @@
 """Medusa: drafts with heads on the target's last hidden state, one head per depth.
 
-Head d predicts the distribution of all drafts of depth d + 1, independent of their parents. Cai et al. 2024 (arXiv
-2401.10774), section 3.1.
+Head d predicts all drafts of depth d + 1, independent of their parents. Cai et al. 2024 (arXiv 2401.10774), 3.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +46,6 @@ class MedusaDrafter(Drafter):
         states = [probe.hidden[:, -1] for probe in probes if probe.hidden is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
-        self.merge.reset(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]
@@ -65,11 +62,3 @@ class MedusaDrafter(Drafter):
         last = verdict.path.gather(1, (verdict.n - 1)[:, None])
         state = judgement.hidden.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
         self._state[judgement.slots.index] = state.to(self._state.dtype)
-        if self.merge.learns:
-            # Each level is merged once, so the merge index of a node equals its depth.
-            place = torch.arange(verdict.path.shape[1], device=last.device)
-            place = torch.where(place < judgement.tree.num_levels, place, -1)
-            self.merge.learn(judgement, verdict, place.expand_as(verdict.path))
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return self.merge.extras(slot)

@@ -14,7 +14,7 @@ from models.kv.lanes import SlotBatch
 
 
 class Merge(ABC):
-    """Interface that merges R lanes into one distribution; if `learns`, `learn` receives the target's outputs."""
+    """Interface that merges R lanes into one distribution. Only `ModelDrafter` calls `reset`, `learn` and `extras`."""
 
     learns: bool = False
 

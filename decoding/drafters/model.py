@@ -15,13 +15,16 @@ from torch import Tensor
 
 from decoding.contracts import Context, Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
-from decoding.drafters.missed import catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
+NARROWEST = 2
+"""Minimum tokens per row of a catch-up forward: the maximum that a step with drafts leaves to run."""
+WIDEST = 128
+"""Maximum tokens per row of a catch-up forward; more are not faster, and the mask grows quadratically."""
 CATCH_UP = 2
 """Tokens of the catch-up forward after a step with drafts: an accepted leaf and the last generated token."""
 
@@ -164,8 +167,7 @@ class ModelDrafter(Drafter):
         return self._pending_inputs[b, width]
 
     def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Return the depth (b, 1) of a chain's node in scratch position `place` and its mask (b, 1, place + 1) of all
-        scratch positions up to its own."""
+        """Return depth (b, 1) and mask (b, 1, place + 1) of a chain's node in scratch position `place`."""
         if (b, place) not in self._continuations:
             sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
             self._continuations[b, place] = self._numbers[place].expand(b, 1), sees
@@ -229,3 +231,14 @@ class ModelDrafter(Drafter):
         if self.model.vocab_size >= self.vocab_size:
             return tokens
         return torch.where(tokens < self.model.vocab_size, tokens, 0)
+
+
+def catch_up_widths(most_tokens: int) -> list[tuple[int, int]]:
+    """Return (start, width) of each forward that runs up to `most_tokens` tokens per row; one forward up to `WIDEST`.
+
+    Widths are powers of two, so that few different shapes occur.
+    """
+    parts = [(start, WIDEST) for start in range(0, most_tokens - WIDEST, WIDEST)]
+    start = len(parts) * WIDEST
+    width = max(NARROWEST, 1 << (most_tokens - start - 1).bit_length()) if most_tokens > start else NARROWEST
+    return [*parts, (start, width)]

@@ -1,24 +1,22 @@
-"""Admits requests: encodes or refuses waiting requests; requests with equal prompts are encoded once."""
+"""Admits requests: encodes or refuses waiting requests, in advance if possible; equal prompts are encoded once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
-from decoding.errors import PROMPT_REFUSED, context_too_long
-from decoding.scheduling.prompt_prefetch import PromptPrefetcher
+from decoding.errors import CONTEXT_TOO_LONG, PROMPT_REFUSED, failed
 from decoding.scheduling.queue import RequestQueue
-from decoding.scheduling.slots import failed
-from decoding.types import Completion, Request, RequestError
+from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
-from models.inputs.prompt_prefetch import PreparedPrompt
+from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens of one prefill forward: enough to use the device fully; activations stay small beside the KV cache."""
@@ -26,6 +24,8 @@ NUM_ENCODED_FORWARDS = 4
 """Prompts for this many prefill forwards are encoded before the first runs, so that equal lengths can be batched."""
 MAX_PREFETCHED = 256
 """Maximum number of requests that prefetch examines per step."""
+MAX_PENDING = 8
+"""Maximum number of submitted prompts that are not encoded yet; enough to keep the thread busy for several steps."""
 
 
 @dataclass
@@ -74,8 +74,7 @@ class Admission:
     def take(self, max_requests: int, waits: bool = True) -> Admitted:
         """Admit up to `max_requests` waiting requests in order; stop once `NUM_ENCODED_FORWARDS` prefills are encoded.
 
-        With prefetch, admit only requests whose prompt is ready; if the first prompt is not ready and `waits` is True,
-        wait for it.
+        With prefetch, admit only requests whose prompt is ready; if `waits`, wait for the first prompt.
         """
         taken = Admitted()
         encoded: dict[Content, PreparedPrompt] = {}
@@ -95,12 +94,11 @@ class Admission:
                     num_tokens += sum(lane.length for lane in prompt.lanes)
                     taken.num_feature_hits += prompt.num_feature_hits
             except PromptError as error:
-                taken.refused.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
+                taken.refused.append(failed(request.sample_id, PROMPT_REFUSED, str(error)))
                 continue
             lanes = encoded[content].lanes
-            too_long = self.too_long("target", lanes, request)
-            if too_long is not None:
-                taken.refused.append(failed(request, too_long))
+            if message := self.too_long("target", lanes, request):
+                taken.refused.append(failed(request.sample_id, CONTEXT_TOO_LONG, message))
                 continue
             taken.requests.append(request)
             taken.lanes.append(lanes)
@@ -119,13 +117,16 @@ class Admission:
         if limit is not None and sampling.max_new_tokens != limit:
             raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
 
-    def too_long(self, model: str, lanes: list[Prefix], request: Request) -> RequestError | None:
-        """Return an error if the longest prompt plus the output exceed the context window, else None."""
+    def too_long(self, model: str, lanes: list[Prefix], request: Request) -> str:
+        """Return a message if the longest prompt plus the output exceed the context window, else an empty string."""
         longest = max((lane.length for lane in lanes), default=0)
-        num_new = request.sampling.max_new_tokens
-        if longest <= self._max_context_tokens - num_new:
-            return None
-        return context_too_long(model, longest, num_new, self._max_context_tokens)
+        num_new, most = request.sampling.max_new_tokens, self._max_context_tokens
+        if longest + num_new <= most:
+            return ""
+        return (
+            f"the {model}'s prompt has {longest} tokens (images included) and max_new_tokens is {num_new}: together "
+            f"more than pool.max_context_tokens ({most})"
+        )
 
 
 def content_of(request: Request) -> Content:
@@ -136,3 +137,63 @@ def content_of(request: Request) -> Content:
     label = (request.prompt, type(condition), None if features is not None else condition)
     content = Content.shown(request.images, request.videos, label)
     return content if features is None else Content([features], content)
+
+
+class PromptPrefetcher:
+    """Encodes prompts with `encode` on `thread` in advance; requests with equal `content_of` share one prompt.
+
+    Submits no more prompts while the encoded prompts have `max_columns` tokens or more.
+    """
+
+    def __init__(
+        self,
+        thread: PromptThread,
+        encode: Callable[[Request], PreparedPrompt],
+        content_of: Callable[[Request], Content],
+        max_columns: int,
+    ) -> None:
+        self._thread = thread
+        self._encode = encode
+        self._content_of = content_of
+        self._max_columns = max_columns
+        self._prompts: dict[Content, PendingPrompt] = {}
+        # By request identity, so that pixels are hashed once; the reference keeps the id valid.
+        self._by_request: dict[int, tuple[Request, PendingPrompt]] = {}
+
+    def prefetch(self, requests: Iterable[Request]) -> None:
+        """Submit the prompts of the next requests, in order; cancel or drop the prompts of all other requests."""
+        by_request: dict[int, tuple[Request, PendingPrompt]] = {}
+        wanted: set[PendingPrompt] = set()
+        num_pending = num_columns = 0
+        for request in requests:
+            prompt = self._find(request)
+            if prompt is None:
+                if num_pending >= MAX_PENDING or num_columns >= self._max_columns:
+                    break
+                prompt = self._submit(request)
+            if prompt not in wanted:
+                wanted.add(prompt)
+                columns = prompt.num_columns
+                num_pending += columns is None
+                num_columns += columns or 0
+            by_request[id(request)] = request, prompt
+        for content in [content for content, prompt in self._prompts.items() if prompt not in wanted]:
+            self._prompts.pop(content).cancel()
+        self._by_request = by_request
+
+    def is_ready(self, request: Request) -> bool:
+        """Return whether `take` would return without waiting; submit the prompt if needed."""
+        return (self._find(request) or self._submit(request)).is_ready
+
+    def take(self, request: Request) -> PreparedPrompt:
+        """Wait for a request's prompt and return it; re-raise the exception of its encoding."""
+        return (self._find(request) or self._submit(request)).take()
+
+    def _find(self, request: Request) -> PendingPrompt | None:
+        entry = self._by_request.get(id(request))
+        return self._prompts.get(self._content_of(request)) if entry is None else entry[1]
+
+    def _submit(self, request: Request) -> PendingPrompt:
+        prompt = self._thread.submit(lambda: self._encode(request))
+        self._prompts[self._content_of(request)] = prompt
+        return prompt

@@ -14,7 +14,7 @@ import torch
 
 from decoding.contracts import Drafter
 from decoding.controllers.base import PrefillTime
-from decoding.errors import OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
+from decoding.errors import CONTEXT_TOO_LONG, OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
 from decoding.scheduling.admission import Admission
 from decoding.scheduling.slots import Progress
 from models.backends.select import backend_for
@@ -44,8 +44,7 @@ class DrafterPrefill:
     def prefill(self, slots: SlotBatch, progress: Sequence[Progress]) -> tuple[float, dict[int, str]]:
         """Prefill the samples that the drafter has not prefilled; return the seconds, and error messages by slot.
 
-        The drafter skips slots with errors. In telemetry, each sample counts an equal share of the time and all
-        forwards.
+        The drafter skips slots with errors. In telemetry, a sample counts an equal share of the time, and all forwards.
         """
         unread = [(slot, one) for slot, one in zip(slots.ids, progress, strict=True) if one.unread is not None]
         if not unread:
@@ -61,8 +60,8 @@ class DrafterPrefill:
             if id(probe) not in prompts:
                 prompts[id(probe)] = _attempt(self._drafter.prefixes, one.request, probe)
             lanes, reason = prompts[id(probe)]
-            if lanes is not None and (error := self._admission.too_long("drafter", lanes, one.request)):
-                reason = f"{error.code}: {error.message}"
+            if lanes is not None and (message := self._admission.too_long("drafter", lanes, one.request)):
+                reason = f"{CONTEXT_TOO_LONG}: {message}"
             if lanes is None or reason:
                 failed[slot] = reason
             else:
@@ -79,8 +78,8 @@ class DrafterPrefill:
         self._num_tokens += sum(one.prefix_length for _, one in unread)
         self._seconds += spent
         for _, one in unread:
-            one.stats.prefill_ms += 1000 * spent / len(unread)
-            one.stats.drafter_forwards += self._drafter.num_forwards - forwards_before
+            one.telemetry.prefill_ms += 1000 * spent / len(unread)
+            one.telemetry.drafter_forwards += self._drafter.num_forwards - forwards_before
         return spent, failed
 
     def take_prefill_time(self) -> PrefillTime:
@@ -90,11 +89,8 @@ class DrafterPrefill:
         return time_spent
 
     def _prefill(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> dict[int, str]:
-        """Prefill a batch; if that fails, prefill one by one. Return the error messages by slot.
-
-        Raises:
-            torch.OutOfMemoryError: each of several prompts runs out of memory even alone.
-        """
+        """Prefill a batch; if that fails, prefill one by one. Return the error messages by slot, or raise
+        torch.OutOfMemoryError if each of several prompts runs out of memory even alone."""
         if not prefixes:
             return {}
         reason = self._prefill_together(slots, prefixes)

@@ -36,8 +36,7 @@ class AdmissionPolicy(Protocol):
 class RequestQueue:
     """Queue of waiting and running requests. `running` maps unique sample ids to started requests, in start order.
 
-    `policy` admits requests of the group NEW; None admits all. `num_waiting` is the number of waiting requests in all
-    groups.
+    `policy` admits requests of the group NEW; None admits all. `num_waiting` counts the waiting requests of all groups.
     """
 
     def __init__(self, policy: AdmissionPolicy | None = None) -> None:

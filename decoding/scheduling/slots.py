@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from decoding.contracts import Probe
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
-from decoding.stats import RequestStats
-from decoding.types import Completion, Request, RequestError
+from decoding.stats import Choices
+from decoding.types import Completion, Request, Telemetry
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
@@ -29,7 +29,6 @@ class Progress:
     """Maximum depth of the sample's next tree."""
     started_s: float = 0.0
     """Admission time by `time.perf_counter`."""
-    stats: RequestStats = field(init=False)
     unread: Probe | None = None
     """Input of the drafter's prefill; None after the prefill."""
     num_missed: int = 0
@@ -42,9 +41,14 @@ class Progress:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
     text: str | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    histogram: list[int] = field(init=False)
+    """Number of steps by accepted drafts."""
+    batch_size_total: int = 0
+    choices: Choices = field(default_factory=Choices)
 
     def __post_init__(self) -> None:
-        self.stats = RequestStats(self.levels)
+        self.histogram = [0] * (self.levels + 1)
 
     @property
     def remaining(self) -> int:
@@ -69,6 +73,8 @@ class Progress:
         return len(tokens)
 
     def completion(self, decode: Callable[..., str]) -> Completion:
+        num_steps = self.telemetry.num_spec_steps
+        batch_size_mean = self.batch_size_total / num_steps if num_steps else 0.0
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
@@ -77,12 +83,10 @@ class Progress:
             finish_reason=self.finish_reason,
             num_input_tokens=self.prefix_length,
             num_visual_tokens=self.num_visual_tokens,
-            telemetry=self.stats.telemetry(),
+            telemetry=replace(
+                self.telemetry, acceptance_histogram=tuple(self.histogram), batch_size_mean=batch_size_mean
+            ),
         )
-
-
-def failed(request: Request, error: RequestError) -> Completion:
-    return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
 
 
 def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
@@ -91,8 +95,7 @@ def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 class SlotTable:
-    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens, sampling parameters,
-    noise keys and, if needed, a mask (S, V) of seen tokens."""
+    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens and other tensors."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.progress: list[Progress | None] = [None] * num_slots
@@ -166,7 +169,7 @@ class SlotTable:
     def stop_drafting(self, slot: int, reason: str) -> None:
         """Decode the slot's sample without drafts from now on."""
         one = self.at(slot)
-        one.levels, one.drafter_error, one.stats.degraded = 0, reason, True
+        one.levels, one.drafter_error, one.telemetry.degraded = 0, reason, True
         if self._is_plain is None:
             self._is_plain = torch.zeros_like(self.root, dtype=torch.bool)
         self._is_plain[slot] = True

@@ -1,7 +1,6 @@
 """Collects all grown nodes in a pool and selects the best of them for verification.
 
-A node's priority is at most its parent's, sorts are stable and the pool is in level order, so the parents of kept nodes
-are kept too.
+A node's priority is at most its parent's, sorts are stable and the pool is in level order, so parents are kept too.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class Pool:
         self.size = 0
 
     def add(self, tokens: Tensor, parents: Tensor, priority: Tensor) -> int:
-        """Add a level of M nodes and return the pool index of its first node. All arguments are (b, M): `parents` are
-        pool indices, −1 for the root; nodes with priority −inf or NaN do not exist."""
+        """Add a level (b, M) and return the pool index of its first node. `parents` are pool indices, −1 for the root;
+        nodes with priority −inf or NaN do not exist."""
         first, depth = self.size, len(self._levels) + 1
         self._levels.append((tokens, parents, priority, torch.full_like(tokens, depth)))
         self.size += tokens.shape[1]

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.choice import Choice
+from actors.results import Choice
 from actors.serving.engine_thread import Waits
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.storage import access

@@ -8,9 +8,8 @@ from collections import Counter
 import pyarrow as pa
 
 from actors.auto.trial import Trial, make_engine
-from actors.choice import Choice
 from actors.generate import Generate
-from actors.results import Stamp
+from actors.results import Choice, Stamp
 from actors.serving.engine_thread import Waits
 from actors.serving.recovery import RecoveringEngine
 from configs.method import Method

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import decoding.drafters.eagle as eagle_module
-import decoding.drafters.missed as missed
+import decoding.drafters.model as missed
 from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.contracts import Probe
 from decoding.drafters import LookupDrafter, ModelDrafter
-from decoding.drafters.missed import catch_up_widths
+from decoding.drafters.model import catch_up_widths
 from decoding.trees import Chain
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError

@@ -102,7 +102,7 @@ def chains(patch: Patch) -> None:
 
 
 def chains_in_parts(patch: Patch) -> None:
-    patch.setattr("decoding.drafters.missed.WIDEST", 4)
+    patch.setattr("decoding.drafters.model.WIDEST", 4)
     check_chains(LONG)
 
 

@@ -101,7 +101,7 @@ def test_a_larger_delta_accepts_more(mode: str) -> None:
     [
         lambda: Lantern(contract.NEIGHBOURS, K, 0.3),
         lambda: LanternResidual(contract.NEIGHBOURS, K, 0.3),
-        lambda: LanternResidual(contract.NEIGHBOURS, 10, 5.0, "multiplicative", False, "code"),
+        lambda: LanternResidual(contract.NEIGHBOURS, 10, 5.0, "multiplicative", False, residual="code"),
     ],
     ids=["coupled", "paper", "code"],
 )
@@ -146,7 +146,7 @@ def test_residuals_at_zero_are_rejection_sampling_code_for_code(residual: str, t
 def test_lantern_plus_plus_accepts_more_than_rejection_sampling_does() -> None:
     sampling = replace(contract.MODES["sampled-guided"], temperature=1.0)
     results = []
-    for rule in (Rejection(), LanternResidual(contract.NEIGHBOURS, 10, 5.0, "multiplicative", False, "code")):
+    for rule in (Rejection(), LanternResidual(contract.NEIGHBOURS, 10, 5.0, "multiplicative", False, residual="code")):
         _, done = decode(rule, "lantern++", sampling, slots=8, count=12)
         results.append([c.telemetry for c in done.values()])
     strict, loose = (

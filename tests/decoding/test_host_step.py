@@ -14,17 +14,19 @@ from models.backends.host_copy import PackedCopy
 
 
 def by_packed_copy(step: StepResult) -> HostStep:
-    copy = step.send(REFERENCE)
+    copy = REFERENCE.copy_to_host(step.parts)
     assert isinstance(copy, PackedCopy)
     return HostStep(*copy.read())
 
 
 def at_once(step: StepResult) -> HostStep:
-    copy = step.send(CpuBackend())
+    copy = CpuBackend().copy_to_host(step.parts)
     # Later steps overwrite the tensors.
-    step.n.add_(7)
+    counts = step.parts[2]
+    assert counts is not None
+    counts.add_(7)
     found = HostStep(*copy.read())
-    step.n.sub_(7)
+    counts.sub_(7)
     return found
 
 
@@ -39,7 +41,7 @@ def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult],
     relaxed = torch.tensor([[False, True], [False, False]])
     levels = torch.tensor([5, 1]) if has_levels else None
     failed = torch.tensor([True, False])
-    step = read(StepResult(tokens, logprobs, n, drafted, relaxed, levels, failed, 0.0, 0.0, 0.0))
+    step = read(StepResult((tokens, logprobs, n, drafted, relaxed, levels, failed), 0.0, 0.0, 0.0))
     assert step.tokens == [[3, 2**40 + 1], [0, -1]]
     assert step.logprobs == logprobs.tolist()
     assert (step.counts, step.num_drafted) == ([2, 1], [4, 0])
@@ -47,4 +49,4 @@ def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult],
     assert all(value is True or value is False for row in step.relaxed for value in row)
     assert step.levels == ([5, 1] if has_levels else None)
     assert step.failed == [True, False]
-    assert read(StepResult(tokens, logprobs, n, drafted, relaxed, levels, None, 0.0, 0.0, 0.0)).failed is None
+    assert read(StepResult((tokens, logprobs, n, drafted, relaxed, levels, None), 0.0, 0.0, 0.0)).failed is None

@@ -7,9 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from actors.choice import CHOSEN, SLOWER, CandidateResult, Choice
-from actors.results import failed, result_values, telemetry_values
+from actors.auto.trial import CHOSEN, SLOWER
+from actors.results import CandidateResult, Choice, result_values, telemetry_values
 from actors.serving.engine_thread import Waits
+from decoding.errors import failed
 from decoding.types import Completion, Telemetry
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher

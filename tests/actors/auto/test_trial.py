@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from actors.auto import comparison
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
-from actors.auto.trial import Trial
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice
+from actors.auto.trial import CHOSEN, SLOWER, WITHIN, Trial
+from actors.results import Choice
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Completion, Request
 from tests.actors.costs import METHODS, CostEngine, Makers, Workload

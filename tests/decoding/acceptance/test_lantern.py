@@ -292,7 +292,7 @@ def test_special_tokens_are_strict_in_both_directions(temperature: float) -> Non
 
 
 def test_a_table_of_another_codebook_is_refused() -> None:
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(AssertionError, match="a table of 30 codes does not fit"):
         Lantern(NEXT[:30], 5, 0.1).open(blocks.spec())
-    with pytest.raises(ValueError, match="the table holds 39"):
+    with pytest.raises(AssertionError, match="999 of 39 neighbours"):
         Lantern(NEXT, 1000, 0.1).open(blocks.spec())

@@ -33,7 +33,7 @@ def made(
     k: int, delta: float, residual: Kind, divergence: Any = "tvd", special: frozenset[int] = frozenset()
 ) -> LanternResidual:
     """The rule over five codes, with k as the public code counts it for "code"."""
-    rule = LanternResidual(table_of(NEAR, 5), k, delta, divergence, residual == "paper", residual)
+    rule = LanternResidual(table_of(NEAR, 5), k, delta, divergence, residual == "paper", residual=residual)
     rule.open(plain_spec(5, special))
     return rule
 
@@ -246,7 +246,9 @@ def test_delta_zero_is_rejection_token_for_token_over_random_trees(
 ) -> None:
     """More than the same distribution: the same draws are put to the same use."""
     case = random_case(seed, 5, 8, temperature) if certain else drawn_case(seed, temperature)
-    rule = LanternResidual(NEXT, V - 1, 1.0 if divergence == "multiplicative" else 0.0, divergence, False, residual)
+    rule = LanternResidual(
+        NEXT, V - 1, 1.0 if divergence == "multiplicative" else 0.0, divergence, False, residual=residual
+    )
     rule.open(plain_spec())
     verdict = rule.judge(case)
     assert same(verdict, Rejection().judge(case))

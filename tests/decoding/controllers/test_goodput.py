@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.base import FixedDepth, Outcome, PrefillTime, batch_class
+from decoding.controllers.base import Controller, Outcome, PrefillTime, batch_class
 from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, GoodputController
 
 Cost = Callable[[int, int], float]
@@ -406,8 +406,8 @@ def test_the_trees_own_depth_is_always_compared(max_levels: int, depths: tuple[i
 
 
 def test_the_fixed_controller_takes_what_the_trees_want() -> None:
-    assert [FixedDepth().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
-    assert not FixedDepth().can_be_off
+    assert [Controller().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
+    assert not Controller().can_be_off
 
 
 def test_batch_sizes_are_grouped_by_powers_of_two() -> None:

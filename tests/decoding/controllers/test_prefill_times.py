@@ -7,7 +7,7 @@ import math
 import pytest
 
 from decoding.controllers.base import PrefillTime
-from decoding.controllers.prefill_times import MAX_SAMPLES, PrefillTimeModel
+from decoding.controllers.step_times import MAX_SAMPLES, PrefillTimeModel
 
 
 def test_nothing_is_known_without_a_reading() -> None:

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding import Request
-from decoding.scheduling.admission import content_of
-from decoding.scheduling.prompt_prefetch import MAX_PENDING, PromptPrefetcher
+from decoding.scheduling.admission import MAX_PENDING, PromptPrefetcher, content_of
 from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
