@@ -1,7 +1,8 @@
 """EAGLE-2's dynamic tree: grows a tree by beam search and keeps the best of all grown nodes.
 
 Li et al. 2024 (arXiv 2406.16858), section 4: the `top_k` children of every beam node are scored by the product of
-probabilities along their path; the `top_k` best of a level are the next beam; the best of all nodes are verified.
+probabilities along their path; the `top_k` best of a level are the next beam; finally the best nodes of all levels are
+verified.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ The formulas are in `decoding.trees.confidence`, the planning in `decoding.trees
 which become tokens when the tree is grown; its shape is fixed in advance, which keeps rejection sampling unbiased.
 
 The drafter runs `max_expanded` nodes per row and level, for the levels of the deepest tree in the batch; the target
-verifies `max_nodes` + 1 nodes per row, padding included.
+verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's parameters, no
+plan with more than 22 nodes was found.
 """
 
 from __future__ import annotations
@@ -24,9 +25,55 @@ from decoding.trees.static import SPECVLM_PATHS
 from models.kv.lanes import SlotBatch
 
 
+class Confidence:
+    """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and for telemetry the sums
+    (S, 4) over steps of 1, α, tree depth and tree width."""
+
+    def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
+        self.settings = settings
+        num_slots, device = spec.num_slots, spec.device
+        self.alpha = torch.full((num_slots,), settings.initial_confidence, device=device)
+        self.max_depth = torch.full((num_slots,), settings.max_depth, dtype=torch.long, device=device)
+        self._recent = torch.zeros(num_slots, max(settings.history_window, 1), device=device)
+        self._num_steps = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._sums = torch.zeros(num_slots, 4, device=device)
+
+    def reset(self, slots: SlotBatch) -> None:
+        self.alpha[slots.index] = self.settings.initial_confidence
+        self.max_depth[slots.index] = self.settings.max_depth
+        self._num_steps[slots.index] = 0
+        self._sums[slots.index] = 0.0
+
+    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
+        """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
+        settings, index = self.settings, slots.index
+        self.alpha[index] = alpha
+        max_depth = self.max_depth[index]
+        if settings.history_window > 0:
+            num_steps = self._num_steps[index]
+            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
+            mean = self._recent[index].mean(dim=1)
+            max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
+            self.max_depth[index] = max_depth
+            self._num_steps[index] = num_steps + 1
+        return max_depth
+
+    def count(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree) -> None:
+        """Add a step's α (b,) and the depth and width of its verified tree to the telemetry."""
+        depth = torch.where(tree.valid, tree.depth, 0)
+        shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
+        self._sums[slots.index] += torch.stack(shape, dim=1)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        """Return telemetry: means over the sample's steps, and the last confidence."""
+        steps, alpha, depth, width = self._sums[slot].tolist()
+        many = max(steps, 1.0)
+        means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
+        return means | {"confidence_last": float(self.alpha[slot])}
+
+
 class SagePolicy(TreePolicy):
-    """Base class of SAGE's policies. State per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and for
-    telemetry the sums (S, 4) over steps of 1, α, tree depth and tree width."""
+    """Base class of SAGE's policies: settings and per-slot confidence."""
 
     max_siblings: int
 
@@ -35,42 +82,13 @@ class SagePolicy(TreePolicy):
 
     def open(self, spec: EngineSpec) -> None:
         assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
-        settings, num_slots, device = self.settings, spec.num_slots, spec.device
-        self._slot_alpha = torch.full((num_slots,), settings.initial_confidence, device=device)
-        self._slot_depth = torch.full((num_slots,), settings.max_depth, dtype=torch.long, device=device)
-        self._recent = torch.zeros(num_slots, max(settings.history_window, 1), device=device)
-        self._num_steps = torch.zeros(num_slots, dtype=torch.long, device=device)
-        self._sums = torch.zeros(num_slots, 4, device=device)
+        self._learned = Confidence(self.settings, spec)
 
     def reset(self, slots: SlotBatch) -> None:
-        self._slot_alpha[slots.index] = self.settings.initial_confidence
-        self._slot_depth[slots.index] = self.settings.max_depth
-        self._num_steps[slots.index] = 0
-        self._sums[slots.index] = 0.0
-
-    def _learn(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree, verdict: Verdict) -> Tensor:
-        """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
-        settings, index = self.settings, slots.index
-        depth = torch.where(tree.valid, tree.depth, 0)
-        shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
-        self._sums[index] += torch.stack(shape, dim=1)
-        self._slot_alpha[index] = alpha
-        max_depth = self._slot_depth[index]
-        if settings.history_window > 0:
-            num_steps = self._num_steps[index]
-            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
-            mean = self._recent[index].mean(dim=1)
-            max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
-            self._slot_depth[index] = max_depth
-            self._num_steps[index] = num_steps + 1
-        return max_depth
+        self._learned.reset(slots)
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Return telemetry: means over the sample's steps, and the last confidence."""
-        steps, alpha, depth, width = self._sums[slot].tolist()
-        many = max(steps, 1.0)
-        means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
-        return means | {"confidence_last": float(self._slot_alpha[slot])}
+        return self._learned.extras(slot)
 
 
 class SageTree(SagePolicy):
@@ -85,7 +103,7 @@ class SageTree(SagePolicy):
     ) -> None:
         super().__init__(settings)
         self.max_levels = max(self.settings.depth_cap, max(len(path) for path in first_paths))
-        self.max_nodes = 1 + max(self.settings.max_nodes, len(set(first_paths)))
+        self.max_nodes = 1 + max(self.settings.node_budget, len(set(first_paths)))
         widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
         self.max_siblings = max(self.settings.top_k, widest)
         first = IndexTree.of_paths(first_paths, self.max_nodes, torch.device("cpu"))
@@ -184,15 +202,36 @@ class SageTree(SagePolicy):
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             return None
-        # P̃ and α of the root; if the drafter has no candidate there (lookup), the tree stays the same.
-        probs = self._ranked[:, 0]
-        is_known = probs[:, 0] >= 0
-        alpha = torch.where(is_known, confidence(probs.clamp_min(0.0)), self._slot_alpha[slots.index])
-        max_depth = self._learn(slots, alpha, tree, verdict)
+        probs, alpha, is_known = self._observe(tree, verdict)
+        alpha = torch.where(is_known, alpha, self._learned.alpha[slots.index])
+        self._learned.count(slots, alpha, tree)
+        max_depth = self._learned.learn(slots, alpha, verdict)
         plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
         plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
+        # If the drafter has no candidate after the root (lookup), the tree stays the same.
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
         return _unpack(self._plans[slots.index]).levels()
+
+    def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """Return P̃ (b, k), α (b,) and a mask (b,) of rows with candidates, from the nodes that `source` selects."""
+        ranked = self._ranked[:, : tree.num_nodes]
+        root = ranked[:, 0]
+        is_known = root[:, 0] >= 0
+        if self.settings.source == "root":
+            return root, confidence(root.clamp_min(0.0)), is_known
+        # Use only nodes that have children in this row's tree; other run nodes depend on the rest of the batch.
+        has_child = tree.has_drafts()
+        if self.settings.source == "accepted_leaf":
+            last = verdict.path.gather(1, (verdict.n - 1)[:, None])
+            before = verdict.path.gather(1, (verdict.n - 2).clamp_min(0)[:, None])
+            node = torch.where(has_child.gather(1, last), last, before)
+            chosen = ranked.gather(1, node[:, :, None].expand(-1, -1, ranked.shape[2]))[:, 0]
+            return chosen, confidence(chosen.clamp_min(0.0)), is_known
+        weight = has_child.float()
+        weight = weight / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
+        probs = (ranked.clamp_min(0.0) * weight[:, :, None]).sum(dim=1)
+        alphas = confidence(ranked.clamp_min(0.0))
+        return probs, (alphas * weight).sum(dim=1), is_known & has_child.any(dim=1)
 
 
 def _pack(tree: IndexTree) -> Tensor:

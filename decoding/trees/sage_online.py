@@ -29,8 +29,9 @@ class OnlineSageTree(SagePolicy):
 
     def __init__(self, settings: SageSettings | None = None) -> None:
         super().__init__(settings)
+        assert self.settings.source == "root", "an online tree is grown before any other distribution is known"
         self.max_levels = self.settings.depth_cap
-        self.max_nodes = 1 + self.settings.max_nodes
+        self.max_nodes = 1 + self.settings.node_budget
         self.max_siblings = self.settings.top_k
         self._widths = frontier_widths(self.max_levels, self.settings)
         self.max_frontier_nodes = sum(self._widths[1:])
@@ -40,8 +41,8 @@ class OnlineSageTree(SagePolicy):
         assert not keep_probs, "rejection sampling would be biased by a tree chosen from the drawn tokens"
         self._num_levels = min(num_levels, self.max_levels)
         self._pool = Pool(root)
-        self._alpha = self._slot_alpha[slots.index]
-        self._max_depth = self._slot_depth[slots.index]
+        self._alpha = self._learned.alpha[slots.index]
+        self._max_depth = self._learned.max_depth[slots.index]
         self._depth = real_depth(self._alpha, self._max_depth, self.settings)
         self._beam = Beam.at_root(self._alpha)
         self._frontier = Frontier.at_root(root)
@@ -62,7 +63,7 @@ class OnlineSageTree(SagePolicy):
         # The root's best child is admissible at any probability, except if filters removed all tokens.
         exists = drawn > -torch.inf
         children = replace(children, admissible=children.admissible & exists, expandable=children.expandable & exists)
-        first = priority(children)
+        first = priority(children, settings)
         tokens, parents = best.indices.flatten(1), beam.node[:, :, None].expand_as(best.indices).flatten(1)
         start = self._pool.add(tokens, parents, first)
         depth = frontier.depth + 1
@@ -76,9 +77,10 @@ class OnlineSageTree(SagePolicy):
         return self._frontier
 
     def finish(self) -> DraftTree:
-        return self._pool.tree(self.settings.max_nodes, self.max_siblings)
+        return self._pool.tree(self.settings.node_budget, self.max_siblings)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         if judgement.tree.num_levels == 0:
             return None
-        return self._learn(judgement.slots, self._alpha, judgement.tree, verdict)
+        self._learned.count(judgement.slots, self._alpha, judgement.tree)
+        return self._learned.learn(judgement.slots, self._alpha, verdict)

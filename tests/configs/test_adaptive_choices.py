@@ -20,6 +20,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_width": 11}, "only top_k candidates"),
     ({"history_low": 4.0}, "history_low 4.0 is above history_high 3.0"),
     ({"max_nodes": 20}, "does not hold the 25 nodes"),
+    ({"max_nodes": 25, "count_root": True}, "does not hold the 25 nodes"),
+    ({"growth": "online", "source": "mean"}, "use root"),
+    ({"order": "depth_first", "depth_cap": 16}, "use best_first or smaller numbers"),
     ({"first_paths": ((1,),)}, r"\[1\] needs \[0\]"),
     ({"first_paths": ((0, 0),)}, r"\[0, 0\] needs \[0\]"),
     ({"first_paths": ((),)}, "a path must not be empty"),
@@ -45,7 +48,7 @@ def test_an_online_tree_is_refused_with_rejection_sampling_and_a_planned_one_is_
 
 
 def test_every_option_reaches_the_policy() -> None:
-    tree = SageTree(threshold="node", max_nodes=9, first_paths=((0,), (1,)), depth_cap=12)
+    tree = SageTree(threshold="node", max_nodes=9, first_paths=((0,), (1,)), depth_cap=12, source="mean")
     policy = build_tree(Method(drafter=ModelDrafter(), tree=tree))
     assert isinstance(policy, SagePolicy)
     given = tree.model_dump(exclude={"kind", "growth", "first_paths"})

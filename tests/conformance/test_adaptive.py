@@ -23,8 +23,8 @@ DEEP = SageSettings(min_depth=5, threshold_scale=0.004, history_window=3, histor
 TREES: dict[str, Callable[[], TreePolicy]] = {
     "sage": SageTree,
     "sage_deep": lambda: SageTree(DEEP),
-    "sage_node": lambda: SageTree(SageSettings(threshold="node", max_nodes=30, depth_cap=10)),
-    "sage_narrow": lambda: SageTree(replace(DEEP, max_expanded=4)),
+    "sage_node": lambda: SageTree(SageSettings(threshold="node", source="mean", max_nodes=30, depth_cap=10)),
+    "sage_leaf": lambda: SageTree(replace(DEEP, source="accepted_leaf", order="depth_first", max_expanded=4)),
     "sage_online": lambda: OnlineSageTree(DEEP),
     "sage_small": lambda: SageTree(SageSettings(max_nodes=25, top_k=4, max_width=4, max_expanded=4)),
     "dynamic": lambda: DynamicTree(4, 3, 20),
@@ -56,7 +56,7 @@ def known_to_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("llava", "sage_deep", "right", 4),
         ("llama", "sage_deep", "perturbed", 9),
         ("llama", "sage_node", "perturbed", 4),
-        ("llava", "sage_narrow", "perturbed", 4),
+        ("llava", "sage_leaf", "perturbed", 4),
         ("llama", "sage_online", "perturbed", 9),
         ("llava", "sage_online", "right", 1),
         ("llama", "chain", "lookup", 4),
@@ -104,7 +104,7 @@ def test_every_row_of_memory_equals_a_fresh_prefill(tree: str, drafter: str) -> 
 
 @pytest.mark.parametrize(
     ("tree", "kind"),
-    [("sage", "greedy"), ("sage_node", "all filters and a penalty"), ("sage_narrow", "greedy")],
+    [("sage", "greedy"), ("sage_node", "all filters and a penalty"), ("sage_leaf", "greedy")],
 )
 def test_output_and_acceptance_do_not_depend_on_batch_order_or_slot(tree: str, kind: str) -> None:
     checks.check_independence("llava", tree, SAMPLED.get(kind, Sampling()))

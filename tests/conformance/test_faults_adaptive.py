@@ -73,11 +73,11 @@ def the_confidence_is_the_entropy(patch: Patch) -> None:
 
 
 def the_bonus_token_counts_as_accepted(patch: Patch) -> None:
-    learn = sage.SagePolicy._learn
+    learn = sage.Confidence.learn
     patch.setattr(
-        sage.SagePolicy,
-        "_learn",
-        lambda self, slots, alpha, tree, verdict: learn(self, slots, alpha, tree, replace(verdict, n=verdict.n + 1)),
+        sage.Confidence,
+        "learn",
+        lambda self, slots, alpha, verdict: learn(self, slots, alpha, replace(verdict, n=verdict.n + 1)),
     )
 
 

@@ -151,6 +151,28 @@ def test_a_root_without_candidates_teaches_nothing() -> None:
     assert policy.extras(0)["confidence_mean"] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("source", "expected"), [("root", 8), ("accepted_leaf", 1), ("mean", 4)])
+def test_the_next_tree_is_planned_from_the_chosen_distribution(source: Any, expected: int) -> None:
+    # A sure root, whose one child is followed by ten equal candidates.
+    policy = SageTree(SageSettings(source=source), [(0,), (0, 0)])
+    policy.open(blocks.spec())
+    slots, root = blocks.slots(0), torch.tensor([SURE])
+    policy.reset(slots)
+    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
+    frontier = policy.start(slots, root, 2, False)
+    second = policy.grow(Level(TABLE[frontier.tokens], None, like.rows))
+    assert second is not None
+    policy.grow(Level(TABLE[torch.full_like(second.tokens, FLAT)], None, like.rows))
+    tree = policy.finish()
+    path = torch.tensor([[0, 1, 2]])
+    verdict = Verdict(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
+    # The mean of certainty and ten equal chances: P̃ = (.55, .05, …), α = 0.5, D = 5.5: the levels' best have .55, .30,
+    # .17, .09, .05, and θ = .018 l: .073 on level 4, .091 on level 5.
+    levels = policy.commit(replace(like, tree=tree), verdict)
+    assert levels is not None
+    assert levels.tolist() == [expected]
+
+
 def test_an_online_tree_follows_the_distributions_that_it_meets() -> None:
     policy = OnlineSageTree()
     policy.open(blocks.spec())
@@ -269,7 +291,8 @@ def test_a_prompts_visual_columns_are_never_copied() -> None:
 
 POLICIES: dict[str, Callable[[], TreePolicy]] = {
     "sage": SageTree,
-    "sage-node": lambda: SageTree(SageSettings(threshold="node")),
+    "sage-mean": lambda: SageTree(SageSettings(source="mean", threshold="node", order="depth_first")),
+    "sage-leaf": lambda: SageTree(SageSettings(source="accepted_leaf")),
     "online": OnlineSageTree,
 }
 
