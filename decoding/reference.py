@@ -5,6 +5,7 @@ It shares only the noise with the engine; the noise is tested against published 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -58,9 +59,16 @@ def next_logits(model: nn.Module, inputs: dict[str, Tensor], tokens: list[int]) 
     if tokens:
         later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)
         ids = torch.tensor([tokens])
-        out = model(input_ids=ids, position_ids=later, past_key_values=out.past_key_values, use_cache=True)
+        out = model(input_ids=ids, position_ids=later, **cache_of(model, out), use_cache=True)
     logits: Tensor = out.logits[0, -1]
     return logits.float()
+
+
+def cache_of(model: nn.Module, out: Any) -> dict[str, Any]:
+    """Return the KV cache of a forward's output as keyword argument of the next forward; transformers renamed it in
+    5.24."""
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    return {name: getattr(out, name)}
 
 
 def _processors(sampling: Sampling) -> LogitsProcessorList:

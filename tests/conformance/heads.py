@@ -18,6 +18,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.reference import cache_of
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork
@@ -182,7 +183,7 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
     if tokens:
         later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)
         ids = torch.tensor([tokens])
-        model(input_ids=ids, position_ids=later, past_key_values=out.past_key_values, use_cache=True)
+        model(input_ids=ids, position_ids=later, **cache_of(model, out), use_cache=True)
     handle.remove()
     return torch.cat(seen)
 

@@ -12,6 +12,7 @@ from decoding.acceptance import Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 from decoding.contracts import TreePolicy
 from decoding.noise import Noise, Stream, key_of
+from decoding.reference import cache_of
 from decoding.trees import StaticTree
 from models.llamagen.neighbours import Proximity, nearest_codes
 from tests import toys
@@ -107,7 +108,7 @@ def own_choices(family: str, request: Request, completion: Completion) -> list[i
     text = torch.tensor([completion.token_ids[:-1]], dtype=torch.long)
     scores = prompt.logits[0, -1:]
     if text.shape[1]:
-        rest: Any = model(input_ids=text, past_key_values=prompt.past_key_values, use_cache=True)
+        rest: Any = model(input_ids=text, **cache_of(model, prompt), use_cache=True)
         scores = torch.cat([scores, rest.logits[0]])
     if request.sampling.temperature > 0:
         key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
