@@ -16,7 +16,6 @@ import re
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from jobs.command import DONE, FAILED, REFUSED, is_set, positive
 from pipeline.cluster import code_archive
-from pipeline.cluster.jobs import ADDRESS_VARIABLES, POLL_INTERVAL_S, Cluster, Known
+from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.cluster.signals import CLUSTER_WAIT_S
 from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 from pipeline.run.plan import refuse_relative
@@ -134,11 +133,10 @@ def run(arguments: argparse.Namespace) -> int:
             if not known:
                 raise ConfigError(f"{cluster.address} has no submission of this job; the first would be {one.stem}-1")
         return _look_at_all(cluster, asked, [known[-1].submission_id for known in earlier])
-    # A shard that has ended well is not submitted again with those that have not.
-    is_left = [known[-1].status != "SUCCEEDED" if known else True for known in earlier]
-    left = [
-        pair for pair, is_open in zip(zip(submissions, earlier, strict=True), is_left) if is_open or not any(is_left)
-    ]
+    pairs = list(zip(submissions, earlier, strict=True))
+    # Of several shards, those that run or have succeeded are not submitted again.
+    failed = [pair for pair in pairs if not pair[1] or pair[1][-1].status in ("FAILED", "STOPPED")]
+    left = failed or pairs
     ids = [f"{one.stem}-{next_number(known, arguments.again)}" for one, known in left]
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
@@ -296,19 +294,12 @@ def _look_at_all(cluster: Cluster, asked: str, submission_ids: Sequence[str]) ->
     """
     if asked != "follow" or len(submission_ids) == 1:
         return next(filter(None, [_look(cluster, asked, one) for one in submission_ids]), DONE)
-    states: dict[str, Known] = {}
     try:
-        while not all(one in states and states[one].has_ended for one in submission_ids):
-            for one in submission_ids:
-                known = states[one] if one in states and states[one].has_ended else cluster.ask(one)
-                if one not in states or states[one].status != known.status:
-                    print(f"{one}: {known.status}", flush=True)
-                states[one] = known
-            time.sleep(POLL_INTERVAL_S)
+        known = cluster.wait(submission_ids, lambda one: print(f"{one.submission_id}: {one.status}", flush=True))
     except KeyboardInterrupt:
         print("\nthe jobs continue; --follow shows them again, --stop ends them", file=sys.stderr)
         return FAILED
-    return next(filter(None, map(_exit_status, states.values())), DONE)
+    return next(filter(None, map(_exit_status, known)), DONE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,20 @@ class Cluster:
                 behind, num_skipped = text[num_skipped:], max(0, num_skipped - len(text))
                 if behind:
                     yield behind
+
+    def wait(self, submission_ids: Sequence[str], show: Callable[[Known], None]) -> list[Known]:
+        """Wait until all of these jobs have ended, and return their records; `show` gets each record whose status has
+        changed."""
+        known = [self.ask(one) for one in submission_ids]
+        for one in known:
+            show(one)
+        while not all(one.has_ended for one in known):
+            time.sleep(POLL_INTERVAL_S)
+            for number, before in enumerate(known):
+                if not before.has_ended and (now := self.ask(before.submission_id)).status != before.status:
+                    known[number] = now
+                    show(now)
+        return known
 
     def stop(self, submission_id: str) -> Known:
         """Stop the job's driver, wait for its end for at most `STOP_TIMEOUT_S`, and return the record."""

@@ -148,6 +148,55 @@ def test_a_job_that_succeeded_is_submitted_again_only_when_asked(
     assert [made["submission_id"][-2:] for made in client.submitted] == ["-1", "-2"]
 
 
+def test_every_shard_is_a_submission_of_its_own_and_only_those_that_failed_are_repeated(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [*CAPTION, *ADDRESS, "--shards", "3"]
+    assert submit.main([*shards, "--detach"]) == submit.DONE
+    commands = [shlex.split(made["entrypoint"])[-2:] for made in client.submitted]
+    assert commands == [["--shard", "0/3"], ["--shard", "1/3"], ["--shard", "2/3"]]
+    ids = [made["submission_id"] for made in client.submitted]
+    assert len({one.rpartition("-")[0] for one in (*ids, f"{stem(*CAPTION)}-1")}) == 4
+    assert submit.main([*shards, "--detach"]) == submit.REFUSED
+    assert f"RUNNING already as {ids[0]}" in capsys.readouterr().err
+    client.jobs[ids[0]].status, client.jobs[ids[1]].status = "SUCCEEDED", "FAILED"
+    assert submit.main([*shards, "--detach"]) == submit.DONE
+    assert [made["submission_id"] for made in client.submitted[3:]] == [f"{ids[1].removesuffix('-1')}-2"]
+    assert submit.main([*shards, "--status"]) == submit.DONE
+    assert capsys.readouterr().out.count("submission  ") == 3
+    assert submit.main([*shards, "--stop"]) == submit.DONE
+    assert [job.status for job in client.jobs.values()] == ["SUCCEEDED", "FAILED", "STOPPED", "STOPPED"]
+
+
+def test_following_shards_shows_each_change_and_fails_if_one_fails(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, int] = {}
+
+    def get_job_info(self: Client, submission_id: str) -> Job:
+        asked[submission_id] = asked.get(submission_id, 0) + 1
+        job = self.jobs[submission_id]
+        if asked[submission_id] == 3:
+            number = list(self.jobs).index(submission_id)
+            job.status, job.driver_exit_code = ("FAILED", 3) if number == 1 else ("SUCCEEDED", 0)
+        return job
+
+    monkeypatch.setattr(Client, "get_job_info", get_job_info)
+    assert submit.main([*CAPTION, *ADDRESS, "--shards", "2"]) == 3
+    lines = [line.rpartition("-1: ")[2] for line in capsys.readouterr().out.splitlines() if "-1: " in line]
+    assert lines == ["RUNNING", "RUNNING", "SUCCEEDED", "FAILED"]
+
+
+def test_too_many_shards_and_shards_of_a_training_are_refused(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit.main([*CAPTION, *ADDRESS, "--shards", "4097"]) == submit.REFUSED
+    assert "--shards 4097: at most 4096" in capsys.readouterr().err
+    assert submit.main(["--job", "train_drafter", *TRAINING, *ADDRESS, "--shards", "2"]) == submit.REFUSED
+    assert "--shard: a training takes no such option" in capsys.readouterr().err
+    assert client.submitted == []
+
+
 def test_of_two_submitters_at_once_one_is_refused_with_a_reason(
     client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
