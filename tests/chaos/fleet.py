@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         verb="captioning",
         doc="",
         model=CaptionJob,
-        make_plan=lambda config, limit, _, resume, __: plan_of(config, resume, limit),
+        make_plan=lambda config, limit, _, resume, shard: plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
         build=caption_dataset,

@@ -25,15 +25,16 @@ import pyarrow as pa
 
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
-from pipeline.output.writer import Writer
+from pipeline.output.writer import MAX_TASKS, Writer
 from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import answered, at_rest, end, job, plan_of, rows_in, start
 
 NUM_ROWS, BATCH_ROWS, ROWS_PER_FILE = 2_000, 50, 200
 PHASES = ("read", "decode", "mid-generation", "temporary file written", "renamed but unreported")
-MAX_IN_FLIGHT = 2 * ROWS_PER_FILE + BATCH_ROWS
-"""Rows that a kill can cost: those being spooled, those held meanwhile, and the batch that is made."""
+MAX_IN_FLIGHT = (MAX_TASKS + 1) * ROWS_PER_FILE + BATCH_ROWS
+"""Rows that a kill can cost: those being written, those held meanwhile, and the batch that is made."""
 RESULTS = Path(__file__).parent / "kills.json"
 UNCOUNTED = ("attempt",)
 """Columns that may differ from an undisturbed run; rows without an engine have no times."""
@@ -52,7 +53,9 @@ class Reaper:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOptions = DEFAULT_RESUME) -> None:
+def attempt(
+    config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOptions = DEFAULT_RESUME, shard: Shard = WHOLE
+) -> None:
     """One attempt, from looking at the output to rest; every admitted row is a byte of a file."""
     true = OutputDir._put_local
 
@@ -66,7 +69,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOp
 
     OutputDir._put_local = put  # type: ignore[method-assign]
     try:
-        plan, begun = start(plan_of(config, resume))
+        plan, begun = start(plan_of(config, resume, shard=shard))
         waiting = plan.earlier.inventory.spooled if plan.earlier else []
         with Writer(begun.publisher, config.sink, waiting, begun.next_numbers) as writer:
             for span in range(plan.datasource.num_spans):

@@ -32,6 +32,7 @@ from pipeline.run.audit import audit
 from pipeline.run.plan import check_plan
 from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import WHOLE, Shard
 from tests.chaos import kills
 from tests.object_store import make_bucket, running
 from tests.pipeline.attempts import at_rest, job, plan_of, rows_in
@@ -51,6 +52,7 @@ KINDS = (*["overlapping"] * 6, *["delayed"] * 6, *["frozen"] * 4, *["stopped"] *
 """Of twenty runs."""
 DONE, FAILED, REFUSED, FENCED = 0, 1, 2, 4
 MAX_PLACE = 6
+NUM_SHARDS = 3
 BUCKET = "chaos"
 
 
@@ -67,7 +69,7 @@ class Gate(kills.Reaper):
             self.act()
 
 
-def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions) -> None:
+def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions, shard: Shard) -> None:
     """One attempt whose looks and whose end pass by the gate too; only in a process of its own."""
     looks, settles = Publisher.check_alone, kills.end
     is_settling = False
@@ -85,10 +87,12 @@ def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: Resu
         return settles(*arguments)
 
     Publisher.check_alone, kills.end = look, finalize  # type: ignore[method-assign]
-    kills.attempt(config, admitted, gate, resume)
+    kills.attempt(config, admitted, gate, resume, shard)
 
 
-def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions = DEFAULT_RESUME) -> int:
+def fork(
+    config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions = DEFAULT_RESUME, shard: Shard = WHOLE
+) -> int:
     """Start an attempt in a process of its own; gives its id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which hold nothing here
@@ -99,7 +103,7 @@ def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeO
     try:
         with signals.caught() as stop:
             try:
-                attempt(config, admitted, gate, resume)
+                attempt(config, admitted, gate, resume, shard)
                 code = DONE
             except Fenced:
                 code = FENCED
@@ -177,11 +181,13 @@ EXCEPTIONS = {"looked": (DONE,), "temporary file written": (REFUSED,)}
 def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     """One run; gives what happened."""
     phase, place, retries = chance.choice(WHERE[kind]), chance.randint(1, MAX_PLACE), chance.random() < 0.5
+    total = chance.choice((1, 1, NUM_SHARDS))
+    shard, *others = chance.sample([Shard(number, total) for number in range(total)], total)
     while True:
         config, admitted, resume = job_in(folder), folder / "admitted", ResumeOptions(retry_errors=retries)
 
         def start(gate: kills.Reaper) -> int:
-            return fork(config, admitted, gate, resume)  # noqa: B023
+            return fork(config, admitted, gate, resume, shard)  # noqa: B023
 
         if retries:  # there are error rows, which are made again and taken out of their files
             assert wait(start(kills.Reaper())) == DONE
@@ -196,13 +202,16 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
         f"the first attempt ended with {codes[0]}: {kind}, {phase} {place}"
     )
     assert codes[1] == DONE, f"the later attempt ended with {codes[1]}: {kind}, {phase} {place}"
+    for other in others:
+        assert wait(fork(config, admitted, kills.Reaper(), resume, other)) == DONE
     judge(folder)
     assert wait(start(kills.Reaper())) == DONE  # what the first one spooled late is removed
     at_rest(folder / "out")
     judge(folder)
     problems = audit(OutputDir(config.sink.path)).problems
     assert problems == [], problems
-    return {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
+    result = {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
+    return result | ({"shard": f"{shard}"} if others else {})
 
 
 def job_in(folder: Path, path: str = "") -> CaptionJob:
@@ -260,6 +269,7 @@ def run(root: Path, num_runs: int, seed: int) -> dict[str, Any]:
         "num_rows": NUM_ROWS,
         "num_runs": num_runs,
         "runs_by_kind": dict(sorted(Counter(one["kind"] for one in runs).items())),
+        "num_with_shards": sum("shard" in one for one in runs),
         "num_fenced": sum(one["exit_codes"][0] == FENCED for one in runs),
         "num_stopped": sum(one["exit_codes"][0] == 128 + signal.SIGTERM for one in runs),
         "seed": seed,
