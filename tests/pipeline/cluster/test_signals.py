@@ -16,7 +16,7 @@ import pytest
 
 from configs.schema import Sink
 from pipeline.cluster import signals
-from pipeline.output.writer import Writer
+from pipeline.output.writer import Writer, _Buffer
 from tests.pipeline.output.test_publishing import press_at, result_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,7 +114,7 @@ def test_ray_does_not_take_the_handler_away_while_it_connects() -> None:
     assert utils.set_sigterm_handler is own
 
 
-def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_propagates(
+def test_rows_that_finished_before_a_signal_are_durable_before_the_error_propagates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Sink(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)
@@ -125,15 +125,15 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_propaga
         assert stopped.wait(LONG_S)  # the first file is being written all the while
         return function(*arguments)
 
-    writer = Writer(publisher, sink, call=call)
-    true = writer._is_full
+    writer = Writer(publisher, sink, call=call, max_tasks=1)
+    true = _Buffer.is_full
 
-    def is_full() -> bool:
-        if true() and threading.current_thread() is threading.main_thread():
+    def is_full(held: _Buffer, sink: Sink) -> bool:
+        if true(held, sink) and threading.current_thread() is threading.main_thread():
             os.kill(os.getpid(), signal.SIGTERM)  # while the job waits until its third block is taken
-        return true()
+        return true(held, sink)
 
-    monkeypatch.setattr(writer, "_is_full", is_full)
+    monkeypatch.setattr(_Buffer, "is_full", is_full)
     tables = [result_table([f"{block}-{row}" for row in range(4)]) for block in range(3)]
 
     def fill() -> None:
@@ -148,10 +148,10 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_propaga
     with signals.caught() as stop, pytest.raises(KeyboardInterrupt):
         fill()
     assert stop.status == 143
-    spooled = publisher.output.list_files("_job/spool")
-    rows = [own for name in spooled for own in _ids(tmp_path / "_job/spool" / name)]
+    names = [f"{folder}/{name}" for folder in ("_job/spool", "data") for name in publisher.output.list_files(folder)]
+    rows = [own for name in names for own in _ids(tmp_path / name)]
     assert sorted(rows) == [f"{block}-{row}" for block in range(3) for row in range(4)]
-    assert publisher.output.list_files("data") == []
+    assert len(publisher.output.list_files("data")) == 2, "full files are published, the other rows are spooled"
 
 
 def _ids(path: Path) -> list[str]:
