@@ -175,7 +175,7 @@ def test_noise_belongs_to_the_sample_and_is_as_wide_as_published() -> None:
         assert float(noise[row, length:].abs().sum()) == 0.0
     alone = trainer._noise(teach_states(target, made[3:4]), [3])
     assert torch.equal(alone[0], noise[3, : states.lengths[3]])
-    assert not torch.equal(trainer._noise(teach_states(target, made[3:4]), [4]))
+    assert not torch.equal(trainer._noise(teach_states(target, made[3:4]), [4]), alone)
     plain = Trainer(target, fresh_eagle(target, 0), replace(PACE, noise_tokens=None))
     assert float(plain._noise(states, range(6)).abs().max()) == pytest.approx(0.1, rel=0.01)
 
