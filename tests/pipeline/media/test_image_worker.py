@@ -15,7 +15,7 @@ from pipeline.media import image_decoding
 from pipeline.media.pixels import DRAFT_FACTOR, decode
 from pipeline.media.video import clips
 from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import DecoderWorker, Limits
+from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 from pipeline.rows.schemas import RowError
 from tests.pipeline.media.test_image_decoding import read_table, saved
 from tests.pipeline.sources.shards import encode
@@ -29,10 +29,10 @@ def worker_of() -> Iterator[Make]:
     """Makes workers, whose process may run some code first, and ends them."""
     made: list[DecoderWorker] = []
 
-    def make(limits: Limits | None = None, code: str = "") -> DecoderWorker:
+    def make(limits: Limits | None = None, code: str = "", decoder: str = NO_VIDEOS) -> DecoderWorker:
         script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
         command = [sys.executable, "-c", script] if code else None
-        made.append(DecoderWorker(Sampling(num_frames=1), limits or Limits(), command))
+        made.append(DecoderWorker(decoder, Sampling(num_frames=1), limits or Limits(), command))
         return made[-1]
 
     yield make
