@@ -205,8 +205,11 @@ class TimedPair:
     def render(self, messages: Any) -> str:
         return "x"
 
-    def engine(self, slots: int, max_context_tokens: int) -> TimedEngine:
+    def engine(self, slots: int) -> TimedEngine:
         return TimedEngine(self._row_s)
+
+    def plain_engine(self, slots: int) -> TimedEngine:
+        return self.engine(slots)
 
 
 def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:

@@ -1,16 +1,15 @@
-"""Measures the parts of a job that all actors share, and models a fleet of 1,000 GPUs from them.
+"""Measures parts of a job that all actors share: the writer and the crash ledger.
 
-    python -m benchmarks.scale                 # writes results/scale.json; five minutes on two cores
+    python -m benchmarks.scale                 # writes results/scale.json; one minute on two cores
     python -m benchmarks.scale --add-before    # from another checkout of this project: stores its figures as `before`
 
 The writer publishes blocks from the object store to a local folder, with one, two and four tasks at a time. The ledger
-answers clients in tasks. The driver runs the real graph with an engine that takes no time; its CPU time includes Ray's.
+answers clients in tasks.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import sys
 import tempfile
 import time
@@ -21,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from benchmarks.decode import TimedPair, timed_dataset
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.results import command_line, machine, progress, read_results, results_file, write_results
-from configs.schema import CaptionJob, Job, Sink
+from configs.schema import Job, Sink
 from pipeline.cluster.ray_session import session
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
@@ -40,12 +38,7 @@ CAPTION_BYTES, IMAGE_BYTES = 600, 60_000
 BLOCKS = {"captions": (64, 4096), "images": (160, 64)}
 """Number of blocks, and rows of a block."""
 ROWS_PER_FILE = {"captions": 10_000, "images": 1_000}
-BATCH_ROWS = (32, 320)
-NUM_ROWS_OF_GRAPH = 12_800
 NUM_LEDGER_BATCHES, NUM_LEDGER_CLIENTS, LEDGER_ROWS = 200, 4, 32
-GPUS, CAPTIONS_PER_GPU_S, IMAGES_PER_GPU_S = 1000, 50.0, 10.0
-"""The modelled fleet: 50,000 captions or 10,000 images per second."""
-MAX_DRIVERS = 16
 
 
 def rows_of(kind: str, number: int) -> pa.Table:
@@ -59,7 +52,7 @@ def rows_of(kind: str, number: int) -> pa.Table:
         "sample_id": ids,
         "row_index": list(range(number * count, (number + 1) * count)),
         "generated_text": [texts[CAPTION_BYTES * row : CAPTION_BYTES * (row + 1)] for row in range(count)],
-        "image": [random.bytes(IMAGE_BYTES) for _ in range(count)] if kind == "images" else [],
+        "image": [{"bytes": random.bytes(IMAGE_BYTES), "path": None} for _ in range(count)] if kind == "images" else [],
         "error_type": [""] * count,
     }
     empty = {pa.string(): "", pa.binary(): b""}
@@ -121,36 +114,8 @@ def measure_ledger() -> Results:
     return {"num_clients": NUM_LEDGER_CLIENTS, "rows": LEDGER_ROWS, "batches_per_s": num_batches / wall_s}
 
 
-def measure_driver(folder: Path, batch_rows: int) -> Results:
-    """Run the graph over text rows with one actor; return the driver's CPU milliseconds per batch and per row."""
-    source = folder / f"in_{batch_rows}"
-    source.mkdir()
-    (source / "rows.txt").write_text("".join(f"row {row}\n" for row in range(NUM_ROWS_OF_GRAPH)))
-    job = CaptionJob.model_validate(
-        {
-            "source": {"kind": "text", "path": str(source), "span_max_rows": 10 * batch_rows},
-            "prompt": "What?",
-            "model": {"target": {"path": "timed"}},
-            "pool": {"min_size": 1, "max_size": 1, "slots": 16, "batch_rows": batch_rows},
-            "sink": {"path": str(folder / "out")},
-            "job": {"progress": False},
-        }
-    )
-    dataset = timed_dataset(job, TimedPair(0.0))
-    start_s, num_rows = time.process_time(), 0
-    for bundle in dataset.iter_internal_ref_bundles():
-        num_rows += bundle.num_rows() or 0
-    cpu_s = time.process_time() - start_s
-    assert num_rows == NUM_ROWS_OF_GRAPH
-    return {
-        "batch_rows": batch_rows,
-        "cpu_ms_per_batch": 1000 * cpu_s * batch_rows / num_rows,
-        "cpu_ms_per_row": 1000 * cpu_s / num_rows,
-    }
-
-
 def measure() -> Results:
-    found: Results = {"machine": machine(), "writer": [], "driver": []}
+    found: Results = {"machine": machine(), "writer": []}
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
         for kind in BLOCKS:
             for num_tasks in NUM_TASKS:
@@ -158,9 +123,6 @@ def measure() -> Results:
                 progress(found["writer"][-1])
         found["ledger"] = measure_ledger()
         progress(found["ledger"])
-        for batch_rows in BATCH_ROWS:
-            found["driver"].append(measure_driver(Path(name), batch_rows))
-            progress(found["driver"][-1])
     return found
 
 
@@ -177,39 +139,12 @@ def _rates(row: Results) -> tuple[str, ...]:
     return f"{row['rows_per_s']:,.0f}", f"{row['mb_per_s']:,.0f}", f"{row['driver_cpu_ms_per_1000_rows']:.1f}"
 
 
-def shared_table(results: Results) -> str:
-    """Render the costs of the driver and the ledger."""
-    rows = [
-        (f"driver, batches of {row['batch_rows']} rows", f"{row['cpu_ms_per_batch']:.1f} ms CPU per batch",
-         f"{1000 / row['cpu_ms_per_row']:,.0f} rows/s") for row in results["driver"]
-    ]  # fmt: skip
+def ledger_table(results: Results) -> str:
     ledger = results["ledger"]
     rate = ledger["batches_per_s"]
-    rows.append(
-        (
-            f"crash ledger, batches of {ledger['rows']} rows",
-            f"{rate:,.0f} batches/s",
-            f"{rate * ledger['rows']:,.0f} rows/s",
-        )
+    return table(
+        "rows of a batch | batches/s | rows/s", [(ledger["rows"], f"{rate:,.0f}", f"{rate * ledger['rows']:,.0f}")]
     )
-    return table("part | cost | most", rows)
-
-
-def model_table(results: Results) -> str:
-    """Render what the modelled fleet requires: drivers (shards) by the driver's CPU and by the ledger, and writer
-    tasks."""
-    ledger, rows = results["ledger"], []
-    for kind, rate in (("captions", GPUS * CAPTIONS_PER_GPU_S), ("images", GPUS * IMAGES_PER_GPU_S)):
-        best = max((row for row in results["writer"] if row["kind"] == kind), key=lambda row: row["rows_per_s"])
-        for row in results["driver"]:
-            by_cpu = rate * row["cpu_ms_per_row"] / 1000
-            by_ledger = rate / row["batch_rows"] / ledger["batches_per_s"]
-            drivers = math.ceil(max(by_cpu, by_ledger))
-            writers = rate / best["rows_per_s"]
-            cells = (f"{by_cpu:.1f}", f"{by_ledger:.1f}", drivers, "yes" if drivers <= MAX_DRIVERS else "**no**")
-            rows.append((kind, f"{rate:,.0f}", row["batch_rows"], *cells, f"{writers:.1f}"))
-    head = "rows | rows/s | batch | drivers by CPU | drivers by ledger | drivers"
-    return table(f"{head} | at most {MAX_DRIVERS} | machines like this one that write", rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -223,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     if RESULTS.exists() and "before" in (earlier := read_results(RESULTS)):
         found["before"] = earlier["before"]
     write_results(RESULTS, found)
-    print(writer_table(found), shared_table(found), model_table(found), sep="\n\n")
+    print(writer_table(found), ledger_table(found), sep="\n\n")
     return 0
 
 

@@ -56,7 +56,7 @@ class RecordedPair(TimedPair):
         super().__init__(row_s)
         self._folder = folder
 
-    def engine(self, slots: int, max_context_tokens: int) -> RecordedEngine:
+    def engine(self, slots: int) -> RecordedEngine:
         return RecordedEngine(self._row_s, self._folder)
 
 
