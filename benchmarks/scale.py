@@ -26,7 +26,7 @@ from configs.schema import Job, Sink
 from pipeline.cluster.ray_session import session
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
-from pipeline.output.writer import Writer, call_in_ray
+from pipeline.output.writer import Writer, calls_in_ray
 from pipeline.rows.schemas import result_schema
 from pipeline.run import crash_ledger
 from pipeline.storage.output_dir import OutputDir
@@ -80,7 +80,7 @@ def measure_writer(kind: str, num_tasks: int, folder: Path) -> Results:
     publisher = Publisher(output, Format(rows_of(kind, 0).schema), 1, "scale", sink.rows_per_file)
     options = {"max_tasks": num_tasks} if "max_tasks" in inspect.signature(Writer).parameters else {}
     start_s, cpu_s = time.perf_counter(), time.process_time()
-    with Writer(publisher, sink, (), {"data": 0, "errors": 0}, call_in_ray, **options) as writer:
+    with Writer(publisher, sink, (), {"data": 0, "errors": 0}, calls_in_ray(), **options) as writer:
         for block in blocks:
             writer.add([block], rows, num_bytes)
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s

@@ -37,6 +37,7 @@ from pipeline.output.inventory import Spooled
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 FOLDERS = (DATA, ERRORS)
+KEY_COLUMNS = ("source", "row_index", "sample_id")
 WINDOW = {DATA: 4, ERRORS: 1}
 """Most numbers of a folder that tasks of one attempt publish at the same time. Outputs depend on it: never less."""
 
@@ -65,13 +66,16 @@ class Publisher:
     def write(self, number: int, spool_number: int, tables: Sequence[pa.Table]) -> tuple[int | None, list[Spooled]]:
         """Publish the first `rows_per_file` results among finished rows from `number` on, and spool the other rows.
 
-        Return the number of the file, None if there are no results, and the spool files.
+        Return the number of the file, None if there are no results, and the spool files. A repeated call may get rows
+        that failed before, or the reverse: rows that the first call published are neither published nor spooled again.
         """
-        rows = split(self._joined(tables))
-        results = rows[DATA].slice(0, self.rows_per_file)
-        rows[DATA] = rows[DATA].slice(self.rows_per_file)
-        spooled = self._spool(spool_number, rows)
-        return self.publish_rows(DATA, number, results) if results.num_rows else None, spooled
+        table = self._joined(tables)
+        results = split(table)[DATA].slice(0, self.rows_per_file)
+        published = None
+        if results.num_rows:
+            published, there = self._publish_rows(DATA, number, results)
+            table = table.filter(pc.invert(pc.is_in(_keys(table), value_set=there)))
+        return published, self._spool(spool_number, split(table))
 
     def _joined(self, tables: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
@@ -164,25 +168,32 @@ class Publisher:
     def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
         """Publish rows as the file with the first free number from `number` on; return that number.
 
-        If a file of this attempt with the same ids has one of these numbers, the call is a retry and changes nothing.
+        If a file of this attempt with some of these rows has one of these numbers, the call is a retry and changes
+        nothing.
         """
-        data = self.format.serialise(table, self.attempt, self.fingerprint)
+        return self._publish_rows(folder, number, table)[0]
+
+    def _publish_rows(self, folder: str, number: int, table: pa.Table) -> tuple[int, pa.Array]:
+        """Call `publish_rows`; return also the keys of the rows in the file."""
+        data, keys = self.format.serialise(table, self.attempt, self.fingerprint), _keys(table)
         while True:
             relative = published_name(folder, number)
             try:
                 self.output.create_bytes(relative, data)
             except FileExistsError:
-                there = read_found(self.output, relative, ("sample_id",))
+                there = read_found(self.output, relative, KEY_COLUMNS)
                 if there.attempt > self.attempt:
                     raise self._fenced_by(there.attempt) from None
-                if there.attempt == self.attempt and table.num_rows and _has_ids_of(there.table, table):
-                    return number  # finalizing writes its checksum if the first try did not
+                if there.attempt == self.attempt and there.table is not None:
+                    keys_there = _keys(there.table)
+                    if pc.any(pc.is_in(keys_there, value_set=keys)).as_py():
+                        return number, keys_there  # finalizing writes its checksum if the first call did not
                 number += 1
                 continue
             if not note_checksum(self.output, relative, data, table.num_rows):
                 self.check_alone()  # the record is of an older file of this name, or this file was emptied since
                 write_checksum(self.output, relative, data, table.num_rows)
-            return number
+            return number, keys
 
     def rewrite(self, relative: str, table: pa.Table) -> None:
         """Replace a published file; its checksum record is removed first, so that no record is ever wrong.
@@ -196,8 +207,10 @@ class Publisher:
         write_checksum(self.output, relative, data, table.num_rows)
 
 
-def _has_ids_of(there: pa.Table | None, table: pa.Table) -> bool:
-    return there is not None and bool(there["sample_id"].combine_chunks().equals(table["sample_id"].combine_chunks()))
+def _keys(table: pa.Table) -> pa.Array:
+    """Return a key of every row: its place in the source, and its id, which distinguishes the rows of one sample."""
+    columns = [table[name].cast(pa.string()).combine_chunks() for name in KEY_COLUMNS]
+    return pc.binary_join_element_wise(*columns, "\n")
 
 
 def next_number(output: OutputDir, folder: str) -> int:

@@ -49,19 +49,21 @@ def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function as a Ray task that reserves no CPU, because the graph may use all of them.
+def calls_in_ray() -> Call:
+    """Return a function that runs a function as a Ray task and waits for it; thread-safe.
 
-    Ray prefers the node that holds most of its arguments. The head node is used only if there is no other.
+    The task reserves no CPU, because the graph may use all of them. Ray prefers the node that holds most of its
+    arguments. The head node is used only if there is no other.
     """
     import ray
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"num_cpus": 0}
     head = next((node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]), None)
     if head is not None:
         options["label_selector"] = {"ray.io/node-id": f"!{head}"}
         options["fallback_strategy"] = [{"label_selector": {"ray.io/node-id": head}}]
-    return ray.get(ray.remote(num_cpus=0, **options)(function).remote(*arguments))
+    tasks = {function: ray.remote(**options)(function) for function in (spool, write, Publisher.publish)}
+    return lambda function, *arguments: ray.get(tasks[function].remote(*arguments))
 
 
 @dataclass

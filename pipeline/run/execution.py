@@ -21,7 +21,7 @@ from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
 from pipeline.output.provenance import code_revision, versions
 from pipeline.output.publishing import Publisher
-from pipeline.output.writer import Writer, call_in_ray
+from pipeline.output.writer import Writer, calls_in_ray
 from pipeline.reports import progress
 from pipeline.reports.summary import Summary
 from pipeline.run import crash_ledger, wait_times
@@ -102,7 +102,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         began_s = time.monotonic()
         with (
             job_error(log),
-            Writer(begun.publisher, sink, waiting, begun.next_numbers, call_in_ray) as writer,
+            Writer(begun.publisher, sink, waiting, begun.next_numbers, calls_in_ray()) as writer,
             drain.watched(drain.Drains(log.spare, writer.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():

@@ -336,6 +336,18 @@ def test_a_write_that_is_repeated_with_other_bytes_publishes_its_rows_once(tmp_p
     assert publisher.write(0, 1, [result_table(["c"])]) == (1, [])
 
 
+def test_a_write_that_is_repeated_with_other_failures_neither_loses_nor_doubles_a_row(tmp_path) -> None:
+    publisher = press_at(tmp_path, rows_per_file=2)
+    publisher.write(0, 0, [result_table(["a", "b", "x", "y"], ("x",))])
+    # `a` fails now, `x` does not; the second result of the first call was spooled.
+    number, spooled = publisher.write(0, 0, [result_table(["a", "b", "x", "y"], ("a",))])
+    assert number == 0
+    for one in spooled:
+        publisher.publish(one.folder, 1, [one])
+    assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "x", "y"]
+    assert [one.folder for one in spooled] == ["data"]
+
+
 def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
     now = [0.0]
     writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
