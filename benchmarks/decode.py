@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -182,6 +182,9 @@ class TimedEngine:
 
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Prefetch nothing: there are no prompts to encode."""
 
     def step(self) -> list[Completion]:
         request = self._waiting.pop(0)
