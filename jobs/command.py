@@ -114,7 +114,7 @@ class Command(Generic[Config, AnyPlan]):
         about = "run N samples from all over; say what the job would take"
         add("--estimate", type=positive, metavar="N", help=about)
         add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
-        add("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
+        add("--limit", type=positive, metavar="N", help="only the first N samples (of the shard), with a preview page")
         about = "run only shard I (from 0) of the N shards of the job, each of which has a driver"
         add("--shard", default=f"{WHOLE}", metavar="I/N", help=about)
         for flag, about in SWITCHES.items():

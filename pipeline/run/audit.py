@@ -12,7 +12,6 @@ import pyarrow as pa
 import yaml
 
 from configs.load import ConfigError
-from pipeline.output.accounts import Accounts
 from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import list_published, read_all_found, read_found
 from pipeline.output.inventory import take_inventory
@@ -70,10 +69,11 @@ def audit(output: OutputDir) -> Audit:
     """Audit an output, with all of its shards, by reading all of its files; raise ConfigError if no job has started in
     it."""
     manifest = read_parts(output)
-    if manifest is not None and manifest.num_shards > 1:
-        return _audit_shards(output, manifest)
-    if manifest is None or not output.list_attempts():
+    if manifest is None or (manifest.num_shards == 1 and not output.list_attempts()):
         raise ConfigError(f"{output.shown()} holds no manifest and attempts of a job")
+    manifest = with_counts(manifest, output)
+    if manifest.num_shards > 1:
+        return _audit_shards(output, manifest)
     return _audit(output, manifest, [*_ids_twice(output)])
 
 
@@ -95,7 +95,7 @@ def _audit_shards(output: OutputDir, manifest: Manifest) -> Audit:
         manifest.num_samples,
         {folder: sum(one.num_rows[folder] for one in found) for folder in FOLDERS},
         None if None in counts else sum(count or 0 for count in counts),
-        [name for one in found for name in one.missing],
+        [name for one in found for name in one.missing][:MAX_NAMED],
         [
             *lines(lambda one: one.problems),
             *(f"{name}: it belongs to no shard" for name in unknown),
@@ -107,15 +107,15 @@ def _audit_shards(output: OutputDir, manifest: Manifest) -> Audit:
 
 
 def _not_started(output: OutputDir, manifest: Manifest) -> Audit:
-    nothing = Accounts(manifest.counts)
-    num_missing, missing = _missing(manifest, nothing.done(), None, output.shard)
+    """Return the audit of a shard without attempts."""
+    num_missing, missing = _missing(manifest, DoneBitmap(manifest.counts), None, output.shard)
     waiting = [f"not started; run the job with --shard {output.shard}"]
     return Audit(0, 0, dict.fromkeys(FOLDERS, 0), num_missing, missing, [], waiting, "")
 
 
 def _audit(output: OutputDir, manifest: Manifest, problems: list[str]) -> Audit:
+    """Audit an output without shards, or the view of one shard; `problems` are added to the problems found."""
     attempts = fingerprints_of(output)
-    manifest = with_counts(manifest, output)
     record = output.read_attempt(max(attempts))
     found = take_inventory(output, manifest, _rows_per_sample(output, record), attempts)
     verified, doubled = verify(output), found.doubled.items()
@@ -147,10 +147,9 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
 
 def _missing(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> tuple[int | None, list[str]]:
     """Return the number of a shard's missing samples (None if unknown) and the names of the first ones."""
-    planned = spans.plan(manifest.files, 1_000_000, 1 << 60)
+    planned = spans_of(spans.plan(manifest.files, 1_000_000, 1 << 60), manifest.cuts, shard.number)
     if limit is not None:
         planned = spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
-    planned = spans_of(planned, manifest.cuts, shard.number)
     return spans.num_missing(planned, done), list(itertools.islice(_names(manifest, done, planned), MAX_NAMED))
 
 

@@ -31,6 +31,7 @@ from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
 from pipeline.source.manifest_parts import broken_files
+from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
@@ -143,7 +144,8 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: P
     done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
     done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
     done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
-    done.num_broken_files = len(broken_files(plan.output))
+    shard, cuts = plan.output.shard.number, plan.manifest.cuts
+    done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
     if plan.limit is not None:
         publisher.write_job_file("_job/preview.html", preview().encode())
     publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))

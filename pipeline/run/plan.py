@@ -82,19 +82,12 @@ class JobPlan(ABC):
         """The source as Ray reads it, without the samples that earlier attempts finished."""
         done = self.earlier.done if self.earlier else None
         source, counts = self.config.source, NoteCount(self.output)
-        return SpanDatasource(
-            source,
-            self.manifest,
-            self.fields,
-            self.limit,
-            self.reads_images,
-            done,
-            counts,
-            self.output.shard.number,
-        )
+        shard = self.output.shard.number
+        return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts, shard)
 
     def read_first(self, limit: int) -> pa.Table:
-        return read_first(self.config.source, self.manifest, self.fields, limit, with_images=self.reads_images)
+        shard = self.output.shard.number
+        return read_first(self.config.source, self.manifest, self.fields, limit, self.reads_images, shard)
 
     @property
     def num_results(self) -> int | None:

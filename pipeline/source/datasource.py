@@ -66,7 +66,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         self._manifest = manifest
         self._done = done
         self._note_count = note_count
-        self.planned = spans_of(plan_spans(self._spec, manifest, limit), manifest.cuts, shard)
+        self.planned = plan_spans(self._spec, manifest, limit, shard)
         self._spans = self.planned if done is None else spans.remaining(self.planned, done)
 
     @property
@@ -131,9 +131,10 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         return tasks
 
 
-def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.Spans:
-    """Plan the manifest's spans; with a limit, only the first samples. Counts samples in files of unknown count."""
+def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None, shard: int) -> spans.Spans:
+    """Plan the spans of a shard; with a limit, only its first samples. Counts samples in files of unknown count."""
     planned = spans.plan(manifest.files, spec.source.span_max_rows, spec.source.span_max_bytes)
+    planned = spans_of(planned, manifest.cuts, shard)
     if limit is None:
         return planned
     filesystem, spec = _opened(spec)
@@ -155,10 +156,11 @@ def _opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
 
 
 def read_first(
-    source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True
+    source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True, shard: int = 0
 ) -> pa.Table:
-    """Read the first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
-    datasource = SpanDatasource(source, manifest, fields, limit, with_images)
+    """Read the first `limit` samples of a shard in the calling process, without Ray: one table with
+    `rows.read_schema`."""
+    datasource = SpanDatasource(source, manifest, fields, limit, with_images, shard=shard)
     tables = [datasource.read(number) for number in range(datasource.num_spans)]
     return pa.concat_tables([datasource.schema.empty_table(), *tables])
 

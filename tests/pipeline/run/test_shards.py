@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import CaptionJob
-from pipeline.output.publishing import Fenced
+from pipeline.output.files import Format
+from pipeline.output.publishing import Fenced, Publisher
+from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
+from pipeline.run.execution import close
 from pipeline.run.resume import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard
@@ -152,3 +156,35 @@ def test_foreign_files_beside_shards_are_named(tmp_path: Path) -> None:
     assert any(line.startswith("data/shard-0003-part-000000.parquet: it belongs to no shard") for line in problems)
     assert any(line.startswith("data/part-000000.parquet: it belongs to no shard") for line in problems)
     assert any(line.startswith("shard 1/3: data/part-000044.parquet: it is torn") for line in problems)
+
+
+def test_a_limit_and_a_dry_run_take_the_first_samples_of_the_shard(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    plan = plan_of(config, shard=SHARDS[2], limit=3)
+    assert plan.datasource.num_samples == 3
+    first = plan.read_first(2)["sample_id"].to_pylist()
+    assert first == plan.datasource.read(0)["sample_id"].to_pylist()[:2]
+    for shard in SHARDS:
+        run(config, shard=shard, limit=3)
+    found = audit(OutputDir(config.sink.path))
+    assert (found.num_missing, found.num_rows["data"]) == (0, 9)
+    for shard in SHARDS:
+        run(config, shard=shard)
+    assert audit(OutputDir(config.sink.path)).num_rows["data"] == 40
+
+
+def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / f"in/{number}.txt.gz").write_bytes(gzip.compress(f"line {number}\n".encode() * 200))
+    whole = (tmp_path / "in/2.txt.gz").read_bytes()
+    (tmp_path / "in/2.txt.gz").write_bytes(whole[:-12])
+    config = job({"kind": "text", "path": str(tmp_path / "in")}, tmp_path / "out")
+    numbers = []
+    for shard in SHARDS:
+        plan = run(config, shard=shard)
+        done = Summary(plan.job_id, "none", "exact", 1.0)
+        close(plan, done, lambda: "", Publisher(plan.output, Format(plan.schema), 1, plan.fingerprint))
+        numbers.append(done.num_broken_files)
+    assert numbers == [0, 0, 1]
+    assert audit(OutputDir(config.sink.path)).is_complete
