@@ -22,7 +22,8 @@ from pipeline.reports import preview, summary
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import caption_dataset
-from pipeline.run.plan import Plan, describe, first_prompt, make_plan
+from pipeline.run.plan import Plan, make_plan
+from pipeline.run.plan_text import describe, first_prompt
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import DATA, ERRORS
 

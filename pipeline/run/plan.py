@@ -1,24 +1,19 @@
-"""Plans a job: makes every check that is possible before Ray starts, and describes the plan. Writes only a probe."""
+"""Plans a job: makes every check that is possible before Ray starts. Writes only a probe."""
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from actors.auto.trial import block_rows
 from actors.results import Stamp
-from configs.drafters import NoDrafter
 from configs.load import ConfigError
-from configs.method import Auto, Method
-from configs.pool import ActorPool, EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
@@ -34,15 +29,12 @@ from pipeline.source.manifest import Manifest, needs_of
 from pipeline.source.manifest_parts import NoteCount, reopen
 from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access, checkpoints
-from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
     from actors.loading.pair import PairInfo
-
-NUM_ROWS_LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
@@ -229,111 +221,3 @@ def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
     for where, path in paths:
         if not access.uri_scheme(path) and not os.path.isabs(path):
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
-
-
-# --- plans as text -------------------------------------------------------------------------------------------------
-
-
-def describe(plan: Plan) -> str:
-    """Return the plan as lines of text."""
-    sampling, pool = plan.config.sampling, plan.config.pool
-    how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
-    lines = {
-        "sampling": f"{how}, at most {sampling.max_new_tokens} new tokens",
-        "actors": f"{engines(pool)}, contexts up to {pool.max_context_tokens:,} tokens",
-    }
-    return show_plan(plan, lines)
-
-
-def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
-    """Return the plan as text with one label and value per line; `lines` are specific to the kind of job."""
-    method, keep = plan.config.method, plan.config.sink.keep_columns
-    parts = _method(method) if method.auto is None else _trial(method.auto, plan.config.pool.slots)
-    lines = {
-        **source_lines(plan),
-        "target": plan.pair.target_id,
-        "drafter": plan.pair.drafter_id or "none",
-        "method": f"{method.label} ({method.verify_mode}): {parts}",
-        **({f"  {one.label}": _method(one) for one in method.methods} if method.auto is not None else {}),
-        **lines,
-        "output": f"{plan.output.shown()} (data/, errors/, _job/)",
-        **({"kept": ", ".join(keep)} if keep else {}),
-    }
-    return "\n".join(f"{label:<8} {value}" for label, value in lines.items())
-
-
-def source_lines(plan: JobPlan) -> dict[str, str]:
-    """Return the lines (label → value) about the job and its source."""
-    config, manifest = plan.config, plan.manifest
-    num_samples = plan.datasource.num_samples
-    rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
-    if plan.earlier is not None:
-        rows += " left to do"
-    if plan.limit is not None:
-        rows += f" (--limit {plan.limit})"
-    return {
-        "job": f"{plan.job_id}, seed {config.job.seed}",
-        **({} if plan.output.shard == WHOLE else {"shard": f"{plan.output.shard}"}),
-        "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
-        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
-        **({"skipped": describe_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
-    }
-
-
-def actors_of(pool: ActorPool) -> tuple[str, str]:
-    """Return the number of actors, and the device of each, as text."""
-    number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
-    return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
-
-
-def engines(pool: EnginePool) -> str:
-    """Describe a pool of engines as text."""
-    number, device = actors_of(pool)
-    slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
-    batches = f"{pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
-    return f"{number} × {slots} on {device}, {batches}"
-
-
-def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
-    most = auto.max_rounds * len(auto.methods)
-    blocks = f"{most} blocks of rows"
-    if slots != "auto":
-        rows = block_rows(slots)
-        blocks = f"{most} blocks of {rows} rows or more ({most * rows:,})"
-    return (
-        f"each engine tries {len(auto.methods)} methods on its first rows and keeps the one that takes least time for "
-        f"a sample, after {blocks} or sooner; all rows are results"
-    )
-
-
-def _method(method: Method) -> str:
-    if isinstance(method.drafter, NoDrafter):
-        return "one token per step"
-    parts = [f"drafter {method.drafter.kind}"]
-    for name, part in (("tree", method.tree), ("acceptance", method.acceptance)):
-        options = {key: value for key, value in part.model_dump().items() if key != "kind" and value}
-        parts.append(" ".join([name, part.kind, *(f"{key}={value}" for key, value in options.items())]))
-    return ", ".join(parts)
-
-
-def first_prompt(plan: Plan) -> str:
-    """Return the first rendered prompt with its sample's id; the errors if none of the first rows can be rendered."""
-    tables = plan.decode_first(num_shown(plan))
-    columns = ["sample_id", "messages", "error_type", "error_message"]
-    rows = (row for table in tables for row in table.select(columns).to_pylist())
-    return first_usable(rows, lambda row: plan.pair.render(json.loads(row["messages"])))
-
-
-def num_shown(plan: JobPlan) -> int:
-    """Return how many rows a dry run reads to find one without an error."""
-    return NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
-
-
-def first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
-    """Return the first row without an error, formatted by `show`; the errors if all rows have one."""
-    problems = []
-    for row in rows:
-        if not row["error_type"]:
-            return f"first prompt ({row['sample_id']}):\n{show(row)}"
-        problems.append(f"  {row['sample_id']}: {row['error_type']}: {row['error_message']}")
-    return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

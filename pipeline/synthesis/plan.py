@@ -10,17 +10,8 @@ import pyarrow as pa
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
 from pipeline.rows import schemas
-from pipeline.run.plan import (
-    JobPlan,
-    actors_of,
-    checked,
-    engines,
-    first_usable,
-    num_shown,
-    open_output,
-    runs_here,
-    show_plan,
-)
+from pipeline.run.plan import JobPlan, checked, open_output, runs_here
+from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
 from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs

@@ -24,7 +24,7 @@ from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
 from models.kv.lanes import position_bytes
 from pipeline.rows.schemas import result_schema
-from pipeline.run.plan import engines
+from pipeline.run.plan_text import engines
 from tests import toys
 from tests.actors.fakes import FakePair, fake_job
 from tests.conformance import checks

@@ -23,7 +23,7 @@ from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
 from pipeline.run.execution import close
-from pipeline.run.plan import source_lines
+from pipeline.run.plan_text import source_lines
 from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
 from pipeline.source.manifest import freeze
