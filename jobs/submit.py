@@ -164,7 +164,7 @@ def prepare(arguments: argparse.Namespace, shard: Shard = WHOLE) -> Submission:
         raise ConfigError(f"{error}" + (f"\nit is another kind of job: give --job {other}" if other else "")) from None
     sink, output = ("output.path", job.output.path) if is_training else ("sink.path", job.sink.path)
     refuse_relative([*(("source.path", path) for path in job.source.paths), (sink, output)], ON_A_CLUSTER)
-    _refuse_left_behind(job.model_dump(mode="json"))
+    code_archive.refuse_left_behind(job.model_dump(mode="json"))
     options = []
     for flag in ("--limit", "--estimate", "--price-per-hour"):
         value = getattr(arguments, flag.strip("-").replace("-", "_"))
@@ -189,22 +189,6 @@ def _fitting(arguments: argparse.Namespace) -> str:
                 load_job(model, arguments.config, tuple(arguments.overrides))
                 return name
     return ""
-
-
-def _refuse_left_behind(value: Any, where: str = "") -> None:
-    """Check that no model has a relative path that exists on this machine but is not uploaded. Raises ConfigError if
-    there is one, with its dotted path."""
-    if not isinstance(value, dict):
-        return
-    for name, inner in value.items():
-        dotted = f"{where}.{name}" if where else name
-        is_model = name == "path" and {"revision", "dtype"} <= set(value)
-        if is_model and not os.path.isabs(inner) and Path(inner).exists() and not code_archive.is_shipped(inner):
-            raise ConfigError(
-                f"{dotted}: {inner} is on this machine and is not uploaded, as only "
-                f"{', '.join(code_archive.SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
-            )
-        _refuse_left_behind(inner, dotted)
 
 
 def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from configs.load import ConfigError
 from pipeline.output.provenance import CODE_FOLDERS, ROOT
@@ -74,3 +75,19 @@ def is_shipped(path: str, root: Path = ROOT) -> bool:
 
 def _mb(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def refuse_left_behind(value: Any, where: str = "") -> None:
+    """Check that no model has a relative path that exists on this machine but is not uploaded. Raises ConfigError if
+    there is one, with its dotted path."""
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        dotted = f"{where}.{name}" if where else name
+        is_model = name == "path" and {"revision", "dtype"} <= set(value)
+        if is_model and not os.path.isabs(inner) and Path(inner).exists() and not is_shipped(inner):
+            raise ConfigError(
+                f"{dotted}: {inner} is on this machine and is not uploaded, as only "
+                f"{', '.join(SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
+            )
+        refuse_left_behind(inner, dotted)

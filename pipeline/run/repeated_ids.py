@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from pipeline.output.accounts import locate
 from pipeline.output.files import list_published, parts, read_all_found
 from pipeline.output.publishing import FOLDERS, Publisher, next_number
-from pipeline.source.datasource import path_id
 from pipeline.source.done_bitmap import Bools, PathIndex
 from pipeline.source.ids import repeated_ids
 from pipeline.source.manifest import Manifest
+from pipeline.source.span_reader import path_id
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 CODE = "duplicate_id"

@@ -11,7 +11,7 @@ from configs.source import Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, manifest, span_reader
 from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes, write_parquet
 
 PROMPT = PromptOptions(Prompt(text="Describe."))
@@ -137,5 +137,5 @@ def test_a_long_error_message_is_cut_and_valid_text(tmp_path) -> None:
     name = "n" * 200 + ".parquet"
     (tmp_path / name).write_bytes(b"torn" * 1000)
     [message] = read_all(Source(kind="parquet", path=str(tmp_path)))["error_message"].to_pylist()
-    assert len(message) <= datasource.MAX_MESSAGE_CHARS
+    assert len(message) <= span_reader.MAX_MESSAGE_CHARS
     assert pa.array([message]).validate(full=True) is None
