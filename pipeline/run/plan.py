@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -198,8 +198,8 @@ def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> Out
     path = config.sink.path
     output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()), shard)
     refuse_overlap(config.source, output.url)
-    if not output.list_attempts():
-        output.refuse_if_used()
+    if not output.is_begun():
+        replace(output, shard=WHOLE).refuse_if_used()
     return output
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -84,6 +84,12 @@ class OutputDir:
     def shown(self, relative: str = "") -> str:
         """Format the URL for messages and summaries, without credentials."""
         return access.shown(access.join(self.url, self._placed(relative)) if relative else self.url)
+
+    def is_begun(self) -> bool:
+        """Return whether a job, or a shard of a job, has started here."""
+        whole = replace(self, shard=WHOLE)
+        found = whole.list_files(JOB)
+        return any(name.startswith(("attempts/", "shards/")) or f"{JOB}/{name}" == CONTENT for name in found)
 
     def refuse_if_used(self) -> None:
         """Raise ConfigError if `data/`, `errors/` or `_job/` contain a file; names the first file found."""

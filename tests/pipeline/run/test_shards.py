@@ -17,9 +17,10 @@ from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
 from pipeline.run.execution import close
+from pipeline.run.plan import open_output
 from pipeline.run.resume import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
-from pipeline.storage.shard import Shard
+from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
 
 NUM_SHARDS = 3
@@ -188,3 +189,18 @@ def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
         numbers.append(done.num_broken_files)
     assert numbers == [0, 0, 1]
     assert audit(OutputDir(config.sink.path)).is_complete
+
+
+def test_a_folder_with_other_files_is_refused_and_one_with_shards_is_not(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    (tmp_path / "out/data").mkdir(parents=True)
+    (tmp_path / "out/data/mine.parquet").write_bytes(b"x")
+    for shard in (WHOLE, SHARDS[1]):
+        with pytest.raises(ConfigError, match=r"is not empty: it holds data/mine\.parquet"):
+            open_output(config, shard)
+    (tmp_path / "out/data/mine.parquet").unlink()
+    run(config, shard=SHARDS[0])
+    assert open_output(config, SHARDS[1]).shard == SHARDS[1]
+    open_output(config)  # planning refuses it with the number of shards
+    with pytest.raises(ConfigError, match="was begun with 3 shards"):
+        plan_of(config)
