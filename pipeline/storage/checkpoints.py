@@ -165,14 +165,20 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 def _query_hub(site: Site) -> str | None:
     """Return the commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision does
-    not exist or is not accessible to this user."""
+    not exist, is not accessible to this user, or has invalid safetensors files."""
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     path, revision = site.section.path, site.section.revision
     try:
-        info = HfApi().model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
+        api = HfApi()
+        info = api.model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         weights = [name for name in sizes if name.endswith(checkpoint_cache.WEIGHT_SUFFIXES) and "/" not in name]
+        if weights:  # of a gated repository, everybody may read the facts, and not the files
+            api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
+    except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
+        raise site.refusal(access.reason_of(error)) from None
     except Exception as error:  # the client raises errors of no common class
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404):

@@ -223,8 +223,8 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
 class Hub:
     """Fake of `HfApi`."""
 
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
+    def __init__(self, error: Exception | None = None, header_error: Exception | None = None) -> None:
+        self.error, self.header_error = error, header_error
 
     def __call__(self) -> Hub:
         return self
@@ -234,6 +234,11 @@ class Hub:
             raise self.error
         files = [SimpleNamespace(rfilename="model.safetensors", size=5_000_000_000)]
         return SimpleNamespace(sha=COMMIT, siblings=files)
+
+    def parse_safetensors_file_metadata(self, path: str, filename: str, revision: str) -> None:
+        assert (filename, revision) == ("model.safetensors", COMMIT)
+        if self.header_error is not None:
+            raise self.header_error
 
 
 def given_revision(job: CaptionJob) -> Known:
@@ -257,6 +262,13 @@ def test_a_repository_that_is_closed_or_absent_is_refused(status: int, monkeypat
     error.response = SimpleNamespace(status_code=status)  # type: ignore[assignment]
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub(error))
     with pytest.raises(ConfigError, match=rf"^model\.target: owner/name: the hub answers {status}: .*HF_TOKEN"):
+        check(caption_job("owner/name"), given_revision, True)
+
+
+def test_torn_weights_of_the_hub_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torn = huggingface_hub.errors.SafetensorsParsingError("its header is no JSON")
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub(header_error=torn))
+    with pytest.raises(ConfigError, match=r"^model\.target: owner/name: its header is no JSON$"):
         check(caption_job("owner/name"), given_revision, True)
 
 
