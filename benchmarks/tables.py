@@ -20,6 +20,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
+from benchmarks.scale import tables as scale_tables
 
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
@@ -39,6 +40,7 @@ SOURCES = {
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
     "synthetic": synthetic.TABLES,
+    "scale": scale_tables.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

@@ -20,8 +20,6 @@ class ActorPool(Section):
     """Most actors."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
     """Number of actors at the start, if more than `min_size`."""
-    batch_rows: Annotated[int, Field(ge=1)] = 32
-    """Rows of one Ray batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
     """GPUs of one actor: a share of one GPU, or several GPUs over which the target's layers are
     [spread](../guides/cluster.md#large-targets); 0 runs on the CPU."""
@@ -48,7 +46,10 @@ class ActorPool(Section):
         return self
 
 
-MOST_SLOTS = 4096
+MOST_ROWS = 4096
+"""Most slots of an engine, and most rows of a batch."""
+LEAST_BATCH_ROWS = 32
+"""Least rows of a batch if `batch_rows` is `auto`."""
 
 
 class EnginePool(ActorPool):
@@ -57,7 +58,9 @@ class EnginePool(ActorPool):
     slots: int | Literal["auto"] = 16
     """Samples that one engine decodes at once; `auto`: the number that [fits into memory](../guides/sizing.md#memory).
     """
-    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    batch_rows: int | Literal["auto"] = "auto"
+    """Most rows of one Ray batch; `auto`: 32 to 512, by the number of rows, actors and slots."""
+    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 2
     """Batches that feed one engine at once."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
     """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
@@ -71,9 +74,14 @@ class EnginePool(ActorPool):
     capture: bool = False
     """On one GPU, capture steps as CUDA graphs and replay them; off by default, because it has never run on a GPU."""
 
-    @field_validator("slots", mode="plain")
+    @property
+    def rows_per_batch(self) -> int:
+        """`batch_rows`, or the least number of rows while it is `auto` (see `pipeline.run.batches`)."""
+        return LEAST_BATCH_ROWS if self.batch_rows == "auto" else self.batch_rows
+
+    @field_validator("slots", "batch_rows", mode="plain")
     @classmethod
-    def _slots(cls, value: Any) -> Any:
+    def _count_or_auto(cls, value: Any) -> Any:
         """Accept an integer or `auto`, with the error messages of other numbers, which a union type would not give."""
         if value == "auto":
             return value
@@ -81,8 +89,8 @@ class EnginePool(ActorPool):
             raise PydanticCustomError("int_or_auto", "Input should be a valid integer, or auto")
         if value < 1:
             raise PydanticKnownError("greater_than_equal", {"ge": 1})
-        if value > MOST_SLOTS:
-            raise PydanticKnownError("less_than_equal", {"le": MOST_SLOTS})
+        if value > MOST_ROWS:
+            raise PydanticKnownError("less_than_equal", {"le": MOST_ROWS})
         return value
 
 

@@ -38,7 +38,7 @@ def count_slots(
     max_context_tokens: int,
 ) -> tuple[int, str]:
     """Return the number of slots, at least 1, that fit into free memory with each method, and the limiting reason."""
-    in_flight = pool.max_batches_in_flight * pool.batch_rows
+    in_flight = pool.max_batches_in_flight * pool.rows_per_batch
     bounds = {
         target.backend.max_slots: "the most that are worth it on this device",
         in_flight: f"the rows of {pool.max_batches_in_flight} batches in flight",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -114,8 +113,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
 def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.Table:
     """Run the graph of `build` on a pilot's samples and return the results; the output directory is not touched."""
     job = plan.config.job
-    over_pilot = copy.copy(plan)
-    vars(over_pilot)["datasource"] = pilot.datasource  # in place of the cached one
+    over_pilot = plan.reading(pilot.datasource, pilot.size)
     with (
         ray_session.session(job),
         wait_times.measured() as waits,
@@ -141,7 +139,7 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: P
     """Write `_job/summary.json`, with the work that a kill would lose, and the preview page of a limited run."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
-    done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
+    done.max_rows_in_flight = batches * pool.rows_per_batch * (plan.rows_per_sample or 1)
     done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
     done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
     shard, cuts = plan.output.shard.number, plan.manifest.cuts

@@ -14,7 +14,7 @@ by bytes is disabled. Each stage bounds its blocks by rows instead:
     generate  the same rows with generated text
     prepare   `pool.batch_rows` prompts with their conditions and sampling values
     draw      the generated VQ codes of these prompts' images, `sampling.num_images_per_prompt` rows per prompt
-    cut       `vq.batch_rows` images
+    cut       images, a multiple of `vq.batch_rows` (`pipeline.run.batches`)
     paint     the same images as RGB
     encode    the same images as encoded files
     write     the columns of the sink, outside the graph (`pipeline.output.writer`)
@@ -46,6 +46,7 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
+from pipeline.run.batches import rows_per_image_batch
 from pipeline.run.crash_ledger import CrashLedger, journalled
 
 MAX_ACTOR_RESTARTS = 100
@@ -96,19 +97,19 @@ def caption_dataset(
     pool, cuts_videos = config.pool, config.source.video.clip_s is not None
     shares_media = config.columns.prompts is not None and not cuts_videos
     assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
-    decode_rows = 1 if cuts_videos else pool.batch_rows  # one video may become hundreds of clips
-    labels, block_rows, pad_to = pool.decode_label_selector, pool.batch_rows, None
+    decode_rows = 1 if cuts_videos else pool.rows_per_batch  # one video may become hundreds of clips
+    labels, block_rows, pad_to = pool.decode_label_selector, pool.rows_per_batch, None
     if weigher is not None and not cuts_videos:
         datasource = Weighed(datasource, weigher)
         # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
-        pad_to = block_rows = pool.batch_rows + (MAX_PROMPTS if shares_media else 0)
+        pad_to = block_rows = pool.rows_per_batch + (MAX_PROMPTS if shares_media else 0)
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
     decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to)
     if cuts_videos:
-        block_rows = pool.batch_rows if weigher is None else weigher.rows_of_clips
+        block_rows = pool.rows_per_batch if weigher is None else weigher.rows_of_clips
         decoded = cut(decoded, block_rows)
     arguments = {"load": load, "tally": tally, "flow": flow}
-    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, block_rows)
+    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, batch_rows=block_rows)
 
 
 def synthesis_dataset(
@@ -132,15 +133,18 @@ def synthesis_dataset(
     the schemas of CODED and PAINTED tables. Images whose ids are in `present` are not generated again.
     """
     coded, painted = schemas
-    prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
-    prepared = map_tasks(prompts, prepare, "prepare", config.pool.batch_rows, PREPARE_CPUS)
+    prompt_rows, image_rows = config.pool.rows_per_batch, rows_per_image_batch(config)
+    prompts = read_batches(datasource, num_spans, prompt_rows)
+    prepared = map_tasks(prompts, prepare, "prepare", prompt_rows, PREPARE_CPUS)
     arguments = {"load": load, "tally": tally, "flow": flow, "present": present}
-    drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool, log)
+    drawn = map_actors(
+        prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool, log, batch_rows=prompt_rows
+    )
     if not config.sink.images:
         return drawn
-    images = cut(drawn, config.vq.batch_rows)
-    pixels = map_actors(images, Paint, (config, painted), {"load": load_painter}, config.vq)
-    return map_tasks(pixels, encode, "encode", config.vq.batch_rows, config.image.encode_cpus)
+    images = cut(drawn, image_rows)
+    pixels = map_actors(images, Paint, (config, painted), {"load": load_painter}, config.vq, batch_rows=image_rows)
+    return map_tasks(pixels, encode, "encode", image_rows, config.image.encode_cpus)
 
 
 def read_batches(
@@ -210,9 +214,10 @@ def map_actors(
     keywords: dict[str, Any],
     pool: ActorPool,
     log: CrashLedger | None = None,
-    batch_rows: int | None = None,
+    *,
+    batch_rows: int,
 ) -> Dataset:
-    """Apply a pool of actors, which each hold a model, to batches of `batch_rows` rows (default: `pool.batch_rows`)."""
+    """Apply a pool of actors, which each hold a model, to batches of `batch_rows` rows."""
     if log is not None:
         keywords = {**keywords, "journal": log.of("engine")}
     with _free_remote_arguments():
@@ -220,7 +225,7 @@ def map_actors(
             actor,
             fn_constructor_args=arguments,
             fn_constructor_kwargs=keywords,
-            batch_size=batch_rows or pool.batch_rows,
+            batch_size=batch_rows,
             batch_format="pyarrow",
             zero_copy_batch=True,
             compute=pool_strategy(pool),

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
+from ray.data import Datasource
 
 from actors.results import Stamp
 from configs.load import ConfigError
@@ -22,6 +23,7 @@ from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
+from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
 from pipeline.run.resume import DEFAULT_RESUME, AnyPlan, Earlier, ResumeOptions, read_earlier
 from pipeline.source.datasource import SpanDatasource, read_first
 from pipeline.source.done_bitmap import Ints
@@ -53,6 +55,7 @@ class JobPlan(ABC):
     earlier: Earlier | None = None
 
     reads_images: ClassVar[bool] = True
+    most_batch_rows: ClassVar[int] = MOST_BATCH_ROWS
 
     @property
     @abstractmethod
@@ -108,6 +111,15 @@ class JobPlan(ABC):
     def stamp(self, attempt: int) -> Stamp:
         return Stamp(self.job_id, attempt, self.fingerprint)
 
+    def reading(self, datasource: Datasource, num_samples: int | None) -> Self:
+        """Return this plan for the rows of a data source, with `pool.batch_rows` chosen for them."""
+        pool = self.config.pool
+        num_rows = choose_batch_rows(pool, num_samples, self.rows_per_sample or 1, self.most_batch_rows)
+        pool = pool.model_copy(update={"batch_rows": num_rows})
+        plan = replace(self, config=self.config.model_copy(update={"pool": pool}))
+        vars(plan)["datasource"] = datasource  # the cached property
+        return plan
+
 
 @dataclass(frozen=True)
 class Plan(JobPlan):
@@ -138,7 +150,7 @@ class Plan(JobPlan):
 
     @property
     def weigher(self) -> Weigher:
-        return Weigher.of(self.config.source, self.config.pool.batch_rows, self.prompt_options)
+        return Weigher.of(self.config.source, self.config.pool.rows_per_batch, self.prompt_options)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
         """Yield the first `limit` samples, decoded in this process, in tables made of `at_once` samples.
@@ -180,7 +192,7 @@ def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
     """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
     plan = read_earlier(plan, gone)
     check_plan(plan, probe_output)
-    return plan
+    return plan.reading(plan.datasource, plan.datasource.num_samples)
 
 
 def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> OutputDir:

@@ -74,7 +74,7 @@ def engines(pool: EnginePool) -> str:
     """Describe a pool of engines as text."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
-    batches = f"{pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
+    batches = f"{pool.max_batches_in_flight} batches of {pool.rows_per_batch} rows in flight each"
     return f"{number} × {slots} on {device}, {batches}"
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
 from pipeline.rows import schemas
+from pipeline.run.batches import MOST_BATCH_IMAGES
 from pipeline.run.plan import JobPlan, checked, open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
 from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
@@ -34,6 +35,7 @@ class SynthesisPlan(JobPlan):
     pair: ImagePairInfo
 
     reads_images: ClassVar[bool] = False
+    most_batch_rows: ClassVar[int] = MOST_BATCH_IMAGES
 
     @property
     def fields(self) -> tuple[str, ...]:

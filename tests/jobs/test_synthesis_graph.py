@@ -110,7 +110,7 @@ def dataset_of(
     rows = [{"id": f"p{index:03}", "prompt": f"word {index}", "seed": index} for index in range(num_prompts)]
     rows[3] = {"id": "p003", "error": "empty_prompt"}
     spans = [rows[start : start + span_rows] for start in range(0, num_prompts, span_rows)]
-    job = image_job(**{"sampling": {"num_images_per_prompt": 2}, "pool": {"slots": 4, "batch_rows": 4}, **sections})
+    job = image_job(**{"sampling": {"num_images_per_prompt": 2}, "pool": {"slots": 4, "batch_rows": 3}, **sections})
     return synthesis_dataset(
         job,
         RowsInMemory(spans),

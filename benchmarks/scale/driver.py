@@ -1,0 +1,207 @@
+"""Measures the CPU time of the driver and of Ray's head processes per row and per batch, with sleeping engines.
+
+`python -m benchmarks.scale.driver CASE` runs one whole job, described by JSON, and prints its figures as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+
+from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.results import progress
+from benchmarks.scale.stub import PacedPair, paced_job, write_rows
+from configs.schema import Job
+from pipeline.cluster.ray_session import session
+from pipeline.media.image_decoding import decode_table
+from pipeline.run.batches import MOST_BATCH_ROWS
+from pipeline.run.execution import run_graph
+from pipeline.run.graph import caption_dataset
+from pipeline.run.plan import Plan, checked
+from pipeline.source.manifest import freeze_for, needs_of
+from pipeline.storage.output_dir import OutputDir
+
+TIME_LIMIT_S = 1800
+HEAD = ("gcs_server", "raylet")
+"""Processes of Ray's head node."""
+SMALL_BATCH_ROWS = 32
+"""The default before batches were chosen by the size of the job."""
+LARGE_BATCH_ROWS = MOST_BATCH_ROWS
+UNPACED = 100_000.0
+NUM_ROWS = {SMALL_BATCH_ROWS: (10_000, 50_000), LARGE_BATCH_ROWS: (40_000, 240_000)}
+"""Rows of a small and a large job, by `batch_rows`; the difference of their times excludes start and end."""
+FLEETS = (1, 8, 32, 64)
+FLEET_ROWS_PER_S, FLEET_SECONDS, FLEET_BATCH_ROWS = 20.0, 180, 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job: `num_actors` engines of `rows_per_s` each over `num_rows` rows; `batch_rows` None is the default."""
+
+    num_actors: int
+    num_rows: int
+    rows_per_s: float
+    batch_rows: int | None = None
+
+
+def run_case(case: Case) -> Results:
+    """Run one job in a private Ray; return its seconds, CPU seconds by process, and waits of the engines."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder / "in", case.num_rows)
+        plan = _plan(case, folder)
+        build = partial(_build, load=PacedPair(case.rows_per_s))
+        with session(Job(num_cpus=2)):
+            before, start_s = _cpu_seconds(), time.monotonic()
+            wall_s, waits, publisher = run_graph(plan, build)
+            cpu = {process: now - before[process] for process, now in _cpu_seconds().items()}
+            total_s = time.monotonic() - start_s
+        num_files = len(publisher.output.list_files("data"))
+    return {
+        "wall_s": wall_s,
+        "total_s": total_s,
+        "cpu_s": cpu,
+        "engine_wait_share": waits.actors_waited,
+        "batch_rows": plan.config.pool.batch_rows,
+        "num_files": num_files,
+    }
+
+
+def _plan(case: Case, folder: Path) -> Plan:
+    config = paced_job(folder / "in", folder / "out", case.num_actors, case.batch_rows)
+    front_end = SimpleNamespace(special_tokens=(), takes_videos=False, useful_side_px=None)
+    pair: Any = SimpleNamespace(target_id="paced", drafter_id="", revisions={}, front_end=front_end)
+    output = OutputDir(str(folder / "out"))
+    needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())  # type: ignore[arg-type]
+    return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), probe_output=False)
+
+
+def _build(plan: Plan, stamp: Any, tally: Any, flow: Any, log: Any, load: PacedPair) -> ray.data.Dataset:
+    decode = partial(decode_table, options=plan.decode_options, present=plan.present_ids)
+    source: Any = plan.datasource
+    return caption_dataset(
+        plan.config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log, plan.weigher
+    )  # type: ignore[call-arg]
+
+
+def _cpu_seconds() -> dict[str, float]:
+    """Return the CPU seconds so far of this process and of Ray's head processes below it."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = {"driver": time.process_time(), **dict.fromkeys(HEAD, 0.0)}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        fields = rest.split()
+        if name in HEAD and _descends(int(path.parent.name)):
+            found[name] += (int(fields[11]) + int(fields[12])) / ticks
+    return found
+
+
+def _descends(pid: int) -> bool:
+    """Return whether a process is a descendant of this one."""
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return False
+
+
+def in_new_process(case: Case) -> Results:
+    """Run a case in a new Python process, so that one job's threads and caches do not count for the next."""
+    command = [sys.executable, "-m", "benchmarks.scale.driver", json.dumps(asdict(case))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=TIME_LIMIT_S)
+    found: Results = json.loads(done.stdout.splitlines()[-1])
+    progress(case, found)
+    return found
+
+
+def measure_costs() -> Results:
+    """Return CPU milliseconds of each process per row with small and large batches, and how they arise.
+
+    Ray's scheduling loop costs CPU time for every second that a job runs and for every batch. Two jobs of each batch
+    size give the two numbers: CPU = `per_s` · seconds + `per_batch` · batches.
+    """
+    cells = []
+    for batch_rows, sizes in NUM_ROWS.items():
+        small, large = (in_new_process(Case(2, num_rows, UNPACED, batch_rows)) for num_rows in sizes)
+        num_rows = sizes[1] - sizes[0]
+        cpu_s = {name: large["cpu_s"][name] - small["cpu_s"][name] for name in large["cpu_s"]}
+        cells.append(
+            {
+                "batch_rows": batch_rows,
+                "num_rows": num_rows,
+                "wall_s": large["wall_s"] - small["wall_s"],
+                "cpu_s": cpu_s,
+                "cpu_us_per_row": {name: 1e6 * one / num_rows for name, one in cpu_s.items()},
+            }
+        )
+    work = np.array([[cell["wall_s"], cell["num_rows"] / cell["batch_rows"]] for cell in cells])
+    fits = {name: np.linalg.solve(work, [cell["cpu_s"][name] for cell in cells]) for name in ("driver", *HEAD)}
+    return {
+        "cells": cells,
+        "cpu_s_per_s": {name: float(fit[0]) for name, fit in fits.items()},
+        "cpu_ms_per_batch": {name: 1000 * float(fit[1]) for name, fit in fits.items()},
+    }
+
+
+def measure_fleets() -> list[Results]:
+    """Run fleets of paced engines, with the batches of a job of several hours."""
+    fleets = []
+    for num_actors in FLEETS:
+        num_rows = int(num_actors * FLEET_ROWS_PER_S * FLEET_SECONDS)
+        found = in_new_process(Case(num_actors, num_rows, FLEET_ROWS_PER_S, FLEET_BATCH_ROWS))
+        fleets.append({"num_actors": num_actors, "num_rows": num_rows, "rows_per_s_each": FLEET_ROWS_PER_S, **found})
+    return fleets
+
+
+def cost_table(results: Results) -> str:
+    """Render the CPU time per row as measured, and the time per batch that remains without the time per second."""
+    costs = results["driver"]
+    rows = []
+    for cell in costs["cells"]:
+        size = cell["batch_rows"]
+        per_row = (f"{cell['cpu_us_per_row'][name]:.0f}" for name in ("driver", *HEAD))
+        ms = costs["cpu_ms_per_batch"]["driver"]
+        rows.append((size, *per_row, f"{1000 * ms / size:.1f}", f"{rows_per_s_of_a_driver(costs, size):,.0f}"))
+    return table(
+        "rows of a batch | driver, µs per row | GCS, µs | raylet, µs | driver, µs per row without its loop | rows/s of "
+        "one driver's core",
+        rows,
+    )
+
+
+def rows_per_s_of_a_driver(costs: Results, batch_rows: int) -> float:
+    """Return the rate at which the driver uses one core."""
+    return float((1.0 - costs["cpu_s_per_s"]["driver"]) * batch_rows * 1000 / costs["cpu_ms_per_batch"]["driver"])
+
+
+def fleet_table(results: Results) -> str:
+    """Render the rates of fleets; the time includes the start of the actors."""
+    rows = []
+    for one in results["fleets"]:
+        rate, per_s = one["rows_per_s_each"], one["num_rows"] / one["wall_s"]
+        share = f"{100 * one['cpu_s']['driver'] / one['total_s']:.0f} %"
+        waited = f"{100 * one['engine_wait_share']:.1f} %"
+        rows.append((one["num_actors"], f"{rate * one['num_actors']:,.0f}", f"{per_s:,.0f}", waited, share))
+    return table("actors | rows/s of the engines | rows/s of the job | engines without a row | driver's core", rows)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_case(Case(**json.loads(sys.argv[1])))))

@@ -1,0 +1,73 @@
+"""Computes what a fleet takes from the measured cost of each part: drivers, cores, requests, memory and hours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.harness.markdown import Results, table
+from benchmarks.scale.driver import rows_per_s_of_a_driver
+from pipeline.run.batches import MOST_BATCH_IMAGES, MOST_BATCH_ROWS
+
+DRIVER_SHARE = 0.5
+"""Share of one core that a driver is planned to use; the rest is reserve."""
+BATCHES = {"captions": 1.0, "images": 7 / 4}
+"""Tasks of a batch relative to captions, whose batches pass four stages; those of images pass seven."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Engines that make `kind` rows; a batch has `batch_rows` rows."""
+
+    kind: str
+    num_engines: int
+    rows_per_s_each: float
+    num_rows: int
+    batch_rows: int
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.num_engines * self.rows_per_s_each
+
+
+FLEETS = (
+    Fleet("captions", 1_000, 20.0, 10**9, MOST_BATCH_ROWS),
+    Fleet("captions", 2_500, 20.0, 10**9, MOST_BATCH_ROWS),
+    Fleet("images", 1_000, 15.0, 10**9, MOST_BATCH_IMAGES),
+)
+
+
+def needs_of(fleet: Fleet, results: Results) -> Results:
+    """Return what the fleet takes, by name; drivers may be a fraction."""
+    writers = [row for row in results["writer"] if row["kind"] == fleet.kind]
+    one_task = next(row for row in writers if row["num_tasks"] == 1)
+    ledger = min(results["ledger"], key=lambda one: abs(one["rows"] - fleet.batch_rows))
+    costs, factor = results["driver"], BATCHES[fleet.kind]
+    batches_per_s, files_per_s = fleet.rows_per_s / fleet.batch_rows, fleet.rows_per_s / one_task["rows_per_file"]
+    return {
+        "hours": fleet.num_rows / fleet.rows_per_s / 3600,
+        "drivers_by_cpu": factor * fleet.rows_per_s / DRIVER_SHARE / rows_per_s_of_a_driver(costs, fleet.batch_rows),
+        "drivers_by_ledger": batches_per_s / ledger["batches_per_s"],
+        "drivers_by_writer": fleet.rows_per_s / max(row["rows_per_s"] for row in writers),
+        "gcs_cores": factor * batches_per_s * costs["cpu_ms_per_batch"]["gcs_server"] / 1000,
+        "writer_cores": fleet.rows_per_s * one_task["task_cpu_us_per_row"] / 1e6,
+        "mb_per_s": fleet.rows_per_s * one_task["bytes_per_row"] / 1e6,
+        "files": fleet.num_rows / one_task["rows_per_file"],
+        "puts_per_s": files_per_s * one_task["objects_per_file"],
+    }
+
+
+def model_table(results: Results) -> str:
+    """Render what the fleets take."""
+    lines = []
+    for fleet in FLEETS:
+        needs = needs_of(fleet, results)
+        drivers = (f"{needs[f'drivers_by_{part}']:.2f}" for part in ("cpu", "ledger", "writer"))
+        cores = (f"{needs[f'{part}_cores']:.2f}" for part in ("gcs", "writer"))
+        rest = f"{needs['mb_per_s']:,.0f}", f"{needs['puts_per_s']:,.0f}", f"{needs['files']:,.0f}"
+        engines = f"{fleet.num_engines:,} × {fleet.rows_per_s_each:g} {fleet.kind}/s"
+        lines.append((engines, f"{fleet.num_rows:.0e}", f"{needs['hours']:.1f}", *drivers, *cores, *rest))
+    return table(
+        "engines | rows | hours | drivers by CPU | by ledger | by writer | GCS cores | writer cores | MB/s | objects/s "
+        "created | files",
+        lines,
+    )

@@ -1,0 +1,13 @@
+"""Names the tables of the documents that show `results/scale.json`."""
+
+from __future__ import annotations
+
+from benchmarks.scale import driver, model, writer
+
+TABLES = {
+    "scale_driver": driver.cost_table,
+    "scale_fleets": driver.fleet_table,
+    "scale_writer": writer.writer_table,
+    "scale_ledger": writer.ledger_table,
+    "scale_model": model.model_table,
+}
