@@ -23,10 +23,13 @@ from pipeline.storage import access
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MIN_RAY_S = 15.0
-"""Estimated seconds of one core from which work runs as Ray tasks; a local session starts in about 5 seconds."""
-FILE_S, BYTE_S, ROW_S = 1e-3, 2e-8, 4e-7
-"""Estimated seconds to open a file and read its footer, to parse a byte of text, and to read and hash an id."""
+MIN_RAY_S = 30.0
+"""Estimated seconds of one core from which work runs as Ray tasks; a local session and its workers start in about 10
+seconds."""
+FILE_S, REMOTE_FILE_S = 2.5e-4, 5e-3
+"""Estimated seconds to open a local or remote file and read its footer, several files at a time."""
+BYTE_S, ID_S, PARSED_ID_S = 1e-8, 5e-7, 8e-6
+"""Estimated seconds to find the lines in a byte of text, to read an id from a column, and to parse it from text."""
 MAX_IN_FLIGHT = 256
 """Most partitions that are submitted or computed and not yet consumed, at two per CPU."""
 MAX_RETRIES = 3
@@ -150,14 +153,17 @@ class _Progress:
 
     def __init__(self, what: str, total: int, is_shown: bool) -> None:
         self._what, self._total, self._is_shown = what, total, is_shown
-        self._began_s = self._shown_s = time.monotonic()
-        self._done = 0
+        self._first = self._done = 0
+        self._began_s = self._shown_s = 0.0
 
     def add(self, num_files: int) -> None:
+        """Count files; the rate is that since the first result, because Ray may have started before it."""
         self._done += num_files
         now_s = time.monotonic()
-        if self._is_shown and now_s - self._shown_s >= PROGRESS_INTERVAL_S:
+        if not self._first:
+            self._first, self._began_s, self._shown_s = num_files, now_s, now_s
+        elif self._is_shown and now_s - self._shown_s >= PROGRESS_INTERVAL_S:
             self._shown_s = now_s
-            rate = self._done / max(now_s - self._began_s, 1e-9)
+            rate = (self._done - self._first) / max(now_s - self._began_s, 1e-9)
             line = f"{self._what}: {self._done:,} of {self._total:,} files, {rate:,.0f} files/s"
             print(f"{line}, {(self._total - self._done) / max(rate, 1e-9):,.0f} s left", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.source import Source
-from pipeline.cluster.partitions import BYTE_S, FILE_S, ROW_S, Partition, Workers
+from pipeline.cluster.partitions import BYTE_S, FILE_S, ID_S, PARSED_ID_S, REMOTE_FILE_S, Partition, Workers
 from pipeline.source import spans
 from pipeline.source.done_bitmap import UNKNOWN, Bools, DoneBitmap, Ints
 from pipeline.source.id_hashes import hash_ids
@@ -22,6 +22,7 @@ from pipeline.source.span_files import SpanFiles
 from pipeline.sources import kind_of
 from pipeline.sources.kind import FACTS, RANGES, FilePiece, IdRows, Kind, Needs, ReadSpec, Survey, SurveyCost
 from pipeline.sources.tables import KeptTypes
+from pipeline.storage import access
 
 if TYPE_CHECKING:
     from pipeline.source.manifest import Manifest
@@ -68,7 +69,7 @@ def _surveyed(kind: Kind, filesystem: Any, root: str, files: pa.Table, needs: Ne
         return Surveyed(kind.survey(filesystem, root, files, needs).facts, types.schema)
     ranges, owners = _ranges(kind, files)
     sizes = _content_bytes(ranges) if kind.cost is SurveyCost.CONTENT else np.zeros(ranges.num_rows, np.int64)
-    work_s = FILE_S * ranges.num_rows + BYTE_S * int(sizes.sum())
+    work_s = _file_s(filesystem) * ranges.num_rows + BYTE_S * int(sizes.sum())
     tables = []
     for part in workers.map(
         partial(_survey_part, kind, filesystem, root, needs), _partitions(ranges, sizes), work_s, "survey"
@@ -106,6 +107,10 @@ def _content_bytes(ranges: pa.Table) -> Ints:
     return np.asarray(pc.subtract(ends, ranges["start"]).to_numpy())
 
 
+def _file_s(filesystem: Any) -> float:
+    return FILE_S if access.is_local(filesystem) else REMOTE_FILE_S
+
+
 def _partitions(ranges: pa.Table, sizes: Ints) -> list[Partition[pa.Table]]:
     numbers = np.arange(ranges.num_rows) // PARTITION_FILES
     by_bytes = (np.cumsum(sizes) - sizes) // PARTITION_BYTES
@@ -114,7 +119,7 @@ def _partitions(ranges: pa.Table, sizes: Ints) -> list[Partition[pa.Table]]:
     bounds = [*np.flatnonzero(is_first).tolist(), ranges.num_rows]
     found = []
     for low, high in pairwise(bounds):
-        part = ranges.take(pa.array(np.arange(low, high)))  # a slice would be sent with the buffers of the whole table
+        part = ranges.slice(low, high - low)  # Ray sends a slice without the rest of its buffers
         found.append(Partition(part, high - low, part["path"][0].as_py(), part["path"][-1].as_py()))
     return found
 
@@ -191,7 +196,7 @@ class SourceIds:
         read = partial(_read_suspects, self._kind, self.filesystem, self._spec)
         found = self._spans.kept(self._has_suspects(suspects))
         files = [SpanFiles(self.manifest, found, number) for number in range(len(found))]
-        parts = [_named(one, (one, _rows_of(one, suspects))) for one in files]
+        parts = [_named(one, (one, _bits_of(one, suspects))) for one in files]
         yield from self.workers.map(read, parts, self._work_s(found), "id comparison")
 
     def _has_suspects(self, suspects: DoneBitmap) -> Bools:
@@ -202,10 +207,9 @@ class SourceIds:
         return np.asarray(found)
 
     def _work_s(self, planned: spans.Spans) -> float:
-        files = np.unique(planned.files)
-        sizes = self.manifest.files["size_bytes"].to_numpy()[files] if self._kind.cost is SurveyCost.CONTENT else 0
-        num_rows = np.maximum(self.manifest.counts[files], 0).sum()
-        return float(FILE_S * len(planned.files) + BYTE_S * np.sum(sizes) + ROW_S * num_rows)
+        num_rows = int(np.maximum(self.manifest.counts[np.unique(planned.files)], 0).sum())
+        id_s = PARSED_ID_S if self._kind.cost is SurveyCost.CONTENT else ID_S
+        return _file_s(self.filesystem) * len(planned.files) + id_s * num_rows
 
 
 def _named(files: SpanFiles, item: Any) -> Partition[Any]:
@@ -214,10 +218,10 @@ def _named(files: SpanFiles, item: Any) -> Partition[Any]:
     return Partition(item, len(ordinals), first, last)
 
 
-def _rows_of(files: SpanFiles, suspects: DoneBitmap) -> list[Ints]:
-    """Return the suspected rows of every piece of a span."""
+def _bits_of(files: SpanFiles, suspects: DoneBitmap) -> list[bytes]:
+    """Return one bit per row of every piece of a span, 1 for suspects, in `numpy.packbits` order."""
     return [
-        int(start) + np.flatnonzero(suspects.rows(int(file), int(start), spans.end_of(stop)))
+        np.packbits(suspects.rows(int(file), int(start), spans.end_of(stop))).tobytes()
         for file, start, stop in zip(*files.spans.columns(files.number), strict=True)
     ]
 
@@ -232,11 +236,12 @@ def _read_hashes(kind: Kind, filesystem: Any, spec: ReadSpec, pieces: Sequence[F
 
 
 def _read_suspects(
-    kind: Kind, filesystem: Any, spec: ReadSpec, item: tuple[Sequence[FilePiece], list[Ints]]
+    kind: Kind, filesystem: Any, spec: ReadSpec, item: tuple[Sequence[FilePiece], list[bytes]]
 ) -> pa.Table:
     """Return the ids of the suspected rows of some files (`ids.IDS`)."""
     tables = [IDS.empty_table()]
-    for piece, suspected in zip(*item, strict=True):
+    for piece, bits in zip(*item, strict=True):
+        suspected = piece.start + np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8)))
         for rows, ids in _ids_of(kind, filesystem, spec, piece):
             is_suspect = np.isin(rows, suspected)
             ordinals = np.full(int(is_suspect.sum()), piece.ordinal, np.int32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def test_progress_names_files_and_their_rate(monkeypatch, capsys) -> None:
     with Workers(JOB) as workers:
         list(workers.map(str, parts(3), 0.0, "survey"))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" files, ")[0] for line in lines] == [f"survey: {done} of 30" for done in (10, 20, 30)]
+    assert [line.split(" files, ")[0] for line in lines] == [f"survey: {done} of 30" for done in (20, 30)]
     assert "files/s" in lines[0]
     for job in (Job(progress=False), Job(log="json")):
         list(Workers(job).map(str, parts(3), 0.0, "survey"))
@@ -130,11 +129,6 @@ def check_errors(workers: Workers, folder: Path) -> None:
     in_flight = 4  # two per CPU
     for consumed in range(1, 41):
         assert next(results) <= consumed + in_flight - 1
-    # Arrow tables of a slice are sent without the rest of their buffers.
-    table = pa.table({"path": [f"{number:09d}" for number in range(10_000)]})
-    assert list(workers.map(size_of, [Partition(table.slice(3, 2), 2, "a", "b")] * 2, 1e9, "survey")) == [2, 2]
-
-
-def size_of(table: pa.Table) -> int:
-    assert "pytest" not in sys.argv[0]
-    return table.num_rows
+    table = pa.table({"path": [f"{number:09d}" for number in range(1_000_000)]})
+    reference = ray.put(table.slice(3, 2))
+    assert ray.experimental.get_object_locations([reference])[reference]["object_size"] < 100_000
