@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -23,7 +22,7 @@ NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
 """Maximum number of rows decoded at a time; limits memory besides the table that is being built."""
 ID_BATCH_ROWS = 65_536
-"""Maximum number of rows decoded at a time if only ids are read."""
+"""Maximum number of rows decoded at a time if only ids are read, a multiple of `BATCH_ROWS`."""
 BATCH_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a batch in the worst case that every row has the largest value of its row group."""
 BUFFER_BYTES = 4 * 1024 * 1024
@@ -96,8 +95,8 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
-    """Yield the ids of a piece from the id column alone. If a batch cannot be read, its rows are read again in batches
-    of `BATCH_ROWS`, so that the rows before the damage are those that `read` yields."""
+    """Yield the ids of a piece from the id column alone. If a batch cannot be read, the piece is read again in batches
+    of `BATCH_ROWS`, so that the rows before the damage are those that `read` yields if it begins with this piece."""
     assert spec.source.id_column is not None
     path, names = access.join(spec.root, piece.path), [spec.source.id_column]
     next_row = piece.start
@@ -106,8 +105,10 @@ def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRo
             yield id_rows(spec, piece.path, batch, first)
             next_row = first + batch.num_rows
     except Exception:
-        for first, batch in _batches(filesystem, path, names, replace(piece, start=next_row), BATCH_ROWS):
-            yield id_rows(spec, piece.path, batch, first)
+        for first, batch in _batches(filesystem, path, names, piece, BATCH_ROWS):
+            num_yielded = max(0, next_row - first)
+            if num_yielded < batch.num_rows:
+                yield id_rows(spec, piece.path, batch.slice(num_yielded), first + num_yielded)
 
 
 def _batches(
@@ -188,7 +189,8 @@ def batch_rows(
 ) -> int:
     """Return the number of rows to decode at a time. Every row may reference the same huge value of a dictionary page;
     for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within `BATCH_BYTES`
-    then. Other columns with a dictionary reduce it to `BATCH_ROWS` at most."""
+    then. Other columns with a dictionary reduce it to `BATCH_ROWS` at most. Larger batches are multiples of
+    `BATCH_ROWS`, so that damage is met at the same rows."""
     num_rows = max_rows
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):
@@ -199,7 +201,7 @@ def batch_rows(
             size = max(1, column.total_uncompressed_size)
             is_suspicious = name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size)
             num_rows = min(num_rows, max(1 if is_suspicious else BATCH_ROWS, BATCH_BYTES // size))
-    return num_rows
+    return num_rows if num_rows < BATCH_ROWS else num_rows // BATCH_ROWS * BATCH_ROWS
 
 
 _LOCK = threading.Lock()

@@ -113,6 +113,11 @@ def test_a_hash_depends_on_the_text_alone(texts, first) -> None:
     assert len(set(alone)) == len({"x" * 100, *texts})
 
 
+def test_ids_that_differ_in_trailing_zeros_have_other_hashes() -> None:
+    texts = ["", "\0", "\0\0", "a", "a\0", "12345678", "12345678\0"]
+    assert len(set(ids.hash_ids(pa.array(texts, pa.large_string())).tolist())) == len(texts)
+
+
 def test_hashes_are_those_of_other_processes() -> None:
     """Attempts and tasks of other machines compare hashes, so they never change."""
     program = (
