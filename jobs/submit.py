@@ -30,8 +30,8 @@ from configs.training import TrainDrafterJob
 from jobs.command import DONE, FAILED, REFUSED, is_set, positive
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
-from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 from pipeline.run.plan import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard

@@ -1,11 +1,11 @@
 """Measures the parts of a job that all actors share, and computes what a fleet takes from these figures.
 
-    python -m benchmarks.scale                        # all parts; writes results/scale.json; half an hour on two cores
+    python -m benchmarks.scale                        # all parts; writes results/scale.json; an hour on two cores
     python -m benchmarks.scale --only driver          # one part; the others are kept
 
 Parts: `writer` publishes blocks from the object store to a local folder, with one, two and four tasks at a time.
 `ledger` records batches of clients in tasks. `driver` runs jobs over text rows with engines that return at once.
-`fleets` runs 1 to 64 actors whose engines sleep. `planner` lists, counts and compares ids.
+`fleets` runs 1 to 64 actors whose engines sleep. `planner` lists, counts and compares ids (two gigabytes of files).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import command_line, machine, progress, read_results, results_file, write_results
-from benchmarks.scale import driver, writer
+from benchmarks.scale import driver, planner, writer
 from benchmarks.scale.tables import TABLES
 from configs.schema import Job
 from pipeline.cluster.ray_session import session
@@ -46,6 +46,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "ledger": measure_ledger,
     "driver": driver.measure_costs,
     "fleets": driver.measure_fleets,
+    "planner": planner.measure_planner,
 }
 
 

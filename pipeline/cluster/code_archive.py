@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
-from pipeline.output.provenance import CODE_FOLDERS, ROOT
+from pipeline.cluster.provenance import CODE_FOLDERS, ROOT
 
 SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
 SHIPPED_FILES = ("pyproject.toml",)

@@ -54,18 +54,25 @@ class Accounts:
     `rows_per_sample` is None if columns of the rows contain it."""
 
     def __init__(self, counts: Ints, rows_per_sample: int | None = 1) -> None:
-        self._rows_per_sample = rows_per_sample
+        self.rows_per_sample = rows_per_sample
         self.good = DoneBitmap(counts)
         """Samples that have all of their rows in `data/`."""
         self._bad = DoneBitmap(counts)
         self._open = _ENTRY.empty_table()
+
+    def with_counts(self, counts: Ints) -> Accounts:
+        """Return a copy with other numbers of samples per source file; ValueError if a row is beyond its file's end."""
+        copy = Accounts(counts, self.rows_per_sample)
+        copy.good, copy._bad, copy._open = self.good.with_counts(counts), self._bad.with_counts(counts), self._open
+        copy.good.check(*_samples_of(copy._open))
+        return copy
 
     def add(self, parts: Sequence[Rows], is_error: bool = False) -> list[Bools]:
         """Add rows of `data/` files; after all of these, add rows of `errors/` files, newest first.
 
         Return one mask per part: True for rows that were added before, and for error rows that have a result.
         """
-        if self._rows_per_sample != 1:
+        if self.rows_per_sample != 1:
             sizes = np.cumsum([len(one.files) for one in parts])[:-1]
             entries = pa.concat_tables([self._entries(one, is_error) for one in parts])
             return np.split(self._enter(entries, is_error), sizes)
@@ -110,7 +117,7 @@ class Accounts:
         num_prompts = np.maximum(column("num_prompts"), 1)
         place = np.where(replica >= 0, replica, np.maximum(clip, 0) * num_prompts + np.maximum(prompt, 0))
         num_rows = np.maximum(column("num_clips"), 1) * num_prompts
-        num_rows = np.where(replica >= 0, self._rows_per_sample or 1, num_rows)
+        num_rows = np.where(replica >= 0, self.rows_per_sample or 1, num_rows)
         is_whole = np.maximum(np.maximum(clip, prompt), replica) < 0 if is_error else np.zeros(len(place), bool)
         place, num_rows = np.where(is_whole, -1, place), np.where(is_whole, 0, num_rows)
         errors, ids = np.full(len(place), is_error), rows.table["sample_id"]

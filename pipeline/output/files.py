@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, JOB, OutputDir, as_json
 
@@ -25,6 +27,10 @@ SPOOL = f"{JOB}/spool"
 CHECKSUMS = f"{JOB}/files"
 ATTEMPT_KEY, FINGERPRINT_KEY = b"draftfleet.attempt", b"draftfleet.config_fingerprint"
 NUM_READ_THREADS = 8
+PARTITION_FILES = 32
+"""Most result files of one partition, whose rows are in memory at the same time."""
+RESULT_FILE_S = 5e-3
+"""Estimated seconds of one core to read some columns of a result file."""
 _BATCH_ROWS = 1024
 _PUBLISHED = re.compile(r"part-(\d{6,})\.parquet")
 _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
@@ -149,13 +155,23 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
 
 
 def read_all_found(
-    output: OutputDir, names: Sequence[str], columns: Sequence[str], whole: bool = False
+    output: OutputDir,
+    names: Sequence[str],
+    columns: Sequence[str],
+    whole: bool = False,
+    workers: Workers = IN_PROCESS,
 ) -> Iterable[Found]:
     """Call `read_found` for many files in parallel, and yield the results in order."""
+    read = partial(_read_part, output, tuple(columns), whole)
+    parts = [names[start : start + PARTITION_FILES] for start in range(0, len(names), PARTITION_FILES)]
+    named = [Partition(part, len(part), part[0], part[-1]) for part in parts]
+    for found in workers.map(read, named, RESULT_FILE_S * len(names), "reading of results", "sink.path"):
+        yield from found
+
+
+def _read_part(output: OutputDir, columns: Sequence[str], whole: bool, names: Sequence[str]) -> list[Found]:
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        for start in range(0, len(names), 4 * NUM_READ_THREADS):
-            some = names[start : start + 4 * NUM_READ_THREADS]
-            yield from pool.map(lambda name: read_found(output, name, columns, whole), some)
+        return list(pool.map(lambda name: read_found(output, name, columns, whole), names))
 
 
 def checksum_name(relative: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
 from pipeline.source.done_bitmap import Bools, Ints, PathIndex
@@ -28,6 +29,32 @@ class Spooled:
     drop: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class ErrorFile:
+    """A published file of `errors/` that was read: its `version` (`OutputDir.list_versions`), attempt, and rows."""
+
+    version: str
+    attempt: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Everything that an inventory has read of published files, for the next inventory of the same attempt.
+
+    Published files do not change, except that they may be set aside, emptied or rewritten; then their version changes.
+    Files with a problem are not in it, so they are read again.
+    """
+
+    paths: pa.ChunkedArray
+    """Paths of the manifest, to whose ordinals the rows refer."""
+    results: Accounts
+    """Rows of the files in `data`, without error rows."""
+    data: dict[str, str]
+    """Versions of files of `data/`."""
+    errors: dict[str, ErrorFile]
+
+
 @dataclass
 class Inventory:
     """The state of an output: `strange` files are damaged or unknown, `spooled` files hold rows to publish; by file,
@@ -44,6 +71,9 @@ class Inventory:
     """Published files without rows: fences against older attempts, and files that were emptied."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
     """Published rows by folder, without repeated and superseded rows."""
+    reads: Reads | None = None
+    num_files_read: int = 0
+    """Number of published files that were read and not known from an earlier inventory."""
 
 
 def take_inventory(
@@ -52,32 +82,118 @@ def take_inventory(
     rows_per_sample: int | None,
     fingerprints: Mapping[int, str],
     damaged: Mapping[str, str] | None = None,
+    known: Inventory | None = None,
+    workers: Workers = IN_PROCESS,
 ) -> Inventory:
-    """Read every file of an output and return its inventory.
+    """Read the files of an output and return its inventory.
 
     `fingerprints` are the config fingerprints of all attempts, `damaged` the problems of damaged published files by
     path. Only the identifying columns of published files are read; spool files have no checksums and are read whole.
+    Published files that the inventory `known` has read, and whose versions are the same, are not read again.
     """
-    found = Inventory(Accounts(manifest.counts, rows_per_sample))
-    paths = PathIndex(manifest.files["path"])
-    damaged = damaged or {}
+    return _Taker(output, manifest, rows_per_sample, fingerprints, damaged or {}, known, workers).take()
 
-    def enter(names: list[str], folder: str, is_published: bool) -> None:
+
+class _Taker:
+    def __init__(
+        self,
+        output: OutputDir,
+        manifest: Manifest,
+        rows_per_sample: int | None,
+        fingerprints: Mapping[int, str],
+        damaged: Mapping[str, str],
+        known: Inventory | None,
+        workers: Workers,
+    ) -> None:
+        self.output, self.fingerprints, self.damaged, self.workers = output, fingerprints, damaged, workers
+        paths = manifest.files["path"]
+        self.paths = PathIndex(paths)
+        # Listed before any file is read: a file that changes in between has another version in the next inventory.
+        versions = {
+            f"{folder}/{name}": version
+            for folder in (DATA, ERRORS)
+            for name, version in output.list_versions(folder).items()
+        }
+        self.versions = versions
+        kept = None if known is None else _kept(known, manifest, versions, damaged)
+        if kept is None or known is None:
+            self.found = Inventory(Accounts(manifest.counts, rows_per_sample))
+            self.reads = Reads(paths, self.found.accounts, {}, {})
+        else:
+            self.found = Inventory(kept.results, doubled=dict(known.doubled))
+            self.found.num_rows[DATA] = known.num_rows[DATA]
+            self.found.empty = {name for name in known.empty if name in kept.data}
+            self.reads = kept
+
+    def take(self) -> Inventory:
+        found, output = self.found, self.output
+        self._enter([name for name in list_published(output, DATA) if name not in self.reads.data], DATA, True)
+        counts = found.accounts.good.counts
+        self.reads = replace(self.reads, results=found.accounts.with_counts(counts))
+        self._enter(list_spooled(output, DATA), DATA, is_published=False)
+        # Newest first, because the newest of several errors of one row counts.
+        for names, is_published in self._errors_newest_first():
+            self._enter(names, ERRORS, is_published)
+        known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
+        unknown = [name for name in (f"{SPOOL}/{name}" for name in output.list_files(SPOOL)) if name not in known]
+        found.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
+        found.reads = self.reads
+        return found
+
+    def _enter(self, names: list[str], folder: str, is_published: bool) -> None:
+        found, damaged = self.found, self.damaged
         found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
         names = [name for name in names if name not in damaged]
-        for batch in _batches(read_all_found(output, names, COLUMNS, whole=not is_published)):
-            files = [one for one in batch if not _is_strange(one, fingerprints, found)]
-            parts = locate([one.table for one in files], paths)
-            known = [_are_listed(rows, found.accounts.good.counts) for rows in parts]
-            problem = "it holds rows of samples that the manifest does not list"
-            found.strange += [Found(one.relative, problem=problem) for one, is_ok in zip(files, known) if not is_ok]
-            files, parts = list(itertools.compress(files, known)), list(itertools.compress(parts, known))
+        for batch in _batches(self._files(names, is_published)):
+            files = self._located(batch, folder, is_published)
             if files:
-                masks = found.accounts.add(parts, is_error=folder == ERRORS)
-                for one, rows, repeated in zip(files, parts, masks, strict=True):
-                    (published if is_published else waiting)(one.relative, folder, rows, repeated)
+                masks = found.accounts.add([rows for _, rows in files], is_error=folder == ERRORS)
+                for (relative, rows), repeated in zip(files, masks, strict=True):
+                    (self._published if is_published else self._waiting)(relative, folder, rows, repeated)
 
-    def published(relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
+    def _files(self, names: list[str], is_published: bool) -> Iterator[Found | str]:
+        """Yield the files in order; those of `errors/` that are known by their names, and the others as read."""
+        known = self.reads.errors if is_published else {}
+        unknown = [name for name in names if name not in known]
+        fresh = iter(read_all_found(self.output, unknown, COLUMNS, not is_published, self.workers))
+        for name in names:
+            yield name if name in known else next(fresh)
+
+    def _located(self, batch: list[Found | str], folder: str, is_published: bool) -> list[tuple[str, Rows]]:
+        """Return the files of a batch without problems and their rows, with one lookup of paths."""
+        found = self.found
+        fresh = [one for one in batch if not isinstance(one, str) and not _is_strange(one, self.fingerprints, found)]
+        located = dict(
+            zip([one.relative for one in fresh], locate([one.table for one in fresh], self.paths), strict=True)
+        )
+        for one in fresh:
+            rows = located[one.relative]
+            if not _are_listed(rows, found.accounts.good.counts):
+                problem = "it holds rows of samples that the manifest does not list"
+                found.strange.append(Found(one.relative, problem=problem))
+                del located[one.relative]
+            elif is_published:
+                self._note(one, rows, folder)
+        located |= {name: self.reads.errors[name].rows for name in batch if isinstance(name, str)}
+        names = [one if isinstance(one, str) else one.relative for one in batch]
+        return [(name, located[name]) for name in names if name in located]
+
+    def _note(self, one: Found, rows: Rows, folder: str) -> None:
+        self.found.num_files_read += 1
+        version = self.versions.get(one.relative, "")
+        if version and folder == DATA:
+            self.reads.data[one.relative] = version
+        elif version:
+            needed = [name for name in rows.table.column_names if name != "source"] if self._needs_columns else []
+            compact = Rows(rows.files, rows.rows, rows.table.select(needed))
+            self.reads.errors[one.relative] = ErrorFile(version, one.attempt, compact)
+
+    @property
+    def _needs_columns(self) -> bool:
+        return self.found.accounts.rows_per_sample != 1
+
+    def _published(self, relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
+        found = self.found
         found.num_rows[folder] += int((~repeated).sum())
         if not len(repeated):
             found.empty.add(relative)
@@ -86,38 +202,55 @@ def take_inventory(
         elif repeated.any():
             found.superseded[relative] = repeated
 
-    def waiting(relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
+    def _waiting(self, relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
         if repeated.all():
-            found.spent.append(relative)
+            self.found.spent.append(relative)
         else:
             ids = frozenset(_ids(rows, repeated))
-            found.spooled.append(Spooled(relative, folder, len(repeated) - len(ids), ids))
+            self.found.spooled.append(Spooled(relative, folder, len(repeated) - len(ids), ids))
 
-    enter(list_published(output, DATA), DATA, is_published=True)
-    enter(list_spooled(output, DATA), DATA, is_published=False)
-    # Newest first, because the newest of several errors of one row counts.
-    for names, is_published in _errors_newest_first(output):
-        enter(names, ERRORS, is_published)
-    known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
-    unknown = [name for name in (f"{SPOOL}/{name}" for name in output.list_files(SPOOL)) if name not in known]
-    found.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
-    return found
+    def _errors_newest_first(self) -> list[tuple[list[str], bool]]:
+        """Group error files into runs, newest first, as pairs of paths and whether they are published.
+
+        Files that an attempt published come before files that the same or an older attempt spooled.
+        """
+        spooled, published = list_spooled(self.output, ERRORS)[::-1], list_published(self.output, ERRORS)[::-1]
+        if not spooled:
+            return [(published, True)]
+        attempts = {name: one.attempt for name, one in self.reads.errors.items()}
+        unknown = [name for name in published if name not in attempts]
+        attempts |= {one.relative: one.attempt for one in read_all_found(self.output, unknown, ())}
+        placed = [(-attempts[name], False, name) for name in published]
+        placed += [(-spool_attempt(name), True, name) for name in spooled]
+        placed.sort(key=lambda one: one[:2])  # stable sort: within an attempt, newest first
+        runs = itertools.groupby(placed, lambda one: one[1])
+        return [([name for _, _, name in run], not waits) for waits, run in runs]
 
 
-def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
-    """Group error files into runs, newest first, as pairs of paths and whether they are published.
+def _kept(
+    known: Inventory, manifest: Manifest, versions: Mapping[str, str], damaged: Mapping[str, str]
+) -> Reads | None:
+    """Return what is still valid of the files that an earlier inventory has read; None if all must be read again.
 
-    Files that an attempt published come before files that the same or an older attempt spooled.
+    Rows cannot be removed from the counted results. So all files are read again if a file of `data/` was replaced or is
+    damaged, if the manifest has other files at the same ordinals, or if a count contradicts the rows.
     """
-    spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
-    if not spooled:
-        return [(published, True)]
-    attempts = {one.relative: one.attempt for one in read_all_found(output, published, ())}
-    placed = [(-attempts[name], False, name) for name in published]
-    placed += [(-spool_attempt(name), True, name) for name in spooled]
-    placed.sort(key=lambda one: one[:2])  # stable sort: within an attempt, newest first
-    runs = itertools.groupby(placed, lambda one: one[1])
-    return [([name for _, _, name in run], not waits) for waits, run in runs]
+    reads = known.reads
+    assert reads is not None
+    paths = manifest.files["path"]
+    if not paths.slice(0, len(reads.paths)).equals(reads.paths):
+        return None
+    if any(versions.get(name) != version or name in damaged for name, version in reads.data.items()):
+        return None
+    errors = {
+        name: one
+        for name, one in reads.errors.items()
+        if versions.get(name) == one.version and name not in damaged and _are_listed(one.rows, manifest.counts)
+    }
+    try:
+        return Reads(paths, reads.results.with_counts(manifest.counts), dict(reads.data), errors)
+    except ValueError:
+        return None
 
 
 def _is_strange(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
@@ -142,13 +275,13 @@ def _ids(rows: Rows, mask: Bools) -> list[str]:
     return found
 
 
-def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:
+def _batches(found: Iterable[Found | str]) -> Iterator[list[Found | str]]:
     """Group files into batches, whose source paths are looked up together."""
-    batch: list[Found] = []
+    batch: list[Found | str] = []
     num_rows = 0
     for one in found:
         batch.append(one)
-        num_rows += 0 if one.table is None else one.table.num_rows
+        num_rows += 0 if isinstance(one, str) or one.table is None else one.table.num_rows
         if num_rows >= _ROWS_AT_ONCE or len(batch) >= _FILES_AT_ONCE:
             yield batch
             batch, num_rows = [], 0

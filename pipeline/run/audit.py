@@ -13,14 +13,14 @@ import yaml
 
 from configs.load import ConfigError
 from pipeline.output.checksums import Verified, verify
-from pipeline.output.files import list_published, read_all_found, read_found
+from pipeline.output.files import list_published, read_found
 from pipeline.output.inventory import take_inventory
+from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.publishing import FOLDERS
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
 from pipeline.run.resume import fingerprints_of
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap
-from pipeline.source.ids import repeated_ids
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.source.shards import spans_of
@@ -165,9 +165,7 @@ def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterat
 def _ids_twice(output: OutputDir) -> Iterator[str]:
     """Yield one problem per folder in which several rows have the same `sample_id`."""
     for folder in (DATA, ERRORS):
-        tables = (one.table for one in read_all_found(output, list_published(output, folder), ("sample_id",)))
-        parts = [table["sample_id"].to_numpy(zero_copy_only=False) for table in tables if table is not None]
-        twice = repeated_ids(parts)
+        twice = ids_of_several_rows(output, list_published(output, folder))
         if twice:
             yield f"{folder}/: {len(twice)} ids are there more than once: {', '.join(twice[:5])}"
 

@@ -18,7 +18,7 @@ from actors.serving.engine_thread import ReportWaits, Waits
 from actors.serving.journal import ErrorBudgetSpent
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
-from pipeline.output.provenance import code_revision, versions
+from pipeline.cluster.provenance import code_revision, versions
 from pipeline.output.publishing import Publisher
 from pipeline.output.writer import Writer, calls_in_ray
 from pipeline.reports import progress

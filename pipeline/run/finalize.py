@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.cluster.partitions import Workers
 from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.run.repeated_ids import finalize_repeated_ids
 from pipeline.source import spans
+from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import with_counts
 from pipeline.sources import kind_of
 from pipeline.storage.output_dir import DATA, ERRORS
@@ -35,20 +37,37 @@ def finalize(
     if not next_numbers[DATA]:  # without any result, `data/` gets an empty file, so that readers find a schema
         publisher.publish_rows(DATA, 0, publisher.format.schema.empty_table())
     manifest = with_counts(plan.manifest, output)
-    found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
+    with Workers(plan.config.job) as workers:
+        return _finalize(plan, publisher, manifest, fingerprints, next_numbers[ERRORS], workers)
+
+
+def _finalize(
+    plan: JobPlan,
+    publisher: Publisher,
+    manifest: Manifest,
+    fingerprints: Mapping[int, str],
+    next_error_number: int,
+    workers: Workers,
+) -> Inventory:
+    def take(known: Inventory | None) -> Inventory:
+        return take_inventory(
+            publisher.output, manifest, plan.rows_per_sample, fingerprints, known=known, workers=workers
+        )
+
+    found = take(plan.earlier.inventory if plan.earlier else None)
     for relative in found.spent:
         publisher.remove(relative)
     for one in found.spooled:  # older attempts spooled them after this one took over; it has computed these rows again
         publisher.set_aside(one.relative)
     if found.spooled:  # rows that were set aside must not count as done
-        found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
+        found = take(found)
     for strange in found.strange:
         publisher.set_aside(strange.relative)
     complete_checksums(publisher, found)
-    drop_superseded(publisher, found, next_numbers[ERRORS])
+    drop_superseded(publisher, found, next_error_number)
     check_accounted(plan, found)
     if may_repeat_ids(plan):
-        finalize_repeated_ids(publisher, manifest)
+        finalize_repeated_ids(publisher, manifest, sum(found.num_rows.values()), workers)
     publisher.check_alone()
     return found
 

@@ -18,6 +18,7 @@ from configs.load import ConfigError
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
+from pipeline.cluster.partitions import Workers
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
@@ -184,8 +185,10 @@ def make_plan(
         config = config.model_copy(update={"source": source})
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
-    reopened = reopen(needs, output, resume.accept_touched)
-    return checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, probe_output)
+    with Workers(config.job) as workers:
+        reopened = reopen(needs, output, resume.accept_touched, workers)
+        plan = Plan(config, pair, reopened.manifest, output, limit, resume)
+        return checked(plan, reopened.gone, probe_output)
 
 
 def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.accounts import locate
 from pipeline.output.files import list_published, parts, read_all_found
+from pipeline.output.output_ids import repeated_samples
 from pipeline.output.publishing import FOLDERS, Publisher, next_number
-from pipeline.source.done_bitmap import Bools, PathIndex
-from pipeline.source.ids import repeated_ids
+from pipeline.source.done_bitmap import Bools, DoneBitmap, PathIndex
 from pipeline.source.manifest import Manifest
 from pipeline.source.span_reader import path_id
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -39,47 +40,46 @@ Repeats = dict[Place, str]
 """Position of each sample that repeats the id of an earlier sample → that id."""
 
 
-def finalize_repeated_ids(publisher: Publisher, manifest: Manifest) -> int:
+def finalize_repeated_ids(
+    publisher: Publisher, manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS
+) -> int:
     """Turn rows with the id of an earlier sample into error rows, and return the number of such samples.
 
-    Requires an output in which each planned sample has its rows once.
+    Requires an output of `num_rows` rows, in which each planned sample has its rows once.
     """
-    paths = PathIndex(manifest.files["path"])
-    found = find_repeats(publisher.output, paths)
+    output, paths = publisher.output, PathIndex(manifest.files["path"])
+    found = find_repeats(output, manifest, num_rows, workers)
     if not found:
         return 0
-    taken = _Names(publisher.output)
+    later = DoneBitmap(manifest.counts)
+    later.add(*np.array(sorted(found), np.int64).T)
+    taken = _Names(output)
     # Other rows of these samples may be in other files.
-    tables = _tables(publisher.output, _COLUMNS)
-    doubtful = sorted(name for name, table in tables if not found.keys().isdisjoint(_places(table, paths)))
+    doubtful = sorted(name for name, table in _tables(output, _COLUMNS) if _is_in(later, table, paths).any())
     for relative in doubtful:
         if relative.startswith(f"{DATA}/"):
-            table, later = _later_rows(publisher, relative, paths, found)
-            rows = renamed(table.filter(pa.array(later)), found, paths, taken)
+            table = _read(publisher, relative)
+            rows = renamed(table.filter(pa.array(_is_in(later, table, paths))), found, paths, taken)
             for part in parts(rows, publisher.rows_per_file):
                 publisher.check_alone()
-                publisher.publish_rows(ERRORS, next_number(publisher.output, ERRORS), publisher.format.check(part))
+                publisher.publish_rows(ERRORS, next_number(output, ERRORS), publisher.format.check(part))
     for relative in doubtful:
-        table, later = _later_rows(publisher, relative, paths, found)
-        if not later.any():
+        table = _read(publisher, relative)
+        is_later = _is_in(later, table, paths)
+        if not is_later.any():
             continue
-        kept = table.filter(pa.array(~later))
+        kept = table.filter(pa.array(~is_later))
         if relative.startswith(f"{ERRORS}/"):
-            kept = pa.concat_tables([kept, renamed(table.filter(pa.array(later)), found, paths, taken)])
+            kept = pa.concat_tables([kept, renamed(table.filter(pa.array(is_later)), found, paths, taken)])
         publisher.rewrite(relative, kept)
     return len(found)
 
 
-def find_repeats(output: OutputDir, paths: PathIndex) -> Repeats:
+def find_repeats(output: OutputDir, manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS) -> Repeats:
     """Find the samples that repeat the id of an earlier sample."""
-    ids = (table["sample_id"].to_numpy(zero_copy_only=False) for _, table in _tables(output, ("sample_id",)))
-    twice = pa.array(repeated_ids(ids), pa.string())
-    by_id: dict[str, set[Place]] = {}
-    for _, table in _tables(output, _COLUMNS) if len(twice) else ():
-        some = table.filter(pc.is_in(table["sample_id"], value_set=twice))
-        for sample_id, place in zip(some["sample_id"].to_pylist(), _places(some, paths), strict=True):
-            by_id.setdefault(sample_id, set()).add(place)
-    return {place: sample_id for sample_id, places in by_id.items() for place in places - {min(places)}}
+    found = repeated_samples(output, list_published(output, *FOLDERS), manifest, num_rows, workers)
+    columns = (found[name].to_pylist() for name in ("file", "row", "sample_id"))
+    return {(file, row): sample_id for file, row, sample_id in zip(*columns, strict=True)}
 
 
 def renamed(rows: pa.Table, found: Repeats, paths: PathIndex, taken: _Names) -> pa.Table:
@@ -139,9 +139,13 @@ def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, 
     return ((one.relative, one.table) for one in found if one.table is not None)
 
 
-def _later_rows(publisher: Publisher, relative: str, paths: PathIndex, found: Repeats) -> tuple[pa.Table, Bools]:
-    table = publisher.format.check(pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative))))
-    return table, np.fromiter((place in found for place in _places(table, paths)), bool, table.num_rows)
+def _read(publisher: Publisher, relative: str) -> pa.Table:
+    return publisher.format.check(pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative))))
+
+
+def _is_in(later: DoneBitmap, table: pa.Table, paths: PathIndex) -> Bools:
+    [rows] = locate([table], paths)
+    return later.has(rows.files, rows.rows)
 
 
 def _places(table: pa.Table, paths: PathIndex) -> Iterator[Place]:

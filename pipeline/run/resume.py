@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from configs.load import ConfigError
+from pipeline.cluster.partitions import Workers
 from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
@@ -90,7 +91,11 @@ def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
     verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
     fingerprints = fingerprints_of(plan.output)
-    inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
+    known = plan.earlier.inventory if plan.earlier else None
+    with Workers(plan.config.job) as workers:
+        inventory = take_inventory(
+            plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems, known, workers
+        )
     done = inventory.accounts.done(retry)
     lost = [file for file in gone.tolist() if not done.is_complete(file, *rows_of(manifest.cuts, shard, file))]
     if lost:

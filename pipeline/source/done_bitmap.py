@@ -18,6 +18,8 @@ Bools = NDArray[np.bool_]
 
 UNKNOWN = -1
 _LOOKUP_CHUNK = 1 << 20
+_COPY_BYTES = 1 << 17
+"""Bytes of a bitmap that are copied at a time, which takes 16 MB at most."""
 
 
 class DoneBitmap:
@@ -38,7 +40,7 @@ class DoneBitmap:
 
     def add(self, files: Ints, rows: Ints) -> Bools:
         """Add samples; return for each whether it was already in the set or occurs earlier in this call."""
-        is_counted = self._check(files, rows)
+        is_counted = self.check(files, rows)
         repeated = np.zeros(len(files), bool)
         ordinals = self._starts[files[is_counted]] + rows[is_counted]
         again = np.ones(len(ordinals), bool)
@@ -63,13 +65,38 @@ class DoneBitmap:
         return repeated
 
     def has(self, files: Ints, rows: Ints) -> Bools:
-        is_counted = self._check(files, rows)
+        is_counted = self.check(files, rows)
         is_done = np.zeros(len(files), bool)
         is_done[is_counted] = self._get(self._starts[files[is_counted]] + rows[is_counted])
         for index in np.flatnonzero(~is_counted):
             bits = self._open_bits(int(files[index]))
             is_done[index] = rows[index] < len(bits) and bits[rows[index]]
         return is_done
+
+    def is_inside(self, files: Ints, rows: Ints) -> Bools:
+        """Return for each whether `file` is a file (-1 is none) and has a row with this index, as far as is known."""
+        counts = self.counts[files]
+        return np.asarray((files >= 0) & (rows >= 0) & ((counts == UNKNOWN) | (rows < counts)))
+
+    def with_counts(self, counts: Ints) -> DoneBitmap:
+        """Return a copy with other numbers of samples; `counts` begins with the same files.
+
+        Raises:
+            ValueError: a row of the set is beyond the end of its file.
+        """
+        copy = DoneBitmap(counts)
+        if np.array_equal(counts, self.counts):
+            copy._bits = self._bits.copy()
+        else:
+            for first in range(0, len(self._bits), _COPY_BYTES):
+                bits = np.unpackbits(self._bits[first : first + _COPY_BYTES], bitorder="little")
+                ordinals = 8 * first + np.flatnonzero(bits)
+                files = np.searchsorted(self._starts, ordinals, side="right") - 1
+                copy.add(files, ordinals - self._starts[files])
+        for file, own in self._open.items():
+            rows = np.flatnonzero(own)
+            copy.add(np.full(len(rows), file), rows)
+        return copy
 
     def merge(self, other: DoneBitmap) -> None:
         self._bits |= other._bits
@@ -116,8 +143,8 @@ class DoneBitmap:
         found: Bools = (self._bits[ordinals >> 3] >> (ordinals & 7).astype(np.uint8) & 1).astype(bool)
         return found
 
-    def _check(self, files: Ints, rows: Ints) -> Bools:
-        """Check that every row is inside its file; return which of the files have a known count."""
+    def check(self, files: Ints, rows: Ints) -> Bools:
+        """Check that every row is inside its file (else ValueError); return which of the files have a known count."""
         counts = self.counts[files]
         is_counted = counts != UNKNOWN
         if (rows < 0).any() or (rows[is_counted] >= counts[is_counted]).any():

@@ -1,61 +1,135 @@
-"""Finds rows whose id an earlier row has: compares hashes first, then the ids of rows with equal hashes.
+"""Finds rows whose id an earlier row has, with memory for one hash partition at a time.
 
-Uses 16 bytes per id while it runs.
+Hashes of all ids are written to partitions in a temporary folder (`_Buckets`). Within a partition, rows with equal
+hashes are suspects. Only the ids of suspects are read again, partitioned the same way, and compared in full. Besides a
+partition, the process keeps one bit per row if there is a suspect, and the repeated rows.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
-Ids = Iterable[tuple[int, str]]
-"""(row, id) of every row that has an id, in order."""
+from pipeline.source.done_bitmap import DoneBitmap
+from pipeline.source.id_hashes import Hashes, hash_ids
+
+HASHES = pa.schema([("hash", pa.uint64()), ("file", pa.int32()), ("row", pa.int64())])
+"""Hashes of ids and the places of their rows: the file's ordinal and the row's index in the file."""
+IDS = pa.schema([("sample_id", pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
+IDS_PER_PARTITION = 4_000_000
+"""About the number of ids of one hash partition: 20 bytes per id in the folder, and 60 bytes in memory."""
+MAX_PARTITIONS = 4096
+"""Most hash partitions. Above 16 billion ids, partitions become larger."""
 
 
-def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
-    """Map the index of a file to its rows whose id occurs in an earlier row of this file or of an earlier file.
+class IdReader(Protocol):
+    """Reads the ids of a source or of an output, each time in the same order; rows without an id are left out."""
 
-    Every call of an element of `files` reads that file's ids; files with equal hashes are read twice.
+    def hashes(self) -> Iterator[pa.Table]:
+        """Yield tables of `HASHES` with all rows."""
+        ...
+
+    def ids(self, suspects: DoneBitmap) -> Iterator[pa.Table]:
+        """Yield tables of `IDS` with the rows that are in `suspects`."""
+        ...
+
+
+def find_repeats(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> pa.Table:
+    """Return the rows (`IDS`, by file and row) whose id a row of a smaller file ordinal, or of the same file and a
+    smaller row, has; rows at the same place are one.
+
+    `suspects` is an empty set of the places of all rows; `num_ids` is their estimated number.
     """
-    hashes, rows, counts = array("q"), array("q"), []
-    for ids in files:
-        num_before = len(hashes)
-        for row, sample_id in ids():
-            hashes.append(hash(sample_id))
-            rows.append(row)
-        counts.append(len(hashes) - num_before)
-    suspects = _find_equal_hashes(np.frombuffer(hashes, np.int64))
-    suspected: dict[int, set[int]] = {}
-    owners = np.repeat(np.arange(len(files)), counts)[suspects]
-    for file, position in zip(owners.tolist(), suspects.tolist(), strict=True):
-        suspected.setdefault(file, set()).add(rows[position])
-    seen: set[str] = set()
-    repeats: dict[int, list[int]] = {}
-    for file, suspect_rows in sorted(suspected.items()):
-        for row, sample_id in files[file]():
-            if row not in suspect_rows:
-                continue
-            if sample_id in seen:
-                repeats.setdefault(file, []).append(row)
-            seen.add(sample_id)
-    return repeats
+    with tempfile.TemporaryDirectory(prefix="draftfleet-ids-") as folder:
+        hashes = _Buckets(Path(folder, "hashes"), HASHES, num_ids)
+        for table in reader.hashes():
+            hashes.add(table, table["hash"].to_numpy())
+        num_suspects = 0
+        for table in hashes.drain():
+            twice = _repeated(table["hash"].to_numpy())
+            if len(twice):
+                found = table.filter(pa.array(np.isin(table["hash"].to_numpy(), twice)))
+                num_suspects += _add(suspects, found)
+        if not num_suspects:
+            return IDS.empty_table()
+        ids = _Buckets(Path(folder, "ids"), IDS, num_suspects)
+        for table in reader.ids(suspects):
+            ids.add(table, hash_ids(table["sample_id"].combine_chunks()))
+        repeats = pa.concat_tables([IDS.empty_table(), *map(_later_rows, ids.drain())])
+    return repeats.sort_by([(name, "ascending") for name in ("file", "row", "sample_id")])
 
 
-def _find_equal_hashes(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Return the ascending indices of all hashes that occur more than once."""
-    order = np.argsort(hashes, kind="stable")
-    equal = hashes[order][1:] == hashes[order][:-1]
-    repeated = np.zeros(len(hashes), bool)
-    repeated[1:] |= equal
-    repeated[:-1] |= equal
-    return np.sort(order[repeated])
+def repeated_ids(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> list[str]:
+    """Return the sorted, distinct ids that several places have; the arguments are those of `find_repeats`."""
+    found: list[str] = find_repeats(reader, suspects, num_ids)["sample_id"].unique().to_pylist()
+    return sorted(found)
 
 
-def repeated_ids(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the sorted, distinct ids that occur more than once in all parts together."""
-    parts = list(parts)
-    repeats = find_repeats([partial(enumerate, part) for part in parts])
-    return sorted({parts[number][row] for number, rows in repeats.items() for row in rows})
+def _repeated(hashes: Hashes) -> Hashes:
+    """Return the distinct hashes that occur more than once."""
+    ordered = np.sort(hashes)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _add(suspects: DoneBitmap, found: pa.Table) -> int:
+    """Add rows to the suspects and return their number. Rows beyond the count of their file are left out: the file has
+    changed since it was listed, and its read task reports that."""
+    files, rows = found["file"].to_numpy().astype(np.int64), found["row"].to_numpy()
+    is_inside = suspects.is_inside(files, rows)
+    suspects.add(files[is_inside], rows[is_inside])
+    return int(is_inside.sum())
+
+
+def _later_rows(table: pa.Table) -> pa.Table:
+    """Return the rows at another place than the first row with the same id, each place once."""
+    codes = table["sample_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    files, rows = table["file"].to_numpy(), table["row"].to_numpy()
+    order = np.lexsort((rows, files, codes))
+    codes, files, rows = codes[order], files[order], rows[order]
+    is_same = (codes[1:] == codes[:-1]) & (files[1:] == files[:-1]) & (rows[1:] == rows[:-1])
+    is_repeat = np.concatenate([[False], (codes[1:] == codes[:-1]) & ~is_same]) if len(codes) else np.zeros(0, bool)
+    return table.take(pa.array(order[is_repeat]))
+
+
+class _Buckets:
+    """Tables of one schema, partitioned by hash into files of a folder; a file is a sequence of Arrow IPC streams."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, num_rows: int) -> None:
+        folder.mkdir()
+        self._folder, self._schema = folder, schema
+        self._count = min(MAX_PARTITIONS, max(1, -(-num_rows // IDS_PER_PARTITION)))
+
+    def add(self, table: pa.Table, hashes: Hashes) -> None:
+        """Append rows; the partition of a row follows from its hash."""
+        buckets = ((hashes >> np.uint64(32)) * np.uint64(self._count)) >> np.uint64(32)
+        order = np.argsort(buckets.astype(np.uint16), kind="stable")
+        ends = np.cumsum(np.bincount(buckets.astype(np.int64), minlength=self._count))
+        table = table.take(pa.array(order)) if self._count > 1 else table
+        for number, (low, high) in enumerate(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)):
+            if low < high:
+                with self._path(number).open("ab") as file, pa.ipc.new_stream(file, self._schema) as stream:
+                    stream.write_table(table.slice(low, high - low))
+
+    def drain(self) -> Iterator[pa.Table]:
+        """Yield every partition that has rows, in the order of the rows, and delete its file."""
+        for number in range(self._count):
+            path = self._path(number)
+            if path.exists():
+                size = path.stat().st_size
+                with path.open("rb") as file:
+                    table = pa.concat_tables(_streams(file, size))
+                path.unlink()
+                yield table
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:04d}"
+
+
+def _streams(file: Any, size: int) -> Iterator[pa.Table]:
+    while file.tell() < size:
+        yield pa.ipc.open_stream(file).read_all()

@@ -6,7 +6,7 @@ Files are rows of an Arrow table, not Python objects, so that ten million files 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -18,14 +18,15 @@ import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from configs.source import Source
+from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.source.done_bitmap import UNKNOWN, Ints
-from pipeline.source.ids import find_repeats
 from pipeline.source.shards import Cut, cut
+from pipeline.source.survey import repeated_rows, survey
 from pipeline.sources import kind_of
-from pipeline.sources.kind import FACTS, Entry, FilePiece, Kind, Needs, ReadSpec, no_row_groups
+from pipeline.sources.kind import FACTS, Entry, Needs, no_row_groups
 from pipeline.storage import access
 from pipeline.storage.listing import Listed, Skipped, describe_skipped, list_paths
 from pipeline.storage.output_dir import OutputDir
@@ -147,23 +148,24 @@ def freeze(
     prompt_options: PromptOptions,
     keep_columns: Sequence[str] | Mapping[str, str] = (),
     output: OutputDir | None = None,
+    workers: Workers = IN_PROCESS,
 ) -> Manifest:
     """List the source, survey its files, and write the manifest if there is an output.
 
     Raises:
         ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
     """
-    manifest = freeze_for(needs_of(source, prompt_options, keep_columns))
+    manifest = freeze_for(needs_of(source, prompt_options, keep_columns), workers)
     if output is not None:
         manifest.write(output)
     return manifest
 
 
-def freeze_for(needs: Needs) -> Manifest:
+def freeze_for(needs: Needs, workers: Workers = IN_PROCESS) -> Manifest:
     """List the source and survey its files; raises ConfigError like `freeze`."""
     skipped = Skipped()
     filesystem, root, files = list_source(needs.source, skipped)
-    manifest = replace(survey_files(filesystem, root, files, needs), skipped=dict(skipped.counts))
+    manifest = replace(survey_files(filesystem, root, files, needs, workers), skipped=dict(skipped.counts))
     if manifest.num_samples == 0:
         raise ConfigError(f"source.path: the files at {_source_name(needs.source)} hold no rows")
     return manifest
@@ -209,55 +211,42 @@ def _source_name(source: Source) -> str:
 
 
 def survey_files(
-    filesystem: Any, root: str, files: pa.Table, needs: Needs, earlier: Manifest | None = None
+    filesystem: Any, root: str, files: pa.Table, needs: Needs, workers: Workers, earlier: Manifest | None = None
 ) -> Manifest:
     """Run the kind's survey on the listed files; ids are also compared with the files of the manifest `earlier`.
 
     Raises:
         ConfigError: the files lack a needed column, or most ids occur several times.
     """
-    survey = kind_of(needs.source.kind).survey(filesystem, root, files, needs)
-    listed = files.append_column("num_samples", survey.facts["num_samples"])
-    num_earlier = 0
-    if earlier is not None:
-        num_earlier = earlier.num_files
-        listed = pa.concat_tables([earlier.files.select(listed.column_names), listed])
-    repeated = _repeated_rows(filesystem, root, needs.source, listed).slice(num_earlier)
-    files = pa.table([*files.columns, *survey.facts.columns, repeated], schema=SCHEMA)
-    return Manifest(access.unstripped(filesystem, root), files, survey.keep)
+    found = survey(filesystem, root, files, needs, workers)
+    files = pa.table([*files.columns, *found.facts.columns, no_row_groups(files.num_rows)], schema=SCHEMA)
+    surveyed = Manifest(access.unstripped(filesystem, root), files, found.keep)
+    both = surveyed if earlier is None else replace(surveyed, files=pa.concat_tables([earlier.files, files]))
+    repeated = _repeated_rows(filesystem, root, needs.source, both, workers)
+    if repeated is not None:
+        position = SCHEMA.get_field_index("repeated_rows")
+        column = repeated.slice(both.num_files - files.num_rows)
+        surveyed = replace(surveyed, files=files.set_column(position, SCHEMA.field(position), column))
+    return surveyed
 
 
-def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
-    """Return for every file the rows whose id an earlier row has; empty lists if ids are not checked before the job.
+def _repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifest, workers: Workers) -> pa.Array | None:
+    """Return for every file the rows whose id an earlier row has; None if ids are not checked before the job.
 
     Raises ConfigError if more than `MAX_REPEATED_ROWS` rows and more than half of all rows repeat an id.
     """
-    kind = kind_of(source.kind)
-    repeats: dict[int, list[int]] = {}
-    if source.id_column is not None and source.check_ids and kind.has_cheap_ids:
-        spec = ReadSpec(source, root, (), pa.schema([])).with_ids_only(source.id_column)
-        pieces = [FilePiece(**file) for file in files.to_pylist()]
-        repeats = find_repeats([functools.partial(_read_ids, filesystem, spec, kind, piece) for piece in pieces])
-        num_repeated, num_rows = sum(map(len, repeats.values())), pc.sum(files["num_samples"]).as_py() or 0
-        if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
-            raise ConfigError(
-                f"source.id_column: {source.id_column!r} is no id: {num_repeated:,} of {num_rows:,} rows have one that "
-                "an earlier row has"
-            )
-    if not repeats:
-        return no_row_groups(files.num_rows)
-    return pa.array([repeats.get(index, []) for index in range(files.num_rows)], pa.list_(pa.int64()))
-
-
-def _read_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> Iterator[tuple[int, str]]:
-    """Yield (row, id) of a file; stop without an error where it is damaged."""
-    try:
-        for chunk in kind.read(filesystem, spec, piece):
-            for sample in chunk.samples:
-                if sample.id_value is not None:
-                    yield sample.row_index, sample.id_value
-    except Exception:  # the read task reports the error
-        return
+    if source.id_column is None or not source.check_ids or not kind_of(source.kind).has_cheap_ids:
+        return None
+    repeats = repeated_rows(filesystem, root, source, manifest, workers)
+    num_repeated, num_rows = repeats.num_rows, pc.sum(manifest.files["num_samples"]).as_py() or 0
+    if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
+        raise ConfigError(
+            f"source.id_column: {source.id_column!r} is no id: {num_repeated:,} of {num_rows:,} rows have one that "
+            "an earlier row has"
+        )
+    ends = np.cumsum(np.bincount(repeats["file"].to_numpy(), minlength=manifest.num_files))
+    offsets = pa.array(np.append(0, ends), pa.int32())
+    return pa.ListArray.from_arrays(offsets, repeats["row"].combine_chunks())
 
 
 def _table(listing: Iterable[Listed]) -> pa.Table:

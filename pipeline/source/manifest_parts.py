@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
+from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints, PathIndex
 from pipeline.source.manifest import (
     CUT_KEY,
@@ -26,7 +27,7 @@ from pipeline.source.manifest import (
     survey_files,
 )
 from pipeline.source.shards import Cut
-from pipeline.sources import kind_of
+from pipeline.source.survey import survey
 from pipeline.sources.kind import Needs
 from pipeline.storage import access
 from pipeline.storage.listing import Skipped
@@ -49,7 +50,7 @@ class Reopened:
     gone: Ints
 
 
-def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reopened:
+def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False, workers: Workers = IN_PROCESS) -> Reopened:
     """Return the output's manifest with the source's new files appended, or a new manifest if the output has none.
 
     With `accept_touched`, a listed file with another modification time or etag counts as unchanged if its size and, as
@@ -61,7 +62,7 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
     """
     manifest = read_parts(output)
     if manifest is None:
-        return Reopened(replace(freeze_for(needs), num_shards=output.shard.total), np.zeros(0, np.int64))
+        return Reopened(replace(freeze_for(needs, workers), num_shards=output.shard.total), np.zeros(0, np.int64))
     _refuse_other_shards(manifest, output)
     skipped = Skipped()
     filesystem, root, listing = list_source(needs.source, skipped)
@@ -73,11 +74,11 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
     listed, new = np.flatnonzero(ordinals >= 0), np.flatnonzero(ordinals < 0)
     earlier, now = manifest.files.take(pa.array(ordinals[listed])), listing.take(pa.array(listed))
     if accept_touched:
-        now = _with_equal_tokens(filesystem, root, needs, earlier, now)
+        now = _with_equal_tokens(filesystem, root, needs, earlier, now, workers)
     _refuse_changed(earlier, now, output)
     missing = np.setdiff1d(np.arange(manifest.num_files), ordinals)
     if len(new):
-        fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, manifest)
+        fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, workers, manifest)
         manifest = _with_files(manifest, fresh.files, fresh.keep)
     return Reopened(manifest, missing)
 
@@ -138,14 +139,16 @@ def _refuse_other_shards(stored: Manifest, output: OutputDir) -> None:
         )
 
 
-def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, earlier: pa.Table, now: pa.Table) -> pa.Table:
+def _with_equal_tokens(
+    filesystem: Any, root: str, needs: Needs, earlier: pa.Table, now: pa.Table, workers: Workers
+) -> pa.Table:
     """Keep the earlier token of a file if only the token differs: size, rows and row groups are equal."""
     rows = np.flatnonzero(_differ(earlier, now, "token") & ~_differ(earlier, now, "size_bytes"))
     if not len(rows):
         return now
     touched = pa.array(rows)
-    survey = kind_of(needs.source.kind).survey(filesystem, root, now.take(touched), needs)
-    pairs = zip(survey.facts.select(_FACTS).to_pylist(), earlier.take(touched).select(_FACTS).to_pylist(), strict=True)
+    found = survey(filesystem, root, now.take(touched), needs, workers)
+    pairs = zip(found.facts.select(_FACTS).to_pylist(), earlier.take(touched).select(_FACTS).to_pylist(), strict=True)
     tokens = now["token"].to_pylist()
     for row, (facts, expected) in zip(rows.tolist(), pairs, strict=True):
         if facts == expected:

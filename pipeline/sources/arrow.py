@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Survey, survey_of
-from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.sources.tables import DistinctSchemas, chunk_of, needed_columns
 from pipeline.storage import access
 
 FILE_MAGIC = b"ARROW1"
@@ -34,8 +34,8 @@ def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterat
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Read the schema of every file and count the rows of local files; ConfigError for missing or unusable columns."""
-    kept_types = KeptTypes(needs)
+    """Read the schema of every file and count the rows of local files."""
+    schemas = DistinctSchemas()
     indices: list[Index | None] = []
     for path in files["path"].to_pylist():
         index = Index()
@@ -47,9 +47,9 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         except Exception:  # the read task reports the error
             indices.append(None)
             continue
-        kept_types.add(schema, path)
+        schemas.add(schema, path)
         indices.append(index if access.is_local(filesystem) else None)
-    return survey_of(indices, kept_types.schema)
+    return survey_of(indices, schemas.found)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

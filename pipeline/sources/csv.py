@@ -1,6 +1,7 @@
 """Reads the source kind `csv`: the first record names the columns, every further record is a sample; media by URI.
 
 Quoted fields may contain delimiters, doubled quotes and line ends. Files are plain, gzip or zstd. All values are text.
+A quote anywhere before a byte decides whether the line end there ends a record, so one process indexes a whole file.
 """
 
 from __future__ import annotations
@@ -13,15 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
-import pyarrow as pa
-
 from configs.load import ConfigError
 from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Needs, ReadSpec
 from pipeline.sources.lines import COMPRESSED, LineFormat, Record, open_bytes, split_lines
 from pipeline.sources.records import Row
-from pipeline.storage import access
 
 
 def delimiter_of(source: Source, path: str) -> str:
@@ -113,19 +111,20 @@ class Csv(LineFormat):
                         raise ValueError(f"the header cannot be read: {error.message}") from None
         return []
 
-    def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
-        """Raise ConfigError if the header of a file lacks a needed column or repeats its name."""
-        for path in files["path"].to_pylist() if needs.columns() else ():
-            try:
-                names = self.header(filesystem, access.join(root, path), delimiter_of(needs.source, path))
-            except Exception:  # the read task reports the error
-                continue
-            if not names:
-                continue
-            needs.require(names, path)
-            for name, dotted in needs.columns().items():
-                if names.count(name) > 1:
-                    raise ConfigError(f"{dotted}: {path} has several columns named {name!r}")
+    def check(self, filesystem: Any, path: str, needs: Needs, name: str) -> None:
+        """Raise ConfigError if the header lacks a needed column or repeats its name."""
+        if not needs.columns():
+            return
+        try:
+            names = self.header(filesystem, path, delimiter_of(needs.source, path))
+        except Exception:  # the read task reports the error
+            return
+        if not names:
+            return
+        needs.require(names, name)
+        for column, dotted in needs.columns().items():
+            if names.count(column) > 1:
+                raise ConfigError(f"{dotted}: {name} has several columns named {column!r}")
 
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
         delimiter = delimiter_of(spec.source, path)

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from pipeline.sources import arrow, csv, jsonl, parquet
-from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Survey, survey_of
+from pipeline.sources.kind import Chunk, FilePiece, IdRows, Kind, Needs, ReadSpec, Selected
 from pipeline.sources.uris import scheme_of
 from pipeline.storage import access
 
@@ -41,8 +40,8 @@ def _is_metadata(path: str) -> bool:
     return posixpath.basename(path).lower().startswith(METADATA)
 
 
-def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows. ConfigError for no
+def select(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Selected:
+    """Return the format of the files with rows of the dataset; others, such as images, hold none. ConfigError for no
     rows, mixed formats, or media without a configured column."""
     paths = files["path"].to_pylist()
     is_folder = any(map(_is_metadata, paths))
@@ -65,10 +64,14 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
                 f"source.columns.image: the dataset has {' and '.join(map(repr, media))}, and no column is named for "
                 "images or videos, so none would reach the model"
             )
-    format_survey = FORMATS[formats[0]].survey(filesystem, root, files.filter(pa.array(used)), needs)
-    empty = survey_of([Index()], format_survey.keep)
-    rows = np.where(used, np.cumsum(used) - 1, format_survey.facts.num_rows)
-    return replace(format_survey, facts=pa.concat_tables([format_survey.facts, empty.facts]).take(pa.array(rows)))
+    found = FORMATS[formats[0]]
+    if found.select is not None:
+        found.select(filesystem, root, files.filter(pa.array(used)), needs)
+    return Selected(found, used)
+
+
+def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
+    return FORMATS[_suffix(piece.path)].ids(filesystem, spec, piece)
 
 
 def media_features(filesystem: Any, path: str) -> list[str]:
@@ -103,4 +106,4 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         yield chunk
 
 
-KIND = Kind("hf", tuple(FORMATS), survey, read)
+KIND = Kind("hf", tuple(FORMATS), None, read, select=select, read_ids=read_ids)

@@ -26,10 +26,11 @@ class Jsonl(LineFormat):
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
+    can_split = True
 
-    def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
+    def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError if a needed column is in no peeked row of the first file with readable rows."""
-        for path in files["path"].to_pylist() if needs.columns() else ():
+        for path in map(str, files["path"]) if needs.columns() else ():
             if names := self._peek(filesystem, access.join(root, path)):
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 return

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from configs.load import ConfigError
 from configs.source import Source, SourceColumns
@@ -66,6 +68,9 @@ class Index:
         self.lines.append(lines)
 
 
+RANGES = pa.schema([("start", pa.int64()), ("stop", pa.int64())])
+"""Columns that a survey's files have besides the listing: the first byte of the surveyed range, and the byte after its
+last one (null: the end of the file)."""
 _ROW_GROUPS = [(f"row_group_{name}", pa.list_(pa.int64())) for name in ("rows", "bytes", "lines")]
 FACTS = pa.schema([("num_samples", pa.int64()), *_ROW_GROUPS])
 """Columns of a survey, one row per file: number of samples (null if known only after reading), and row groups."""
@@ -73,18 +78,19 @@ FACTS = pa.schema([("num_samples", pa.int64()), *_ROW_GROUPS])
 
 @dataclass(frozen=True)
 class Survey:
-    """The `FACTS` of the listed files, and the types of the kept columns."""
+    """The `FACTS` of the surveyed files or ranges, and the different schemas of files with column types, each with the
+    path of the first file that has it."""
 
     facts: pa.Table
-    keep: pa.Schema
+    schemas: tuple[tuple[str, pa.Schema], ...] = ()
 
 
-def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
-    """Build a survey from one index per file; None means that the file's count is unknown."""
+def survey_of(indices: Sequence[Index | None], schemas: Sequence[tuple[str, pa.Schema]] = ()) -> Survey:
+    """Build a survey from one index per file or range; None means that its count is unknown."""
     groups = [index or Index() for index in indices]
     columns = [[getattr(index, name) for index in groups] for name in ("rows", "num_bytes", "lines")]
     counts = [None if index is None else sum(index.rows) for index in indices]
-    return Survey(pa.table([counts, *columns], schema=FACTS), keep)
+    return Survey(pa.table([counts, *columns], schema=FACTS), tuple(schemas))
 
 
 def no_row_groups(num_files: int) -> pa.Array:
@@ -183,24 +189,77 @@ class Chunk:
     keep: list[pa.Array]
 
 
+class IdRows(NamedTuple):
+    """Row indices of samples in their file, and the ids of these samples as `large_string`."""
+
+    rows: NDArray[np.int64]
+    ids: pa.Array
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> IdRows:
+        """Return the ids of a chunk."""
+        pairs = [(one.row_index, one.id_value) for one in chunk.samples if one.id_value is not None]
+        rows = np.fromiter((row for row, _ in pairs), np.int64, len(pairs))
+        return cls(rows, pa.array([value for _, value in pairs], pa.large_string()))
+
+
+class SurveyCost(Enum):
+    """The part of a file that a survey reads."""
+
+    NOTHING = "nothing"
+    FOOTER = "footer"
+    CONTENT = "content"
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The kind that surveys the files, and a mask of the files that hold rows; the others have none."""
+
+    kind: Kind
+    used: Sequence[bool]
+
+
+def _never(path: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Kind:
     """A source kind: the suffixes of its files in folders, and its functions.
 
-    `survey(filesystem, root, files, needs)` raises ConfigError for missing or unusable columns; a file that it cannot
-    read has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields chunks and
-    may raise any exception for a damaged or changed file; earlier chunks are kept. `list_units(filesystem, paths)`
-    replaces the listing of files. `has_cheap_ids` is true if reading only ids is cheaper than reading whole rows.
+    `survey(filesystem, root, files, needs)` counts the samples of some of the listed files, in any process; a file that
+    it cannot read has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields
+    chunks and may raise any exception for a damaged or changed file; earlier chunks are kept. `list_units(filesystem,
+    paths)` replaces the listing of files. `has_cheap_ids` is true if reading only ids is cheaper than reading whole
+    rows. `survey` (None if `select` returns another kind) and `select` raise ConfigError for missing or unusable
+    columns.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    survey: Callable[[Any, str, pa.Table, Needs], Survey]
+    survey: Callable[[Any, str, pa.Table, Needs], Survey] | None
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
     has_cheap_ids: bool = True
+    select: Callable[[Any, str, pa.Table, Needs], Selected | None] | None = None
+    """`select(filesystem, root, files, needs)` makes the checks that need the whole listing, before the survey. It may
+    return the kind that surveys the files, and which of them hold rows."""
+    cost: SurveyCost = SurveyCost.FOOTER
+    can_split: Callable[[str], bool] = _never
+    """`can_split(path)` returns whether ranges of bytes of this file can be surveyed independently."""
+    read_ids: Callable[[Any, ReadSpec, FilePiece], Iterator[IdRows]] | None = None
+    """Implementation of `ids` for kinds that read ids without samples."""
     count_early: Callable[[Any, ReadSpec, str, int], int] | None = None
     """Implementation of `count` for kinds whose `read` yields all samples of a file in one chunk."""
+
+    def ids(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
+        """Yield the ids of a piece in order; rows without an id are left out. `spec` reads ids only; raises like
+        `read`."""
+        if self.read_ids is not None:
+            yield from self.read_ids(filesystem, spec, piece)
+            return
+        for chunk in self.read(filesystem, spec, piece):
+            yield IdRows.of(chunk)
 
     def count(self, filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
         """Count the samples of a file of unknown count, up to `at_most`; damage counts as one sample, its error row."""

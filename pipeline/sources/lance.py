@@ -10,7 +10,7 @@ import pyarrow as pa
 from configs.load import ConfigError
 from pipeline.sources.arrow import check_batch
 from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
-from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.sources.tables import DistinctSchemas, chunk_of, needed_columns
 from pipeline.storage import access
 from pipeline.storage.listing import Listed, is_folder
 from pipeline.storage.retries import retried
@@ -67,17 +67,17 @@ def _num_bytes(fragment: Any) -> int:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Count rows and bytes of every fragment and check column types; ConfigError for missing or unusable columns."""
-    kept_types = KeptTypes(needs)
+    """Count rows and bytes of every fragment, and read the schemas."""
+    schemas = DistinctSchemas()
     indices: list[Index | None] = []
     for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
         dataset = _dataset(filesystem, root, path, version)
-        kept_types.add(dataset.schema, path)
+        schemas.add(dataset.schema, path)
         index = Index()
         for fragment in dataset.get_fragments():
             index.add(fragment.count_rows(), _num_bytes(fragment), 0)
         indices.append(index)
-    return survey_of(indices, kept_types.schema)
+    return survey_of(indices, schemas.found)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

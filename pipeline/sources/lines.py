@@ -14,6 +14,7 @@ import pyarrow as pa
 from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import (
+    RANGES,
     TEXT_MAX_BYTES,
     Chunk,
     FilePiece,
@@ -22,10 +23,11 @@ from pipeline.sources.kind import (
     Needs,
     ReadSpec,
     Survey,
+    SurveyCost,
     noting_byte,
     survey_of,
 )
-from pipeline.sources.records import Row, chunks_of, keep_schema
+from pipeline.sources.records import Row, chunks_of
 from pipeline.storage import access
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -74,10 +76,15 @@ class _Limited:
         return data
 
 
+def codec_of(path: str) -> str | None:
+    """Return the Arrow codec name of a compressed file, from its suffix; None for a plain file."""
+    return next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
+
+
 @contextmanager
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
     """Open a file as a byte stream, decompressed by its suffix, from byte `offset` of the decompressed content."""
-    codec = next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
+    codec = codec_of(path)
     with access.open_file(filesystem, path) as file:
         if codec is None:
             file.seek(offset)
@@ -123,6 +130,28 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
         yield close(b"", 0)
 
 
+def lines_in(stream: Any, start: int, stop: int | None, max_bytes: int) -> Iterator[Record]:
+    """Yield the lines that begin in the bytes `start` to `stop` (exclusive; None: all) of a file. The stream is at byte
+    `start - 1`, or at 0, and can seek if `start` is not 0. Lines after the first range are numbered from 2."""
+    position = start
+    if start:
+        position -= 1
+        while True:
+            chunk = stream.read(CHUNK_BYTES)
+            found = chunk.find(b"\n")
+            position += len(chunk) if found < 0 else found + 1
+            if found >= 0:
+                break
+            if not chunk or (stop is not None and position >= stop):
+                return  # no line begins in the range
+        stream.seek(position)
+    for record in split_lines(stream, max_bytes, 2 if start else 1):
+        if stop is not None and position >= stop:
+            return
+        yield record
+        position += record.num_bytes
+
+
 def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> Index:
     """Group records into at most `max_rows` samples and `max_bytes` bytes (or one larger sample) per group."""
     index = Index()
@@ -149,9 +178,14 @@ class LineFormat(ABC):
     suffixes: tuple[str, ...]
     max_bytes = TEXT_MAX_BYTES
 
-    @abstractmethod
-    def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
-        """Raise ConfigError for a column that the files do not have."""
+    can_split = False
+    """Whether every line is a record, so that ranges of bytes of a plain file can be indexed independently."""
+
+    def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
+        """Raise ConfigError for a needed column, judged from the listing and the first file with records."""
+
+    def check(self, filesystem: Any, path: str, needs: Needs, name: str) -> None:
+        """Raise ConfigError for a column that this file does not have; `name` is the file's name in messages."""
 
     @abstractmethod
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
@@ -164,23 +198,37 @@ class LineFormat(ABC):
     @property
     def kind(self) -> Kind:
         suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
-        return Kind(self.name, suffixes, self.survey, self.read)
+        return Kind(
+            *(self.name, suffixes, self.survey, self.read),
+            select=self.select,
+            cost=SurveyCost.CONTENT,
+            can_split=self.splits,
+        )
+
+    def splits(self, path: str) -> bool:
+        """Return whether ranges of this file can be indexed independently: every line is a record, and the file is not
+        compressed."""
+        return self.can_split and codec_of(path) is None
 
     def survey(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-        """Check the columns, and index every file by reading it once, in `NUM_INDEX_THREADS` threads."""
-        self.check(filesystem, root, files, needs)
+        """Check the columns, and index every file or range by reading it once, in `NUM_INDEX_THREADS` threads."""
         source = needs.source
+        columns = [files[name].to_pylist() for name in ("path", *RANGES.names)]
 
-        def index_file(path: str) -> Index | None:
+        def index(path: str, start: int, stop: int | None) -> Index | None:
+            whole_path = access.join(root, path)
+            if start == 0:
+                self.check(filesystem, whole_path, needs, path)
             try:
-                with open_bytes(filesystem, access.join(root, path)) as stream:
-                    records = self.split(split_lines(stream, self.max_bytes), source, path)
-                    return index_records(records, source.span_max_rows, source.span_max_bytes)
+                with open_bytes(filesystem, whole_path, max(0, start - 1)) as stream:
+                    records = self.split(lines_in(stream, start, stop, self.max_bytes), source, path)
+                    found = index_records(records, source.span_max_rows, source.span_max_bytes)
+                    return Index() if start and found.lines == [0] else found
             except Exception:  # the read task reports the error
                 return None
 
         with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
-            return survey_of(list(pool.map(index_file, files["path"].to_pylist())), keep_schema(needs))
+            return survey_of(list(pool.map(index, *columns)))
 
     def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         """Read the rows of a piece; a record that cannot be parsed becomes a `broken_line` row."""

@@ -34,7 +34,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
             f"{dotted}: the column {name!r} is asked for, but source.kind {needs.source.kind!r} has no columns"
         )
     groups = [kind.no_row_groups(files.num_rows)] * 3
-    return Survey(pa.table([pa.array(np.ones(files.num_rows, np.int64)), *groups], schema=kind.FACTS), pa.schema([]))
+    return Survey(pa.table([pa.array(np.ones(files.num_rows, np.int64)), *groups], schema=kind.FACTS))
 
 
 def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -52,5 +52,5 @@ def read_video(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Ch
     yield Chunk([Sample(0, videos=[VideoRef(path=piece.path)])], [])
 
 
-IMAGES = Kind("images", IMAGE_SUFFIXES, survey, read_image)
-VIDEOS = Kind("videos", VIDEO_SUFFIXES, survey, read_video)
+IMAGES = Kind("images", IMAGE_SUFFIXES, survey, read_image, cost=kind.SurveyCost.NOTHING)
+VIDEOS = Kind("videos", VIDEO_SUFFIXES, survey, read_video, cost=kind.SurveyCost.NOTHING)

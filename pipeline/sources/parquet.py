@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import accumulate
 from typing import Any
 
@@ -13,13 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.sources import columns
-from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
-from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.sources.kind import Chunk, FilePiece, IdRows, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
+from pipeline.sources.tables import DistinctSchemas, chunk_of, id_rows, needed_columns
 from pipeline.storage import access
 
 NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
 """Maximum number of rows decoded at a time; limits memory besides the table that is being built."""
+ID_BATCH_ROWS = 65_536
+"""Maximum number of rows decoded at a time if only ids are read, a multiple of `BATCH_ROWS`."""
 BATCH_BYTES = 64 * 1024 * 1024
 """Maximum bytes of a batch in the worst case that every row has the largest value of its row group."""
 BUFFER_BYTES = 4 * 1024 * 1024
@@ -54,8 +57,8 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Read row groups from the footers, and check column types; ConfigError for missing or unusable columns."""
-    kept_types, indices = KeptTypes(needs), list[Index | None]()
+    """Read row groups and schemas from the footers."""
+    schemas, indices = DistinctSchemas(), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
@@ -67,8 +70,8 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
             groups = _groups_of(metadata)
             sizes = [max(0, group.total_byte_size) for group in groups]
             indices.append(Index([group.num_rows for group in groups], sizes))
-            kept_types.add(schema, path)
-    return survey_of(indices, kept_types.schema)
+            schemas.add(schema, path)
+    return survey_of(indices, schemas.found)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -91,10 +94,38 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     _put(key, rows)
 
 
-class RowsOfFile:
-    """A reader of the needed columns of a file from row `piece.start` on; can be interrupted and resumed."""
+def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
+    """Yield the ids of a piece from the id column alone. If a batch cannot be read, the piece is read again in batches
+    of `BATCH_ROWS`, so that the rows before the damage are those that `read` yields if it begins with this piece."""
+    assert spec.source.id_column is not None
+    path, names = access.join(spec.root, piece.path), [spec.source.id_column]
+    next_row = piece.start
+    try:
+        for first, batch in _batches(filesystem, path, names, piece, ID_BATCH_ROWS):
+            yield id_rows(spec, piece.path, batch, first)
+            next_row = first + batch.num_rows
+    except Exception:
+        for first, batch in _batches(filesystem, path, names, piece, BATCH_ROWS):
+            num_yielded = max(0, next_row - first)
+            if num_yielded < batch.num_rows:
+                yield id_rows(spec, piece.path, batch.slice(num_yielded), first + num_yielded)
 
-    def __init__(self, filesystem: Any, path: str, names: list[str], piece: FilePiece) -> None:
+
+def _batches(
+    filesystem: Any, path: str, names: list[str], piece: FilePiece, max_rows: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    with closing(RowsOfFile(filesystem, path, names, piece, max_rows)) as rows:
+        if rows.names:
+            yield from rows.until(rows.num_rows if piece.stop is None else piece.stop)
+
+
+class RowsOfFile:
+    """A reader of the needed columns of a file from row `piece.start` on, at most `max_rows` at a time; can be
+    interrupted and resumed."""
+
+    def __init__(
+        self, filesystem: Any, path: str, names: list[str], piece: FilePiece, max_rows: int = BATCH_ROWS
+    ) -> None:
         self._file = access.open_file(filesystem, path)
         self._parquet: pq.ParquetFile | None = None
         try:
@@ -114,7 +145,7 @@ class RowsOfFile:
             self.skip_to = piece.start
             """Rows before this one are skipped."""
             self._batches = self._parquet.iter_batches(
-                batch_rows(metadata, groups, self.names, schema),
+                batch_rows(metadata, groups, self.names, schema, max_rows),
                 row_groups=groups,
                 columns=self.names,
                 use_threads=False,
@@ -153,11 +184,14 @@ class RowsOfFile:
         self._file.close()
 
 
-def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema) -> int:
+def batch_rows(
+    metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema, max_rows: int = BATCH_ROWS
+) -> int:
     """Return the number of rows to decode at a time. Every row may reference the same huge value of a dictionary page;
     for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within `BATCH_BYTES`
-    then."""
-    num_rows = BATCH_ROWS
+    then. Other columns with a dictionary reduce it to `BATCH_ROWS` at most. Larger batches are multiples of
+    `BATCH_ROWS`, so that damage is met at the same rows."""
+    num_rows = max_rows
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):
         for column in (group.column(index) for index in range(group.num_columns)):
@@ -165,9 +199,9 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
             if name not in names or column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
                 continue
             size = max(1, column.total_uncompressed_size)
-            if name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size):
-                num_rows = min(num_rows, max(1, BATCH_BYTES // size))
-    return num_rows
+            is_suspicious = name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size)
+            num_rows = min(num_rows, max(1 if is_suspicious else BATCH_ROWS, BATCH_BYTES // size))
+    return num_rows if num_rows < BATCH_ROWS else num_rows // BATCH_ROWS * BATCH_ROWS
 
 
 _LOCK = threading.Lock()
@@ -197,4 +231,4 @@ def _put(key: tuple[Any, ...], rows: RowsOfFile) -> None:
         reader.close()
 
 
-KIND = Kind("parquet", (".parquet", ".pq"), survey, read)
+KIND = Kind("parquet", (".parquet", ".pq"), survey, read, read_ids=read_ids)

@@ -11,15 +11,10 @@ import pyarrow as pa
 
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
-from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, VideoRef, resolve_id
+from pipeline.sources.kind import Chunk, ReadSpec, Sample, VideoRef, resolve_id
 
 Row = Mapping[str, Any] | RowError
 CHUNK_ROWS = 256
-
-
-def keep_schema(needs: Needs) -> pa.Schema:
-    """Return the schema of kept columns: all are strings, because the files contain no types."""
-    return pa.schema([(name, pa.string()) for name in needs.keep])
 
 
 def kept_arrays(spec: ReadSpec, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:

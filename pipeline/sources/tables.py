@@ -7,12 +7,14 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
-from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
+from pipeline.sources.kind import Chunk, IdRows, Needs, ReadSpec, Sample, resolve_id
 from pipeline.sources.records import add_media
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -29,23 +31,41 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
+class DistinctSchemas:
+    """Collects the different schemas of files; files in other partition folders count as different."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, pa.Schema]] = []
+        """Each schema with the path of the first file that has it."""
+        self._partitions: list[tuple[str, ...]] = []
+
+    def add(self, schema: pa.Schema, path: str) -> bool:
+        """Add a file's schema; return whether it is new."""
+        partitions = tuple(name for name in partition_values(path) if name not in schema.names)
+        for (_, earlier), names in zip(self.found, self._partitions, strict=True):
+            if names == partitions and schema.equals(earlier):
+                return False
+        self.found.append((path, schema))
+        self._partitions.append(partitions)
+        return True
+
+
 class KeptTypes:
     """Checks every file's schema and unifies the types of kept columns over all files."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
-        self._checked: list[tuple[pa.Schema, tuple[str, ...]]] = []
+        self._checked = DistinctSchemas()
         self._keep: dict[str, pa.Field] = {}
 
     def add(self, schema: pa.Schema, path: str) -> None:
         """Check one file's schema and unify its types with those of earlier files; ConfigError if a needed column is
         missing, is of an unusable type, or has another type than in earlier files."""
-        partitions = tuple(name for name in partition_values(path) if name not in schema.names)
-        if any(schema.equals(earlier) and partitions == names for earlier, names in self._checked):
+        if not self._checked.add(schema, path):
             return
-        self._checked.append((schema, partitions))
-        for name in partitions:
-            schema = schema.append(pa.field(name, pa.string()))
+        for name in partition_values(path):
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.string()))
         self._needs.require(schema.names, path)
         columns.check(schema, self._needs, path)
         for name in self._needs.keep:
@@ -105,6 +125,19 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
     media = {name: usable(name)[0] for name in (spec.source.columns.image, spec.source.columns.video) if name}
     add_media(spec, samples, lambda name, offset: media[name][offset].as_py())
     return Chunk(samples, keep)
+
+
+def id_rows(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> IdRows:
+    """Return the ids of a batch with the id column, equal to those that `chunk_of` makes, without a sample per row if
+    the column holds text or integers."""
+    values: pa.Array = batch.column(0)
+    values = columns.plain_values(values.dictionary_decode() if pt.is_dictionary(values.type) else values)
+    if not (columns.is_text(values.type) or pt.is_integer(values.type)) or invalid_rows(values):
+        return IdRows.of(chunk_of(spec, path, batch, first_index))
+    ids = values.cast(pa.large_string())
+    has_id = pc.fill_null(pc.not_equal(ids, ""), False)
+    rows = np.arange(first_index, first_index + batch.num_rows)
+    return IdRows(rows[np.asarray(has_id)], ids.filter(has_id))
 
 
 def invalid_rows(values: pa.Array) -> set[int]:

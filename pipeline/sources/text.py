@@ -19,8 +19,9 @@ class Text(LineFormat):
 
     name = "text"
     suffixes = (".txt", ".text", ".prompts")
+    can_split = True
 
-    def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
+    def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         needs.require([FIELD], "a file of lines")
 
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:

@@ -31,7 +31,7 @@ from pipeline.sources.kind import (
     resolve_id,
     survey_of,
 )
-from pipeline.sources.records import keep_schema, kept_arrays
+from pipeline.sources.records import kept_arrays
 from pipeline.sources.tars import Run, Selection, index_runs, read_runs
 from pipeline.storage import access
 
@@ -43,14 +43,20 @@ REMOTE_INDEX_FACTOR = 16
 """A remote tar is indexed if it is larger than this many spans: skipping data costs about as much as reading it."""
 
 
-def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Index large plain tars by their headers; ConfigError if the first samples lack a needed field."""
-    paths = files["path"].to_pylist()
-    for path in paths if needs.columns() else ():
+def select(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
+    """Raise ConfigError if the first samples of the first readable shard lack a needed field."""
+    if not needs.columns():
+        return
+    for path in map(str, files["path"]):
         names = _peek(filesystem, access.join(root, path))
         if names is not None:
             needs.require(names, f"the first {NUM_PEEKED_SAMPLES} samples of {path}")
-            break
+            return
+
+
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
+    """Index large plain tars by their headers."""
+    paths = files["path"].to_pylist()
     source = needs.source
     min_bytes = source.span_max_bytes * (1 if access.is_local(filesystem) else REMOTE_INDEX_FACTOR)
 
@@ -65,7 +71,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
         indices = list(pool.map(index, paths, files["size_bytes"].to_pylist()))
-    return survey_of(indices, keep_schema(needs))
+    return survey_of(indices)
 
 
 def _peek(filesystem: Any, path: str) -> set[str] | None:
@@ -169,4 +175,4 @@ def _fields(run: Run) -> dict[str, Any]:
     return fields
 
 
-KIND = Kind("webdataset", SUFFIXES, survey, read, has_cheap_ids=False, count_early=count)
+KIND = Kind("webdataset", SUFFIXES, survey, read, has_cheap_ids=False, select=select, count_early=count)

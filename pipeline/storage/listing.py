@@ -198,14 +198,15 @@ def list_folder(
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
     if access.is_local(filesystem):
         return _of_stat(relative, os.stat(path))
-    return _of_info(relative, retried(lambda: filesystem.info(path)))
+    return of_info(relative, retried(lambda: filesystem.info(path)))
 
 
 def _of_stat(relative: str, stat: os.stat_result) -> Listed:
     return Listed(relative, stat.st_size, str(stat.st_mtime_ns))
 
 
-def _of_info(relative: str, info: Mapping[str, Any]) -> Listed:
+def of_info(relative: str, info: Mapping[str, Any]) -> Listed:
+    """Return the listing's entry of a file from its `info` in fsspec."""
     token = next((str(info[key]) for key in _TOKEN_KEYS if info.get(key)), "")
     return Listed(relative, int(info.get("size") or 0), token)
 
@@ -263,5 +264,5 @@ def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> 
                         if enter(relative):
                             deeper.append(path)
                     elif not str(info["name"]).endswith("/"):
-                        yield _of_info(relative, info)
+                        yield of_info(relative, info)
             folders = deeper

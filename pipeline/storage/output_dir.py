@@ -15,6 +15,7 @@ from fsspec import AbstractFileSystem
 
 from configs.load import ConfigError
 from pipeline.storage import access
+from pipeline.storage.listing import of_info
 from pipeline.storage.retries import retried
 from pipeline.storage.shard import WHOLE, Shard
 
@@ -183,6 +184,25 @@ class OutputDir:
 
         names = (str(path)[len(root.rstrip("/")) + 1 :] for path in (find() if self.is_local else retried(find)))
         return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+    def list_versions(self, folder: str) -> dict[str, str]:
+        """Return the version of every file below `data` or `errors`, by its path relative to the folder. Two versions
+        of a file are equal only if its content is; the version is empty if the store reports neither etag nor time."""
+        root = self.path(folder)
+
+        def find() -> dict[str, Any]:
+            self.filesystem.invalidate_cache()
+            return dict(self.filesystem.find(root, detail=True))
+
+        found = {}
+        for path, info in (find() if self.is_local else retried(find)).items():
+            name = str(path)[len(root.rstrip("/")) + 1 :]
+            if name.startswith(self.prefix):
+                listed = of_info(name, info)
+                inode = info.get("ino", "")  # the clock of modification times is coarse
+                version = f"{listed.size_bytes} {listed.token} {inode}" if listed.token else ""
+                found[name.removeprefix(self.prefix)] = version
+        return found
 
     def make_folders(self) -> None:
         """Create the folders `data/`, `errors/` and `_job/`, which object stores do not need."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
+from pipeline.cluster.partitions import Workers
 from pipeline.rows import schemas
 from pipeline.run.batches import MOST_BATCH_IMAGES
 from pipeline.run.plan import JobPlan, checked, open_output, runs_here
@@ -95,11 +96,12 @@ def make_plan(
     import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))
-    reopened = reopen(needs_of(config), output, resume.accept_touched)
-    manifest = reopened.manifest
-    if config.columns.features is not None:
-        check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-    return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, probe_output)
+    with Workers(config.job) as workers:
+        reopened = reopen(needs_of(config), output, resume.accept_touched, workers)
+        manifest = reopened.manifest
+        if config.columns.features is not None:
+            check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
+        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, probe_output)
 
 
 def describe(plan: SynthesisPlan) -> str:

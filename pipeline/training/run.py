@@ -27,8 +27,8 @@ from models.heads.files import keep_as_safetensors
 from models.heads.teacher import TrainingSample
 from models.heads.training import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
+from pipeline.cluster.provenance import code_revision, versions
 from pipeline.media.image_decoding import DecodeOptions
-from pipeline.output.provenance import code_revision, versions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
 from pipeline.rows.schemas import ERROR_CODES

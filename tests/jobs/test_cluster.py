@@ -19,7 +19,7 @@ from PIL import Image
 
 from actors.metrics import METRICS
 from jobs import submit
-from pipeline.output.provenance import code_revision
+from pipeline.cluster.provenance import code_revision
 from tests.jobs.cluster import LocalCluster, local_cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ import pipeline.cluster.jobs
 from configs.load import ConfigError
 from jobs import submit
 from pipeline.cluster.jobs import Known, dashboard_url
+from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
-from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 
 CAPTION = ["--config", "configs/jobs/zoo_caption.yaml", "source.path=/data", "sink.path=/out"]
 TRAINING = ["--config", "configs/jobs/train_llamagen_eagle.yaml", "output.path=/head"]

@@ -11,7 +11,7 @@ import pytest
 
 from configs.load import ConfigError
 from pipeline.cluster import code_archive
-from pipeline.output.provenance import ROOT
+from pipeline.cluster.provenance import ROOT
 
 
 def checkout(root: Path) -> Path:

@@ -13,7 +13,8 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest, spans
+from pipeline.source import datasource, manifest, spans, survey
+from pipeline.sources import kind_of
 from pipeline.sources.kind import no_row_groups
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all, write_parquet
@@ -195,3 +196,32 @@ def test_planning_takes_bytes_per_file_and_no_objects() -> None:
     tracemalloc.stop()
     assert len(planned) == 200
     assert held / count < 40
+
+
+def test_ranges_are_joined_to_the_facts_of_their_files() -> None:
+    facts = [(2, [1, 1], [8, 9], [1, 2]), (0, [], [], []), (3, [3], [7], [3]), (None, [], [], []), (1, [1], [5], [1])]
+    ranges = pa.table([list(column) for column in zip(*facts, strict=True)], schema=survey.FACTS)
+    joined = survey._of_files(ranges, np.array([0, 0, 0, 1, 1])).to_pylist()
+    assert [list(row.values()) for row in joined] == [[5, [1, 1, 3], [8, 9, 7], [1, 2, 3]], [None, [], [], []]]
+    joined = survey._of_files(ranges, np.array([0, 1, 1, 2, 3]))
+    assert joined["row_group_rows"].to_pylist() == [[1, 1], [3], [], [1]]
+    assert joined["num_samples"].to_pylist() == [2, 3, None, 1]
+
+
+def test_large_files_are_cut_and_small_ones_are_grouped(monkeypatch) -> None:
+    monkeypatch.setattr(survey, "RANGE_BYTES", 10)
+    monkeypatch.setattr(survey, "PARTITION_BYTES", 10)
+    monkeypatch.setattr(survey, "PARTITION_FILES", 3)
+    sizes = [25, 0, 1, 1, 1, 10, 11]
+    files = pa.table([[f"{number}.txt" for number in range(7)], sizes, [""] * 7], schema=manifest.LISTING)
+    ranges, owners = survey._ranges(kind_of("text"), files)
+    assert owners.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 6, 6]
+    assert ranges["start"].to_pylist() == [0, 10, 20, 0, 0, 0, 0, 0, 0, 10]
+    assert ranges["stop"].to_pylist() == [10, 20, None, None, None, None, None, None, 10, None]
+    lengths = survey._content_bytes(ranges)
+    assert lengths.tolist() == [10, 10, 5, 0, 1, 1, 1, 10, 10, 1]
+    parts = survey._partitions(ranges, lengths)
+    assert [part.num_files for part in parts] == [1, 1, 1, 3, 2, 1, 1]
+    assert pa.concat_tables([part.item for part in parts]).equals(ranges)
+    assert (parts[3].first, parts[3].last) == ("1.txt", "3.txt")
+    assert survey._ranges(kind_of("csv"), files)[1].tolist() == list(range(7))

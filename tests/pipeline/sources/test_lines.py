@@ -16,8 +16,8 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
-from pipeline.sources import jsonl, lines, text
+from pipeline.source import datasource, manifest, survey
+from pipeline.sources import csv, jsonl, lines, text
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all
 
 
@@ -206,6 +206,63 @@ def test_whatever_the_cut_the_records_are_those_of_the_whole_file(written, end, 
             assert (found, code) == (line.decode(), "")
         except UnicodeDecodeError:
             assert (found, code) == (None, "broken_line")
+
+
+CONTENT = st.lists(
+    st.sampled_from([b"a", b"bc", b" ", b"\r", b"\n", b"\r\n", b"\n\n", lines.BOM, b"x" * 9, b" " * 9]), max_size=40
+).map(b"".join)
+
+
+@settings(
+    deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(CONTENT, st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.integers(1, 20), st.integers(1, 9))
+def test_an_index_of_ranges_is_that_of_the_whole_file(
+    monkeypatch, data, range_bytes, limit, max_rows, max_bytes, chunk
+) -> None:
+    monkeypatch.setattr(text.Text, "max_bytes", limit)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", chunk)
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file("/ranges/a.txt", data)
+    source = text_source("memory://ranges/a.txt", span_max_rows=max_rows, span_max_bytes=max_bytes)
+
+    def read() -> tuple[manifest.Manifest, list[dict]]:
+        frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+        return frozen, read_all(source, "{text}").to_pylist()
+
+    def is_row(number: int, line: bytes) -> bool:
+        content = line.removesuffix(b"\r").removeprefix(lines.BOM if number == 0 else b"")
+        return len(content) > limit or len(line) > limit + 1 or bool(content.strip())
+
+    offsets = [0, *(place + 1 for place, byte in enumerate(data) if byte == 10)]  # of all lines, in bytes
+    ends = [*offsets[1:], len(data)]
+    is_sample = [
+        is_row(number, data[low:high].removesuffix(b"\n"))
+        for number, (low, high) in enumerate(zip(offsets, ends, strict=True))
+    ]
+    if not any(is_sample):
+        return
+    monkeypatch.setattr(survey, "RANGE_BYTES", 1 << 30)
+    whole, whole_rows = read()
+    monkeypatch.setattr(survey, "RANGE_BYTES", range_bytes)
+    split, split_rows = read()
+    assert split_rows == whole_rows
+    for frozen in (whole, split):
+        assert frozen.num_samples == sum(is_sample)
+        facts = frozen.files.to_pylist()[0]
+        assert sum(facts["row_group_bytes"]) == len(data)
+        assert sum(facts["row_group_lines"]) == sum(low < high for low, high in zip(offsets, ends, strict=True))
+        for row in range(sum(is_sample)):
+            entry = frozen.entry(0, row)
+            assert offsets[entry.line - 1] == entry.offset
+            assert sum(is_sample[: entry.line - 1]) == entry.row <= row
+
+
+def test_only_plain_files_of_lines_that_are_records_are_split() -> None:
+    assert text.KIND.can_split("a.txt")
+    assert jsonl.KIND.can_split("a.JSONL")
+    for kind, name in ((text.KIND, "a.txt.gz"), (jsonl.KIND, "a.JSONL.ZST"), (csv.KIND, "a.csv")):
+        assert not kind.can_split(name)
 
 
 def test_text_is_counted_before_the_job_and_cut_at_lines(tmp_path) -> None:

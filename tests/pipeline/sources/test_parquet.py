@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import json
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -382,3 +384,78 @@ def test_folders_named_name_equals_value_are_columns(tmp_path) -> None:
         ConfigError, match=r"^prompt\.text: the column 'month' is not in year=2024/.*columns there: lang, q, year"
     ):
         read_all(parquet_source(tmp_path), "{month}")
+
+
+ID_TYPES = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.int8(),
+    pa.uint64(),
+    pa.null(),
+    pa.float64(),
+]
+
+
+@pytest.mark.parametrize("dtype", ID_TYPES, ids=str)
+@pytest.mark.parametrize("damage", [False, True])
+def test_ids_read_as_a_column_are_those_of_the_samples(tmp_path, monkeypatch, dtype, damage) -> None:
+    monkeypatch.setattr(parquet, "ID_BATCH_ROWS", 3 * parquet.BATCH_ROWS)
+    values = pa.array([None if row % 7 == 0 else row % 120 for row in range(1000)], pa.int64())
+    if pa.types.is_null(dtype):
+        values = pa.nulls(1000)
+    elif not (pa.types.is_integer(dtype) or pa.types.is_floating(dtype)):
+        values = pc.if_else(pc.equal(values, 3), "", pc.binary_join_element_wise("é-", values.cast(pa.string()), ""))
+    values = values.dictionary_encode() if pa.types.is_dictionary(dtype) else values.cast(dtype)
+    path = write_parquet(
+        tmp_path / "a.parquet",
+        {"k": values},
+        row_group_size=400,
+        data_page_size=16,
+        write_batch_size=16,
+        use_dictionary=False,
+    )
+    if damage:
+        data = bytearray(path.read_bytes())
+        chunk = pq.read_metadata(path).row_group(1).column(0)
+        data[chunk.data_page_offset + chunk.total_compressed_size * 9 // 10] ^= 0xFF
+        path.write_bytes(data)
+    filesystem = fsspec.filesystem("file")
+    source = Source(kind="parquet", path=str(tmp_path), id_column="k")
+    spec = kind.ReadSpec(source, str(tmp_path), (), pa.schema([])).with_ids_only("k")
+
+    def found(chunks) -> list[tuple[int, str]]:
+        pairs = []
+        with contextlib.suppress(Exception):
+            for one in chunks:
+                pairs += zip(one.rows.tolist(), one.ids.to_pylist(), strict=True)
+        return pairs
+
+    for start, stop in ((0, None), (1, 999), (399, 401), (650, 1000)):
+        piece = kind.FilePiece("a.parquet", start, stop, 1000)
+        samples = found(kind.IdRows.of(chunk) for chunk in parquet.read(filesystem, spec, piece))
+        while parquet._open_readers:  # a reader that began in another row group has other batches
+            parquet._open_readers.popitem()[1].close()
+        assert found(parquet.KIND.ids(filesystem, spec, piece)) == samples
+    if not damage and not pa.types.is_null(dtype):
+        assert len(samples) == 300 or len(samples) > 250
+
+
+def test_ids_that_are_not_utf_8_are_left_out(tmp_path) -> None:
+    bad = pa.array([b"a", b"\xff", b"b"], pa.binary()).cast(pa.string(), safe=False)
+    write_parquet(tmp_path / "a.parquet", {"k": bad})
+    spec = kind.ReadSpec(Source(kind="parquet", path=str(tmp_path), id_column="k"), str(tmp_path), (), pa.schema([]))
+    [found] = parquet.KIND.ids(fsspec.filesystem("file"), spec.with_ids_only("k"), kind.FilePiece("a.parquet"))
+    assert (found.rows.tolist(), found.ids.to_pylist()) == ([0, 2], ["a", "b"])
+
+
+def test_a_batch_of_ids_stays_small_if_a_dictionary_may_hold_a_large_value(tmp_path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"k": ["x" * 1_000_000, *["y"] * 70_000]})
+    metadata, schema = pq.read_metadata(path), pq.read_schema(path)
+    num_rows = parquet.batch_rows(metadata, [0], ["k"], schema, parquet.ID_BATCH_ROWS)
+    assert num_rows * 1_000_000 <= max(parquet.BATCH_BYTES, parquet.BATCH_ROWS * 1_000_000)
+    small = write_parquet(tmp_path / "b.parquet", {"k": [f"{row:010d}" for row in range(1000)]})
+    metadata = pq.read_metadata(small)
+    assert parquet.batch_rows(metadata, [0], ["k"], schema, parquet.ID_BATCH_ROWS) > 1000
+    assert parquet.batch_rows(metadata, [0], ["k"], schema) == parquet.BATCH_ROWS

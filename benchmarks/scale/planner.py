@@ -1,0 +1,271 @@
+"""Measures planning and resuming of large jobs: time and memory of the driver, one new process per case.
+
+    python -m benchmarks.scale.planner        # prints a table; ten minutes and 2 GB of files on two cores
+    python -m benchmarks.scale.planner goal   # also 10^8 distinct ids in 10^5 Parquet files, 1.5 GB of files
+
+Listed images are synthetic, so the time of listing a store is not included. Local files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.harness.markdown import Results, table
+from configs.schema import Job
+from configs.source import Source
+from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.output.files import Format
+from pipeline.output.inventory import take_inventory
+from pipeline.output.publishing import Publisher
+from pipeline.prompts.row_options import PromptOptions
+from pipeline.rows.schemas import result_schema
+from pipeline.source import manifest
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.done_bitmap import DoneBitmap
+from pipeline.source.manifest import Manifest, freeze_for, needs_of
+from pipeline.storage.listing import Listed
+from pipeline.storage.output_dir import DATA, OutputDir
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured case: `prepare(folder, case)` writes its files, `run(folder, case)` returns further figures."""
+
+    name: str
+    num_files: int
+    rows_per_file: int
+    prepare: Callable[[Path, Case], None]
+    run: Callable[[Path, Case], Results]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_files * self.rows_per_file
+
+
+class Unreadable:
+    """A file system without files."""
+
+    def unstrip_protocol(self, path: str) -> str:
+        return f"s3://{path}"
+
+
+def no_files(folder: Path, case: Case) -> None:
+    """Write nothing."""
+
+
+def write_parquet(folder: Path, case: Case, num_distinct: int | None = None) -> None:
+    """Write Parquet files with distinct ids; after `num_distinct` files, the others are hard links to these."""
+    num_distinct = num_distinct or case.num_files
+    (folder / "in").mkdir()
+    for number in range(case.num_files):
+        path = folder / f"in/{number:06d}.parquet"
+        if number >= num_distinct:
+            os.link(folder / f"in/{number % num_distinct:06d}.parquet", path)
+            continue
+        first = number * case.rows_per_file
+        ids = pa.array(np.arange(first, first + case.rows_per_file)).cast(pa.string())
+        ids = pc.binary_join_element_wise("image-", ids, "")
+        pq.write_table(pa.table({"id": ids, "text": ["a text"] * len(ids)}), path, compression="zstd")
+
+
+def write_links(folder: Path, case: Case) -> None:
+    write_parquet(folder, case, min(100, case.num_files))
+
+
+def write_jsonl(folder: Path, case: Case) -> None:
+    (folder / "in").mkdir()
+    for number in range(case.num_files):
+        with (folder / f"in/{number}.jsonl").open("w") as file:
+            for row in range(case.rows_per_file):
+                file.write(f'{{"id": "{number}-{row}", "text": "{"words of a caption " * 4}"}}\n')
+
+
+def write_output(folder: Path, case: Case) -> None:
+    """Write an output of one attempt whose files have all rows but those of the last file."""
+    (folder / "in").mkdir()
+    (folder / "in/rows.txt").write_text("row\n" * case.num_rows)
+    output = OutputDir(str(folder / "out"))
+    output.take_attempt({"config_fingerprint": "f"})
+    schema = result_schema()
+    publisher = Publisher(output, Format(schema), 1, "f", case.rows_per_file)
+    for number in range(case.num_files):
+        rows = range(number * case.rows_per_file, (number + 1) * case.rows_per_file)
+        given: dict[str, Any] = {
+            "sample_id": [f"rows.txt#{row}" for row in rows],
+            "source": ["rows.txt"] * len(rows),
+            "row_index": list(rows),
+        }
+        columns = [
+            given[field.name]
+            if field.name in given
+            else [""] * len(rows)
+            if pa.types.is_string(field.type)
+            else pa.nulls(len(rows), field.type)
+            for field in schema
+        ]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        publisher.publish_rows(DATA, number, pa.table(arrays, schema=schema))
+
+
+def plan_listing(folder: Path, case: Case) -> Results:
+    """Plan listed images up to Ray's read tasks, and plan them again with half of the samples done."""
+    source = Source(kind="images", path="s3://bucket/train")
+
+    def listing() -> Iterator[Listed]:
+        for number in range(case.num_files):
+            yield Listed(f"train/{number // 1000:05d}/{number:09d}.jpg", 90_000 + number % 1000, f"{number:032x}")
+
+    files = manifest._table(listing())
+    needs = needs_of(source, PromptOptions(), ())
+    frozen = manifest.survey_files(Unreadable(), "bucket/train", files, needs, IN_PROCESS)
+    found = _read_tasks(source, frozen) | {"planning_rss_bytes": peak_bytes()}
+    done = DoneBitmap(frozen.counts)
+    every_other = np.arange(0, case.num_files, 2)
+    done.add(every_other, np.zeros(len(every_other), np.int64))
+    assert SpanDatasource(source, frozen, done=done).num_samples == case.num_files // 2
+    return found
+
+
+def plan_parquet(folder: Path, case: Case) -> Results:
+    """Plan Parquet files without an id column."""
+    return _plan(Source(kind="parquet", path=str(folder / "in")), case)
+
+
+def plan_ids(folder: Path, case: Case) -> Results:
+    """Plan Parquet files and compare their ids."""
+    return _plan(Source(kind="parquet", path=str(folder / "in"), id_column="id"), case)
+
+
+def plan_jsonl(folder: Path, case: Case) -> Results:
+    """Plan files of lines."""
+    num_bytes = sum(path.stat().st_size for path in (folder / "in").iterdir())
+    return _plan(Source(kind="jsonl", path=str(folder / "in")), case) | {"source_bytes": num_bytes}
+
+
+def _plan(source: Source, case: Case) -> Results:
+    with Workers(Job(num_cpus=2)) as workers:
+        frozen = freeze_for(needs_of(source, PromptOptions(), ()), workers)
+    assert frozen.num_samples == case.num_rows
+    return _read_tasks(source, frozen)
+
+
+def _read_tasks(source: Source, frozen: Manifest) -> Results:
+    tasks = SpanDatasource(source, frozen).get_read_tasks(1)
+    return {"num_read_tasks": len(tasks), "manifest_bytes": frozen.files.nbytes}
+
+
+def resume_output(folder: Path, case: Case) -> Results:
+    """Take the inventory of an output, and again with one more file, which the first inventory does not know."""
+    source = Source(kind="text", path=str(folder / "in"))
+    frozen = freeze_for(needs_of(source, PromptOptions(), ()))
+    output = OutputDir(str(folder / "out"))
+    last = folder / f"out/data/part-{case.num_files - 1:06d}.parquet"
+    last.rename(folder / "last.parquet")
+    began_s = time.perf_counter()
+    with Workers(Job(num_cpus=2)) as workers:
+        known = take_inventory(output, frozen, 1, {1: "f"}, workers=workers)
+        first_s = time.perf_counter() - began_s
+        (folder / "last.parquet").rename(last)
+        again = take_inventory(output, frozen, 1, {1: "f"}, known=known, workers=workers)
+    assert (again.num_rows[DATA], again.num_files_read) == (case.num_rows, 1)
+    return {"inventory_s": first_s, "incremental_inventory_s": time.perf_counter() - began_s - first_s}
+
+
+CASES = (
+    Case("listed images", 1_000_000, 1, no_files, plan_listing),
+    Case("listed images", 10_000_000, 1, no_files, plan_listing),
+    Case("Parquet, no ids", 100_000, 1000, write_links, plan_parquet),
+    Case("Parquet, ids compared", 10_000, 1000, write_parquet, plan_ids),
+    Case("JSONL, 1 GB", 4, 2_400_000, write_jsonl, plan_jsonl),
+    Case("output, inventory", 100, 10_000, write_output, resume_output),
+)
+GOAL = Case("Parquet, ids compared", 100_000, 1000, write_parquet, plan_ids)
+MAX_GOAL_S, MAX_GOAL_BYTES = 600.0, 4 * 1024**3
+
+
+def peak_bytes() -> int:
+    """Return the peak resident memory of this process in bytes, without that of the process it was forked from."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def run_case(case: Case, folder: Path) -> Results:
+    """Measure a case whose files are in `folder`: wall and CPU seconds and peak memory (bytes) of this process."""
+    before_bytes, start_s, cpu_s = peak_bytes(), time.perf_counter(), time.process_time()
+    found = case.run(folder, case)
+    wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
+    peak = peak_bytes()
+    return {
+        "case": case.name,
+        "num_files": case.num_files,
+        "num_rows": case.num_rows,
+        "wall_s": wall_s,
+        "driver_cpu_s": cpu_s,
+        "peak_rss_bytes": peak,
+        "rss_bytes_per_row": (peak - before_bytes) / case.num_rows,
+        **found,
+    }
+
+
+def measure_planner(cases: tuple[Case, ...] = CASES) -> Results:
+    """Measure every case in a new process, and return the figures as `cases`."""
+    found = []
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="planner-") as folder:
+            case.prepare(Path(folder), case)
+            number = (*CASES, GOAL).index(case)
+            command = [sys.executable, "-m", "benchmarks.scale.planner", "--case", str(number), folder]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        print(found[-1], file=sys.stderr, flush=True)
+    return {"cases": found}
+
+
+def planner_table(results: Results) -> str:
+    """Render the cases of `measure_planner`."""
+    rows = [
+        (
+            one["case"],
+            f"{one['num_files']:,}",
+            f"{one['num_rows']:,}",
+            f"{one['wall_s']:.1f}",
+            f"{one['driver_cpu_s']:.1f}",
+            f"{one['peak_rss_bytes'] / 1e9:.2f}",
+            f"{1e6 * one['wall_s'] / one['num_rows']:.2f}",
+            f"{one['rss_bytes_per_row']:.0f}",
+        )
+        for one in results["cases"]
+    ]
+    header = "case | files | rows | wall, s | driver CPU, s | driver peak, GB | s per 10⁶ rows | driver bytes per row"
+    return table(header, rows)
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--case"]:
+        case = (*CASES, GOAL)[int(arguments[1])]
+        print(json.dumps(run_case(case, Path(arguments[2]))), flush=True)
+        return 0
+    found = measure_planner((*CASES, GOAL) if arguments == ["goal"] else CASES)
+    print(planner_table(found))
+    goal = found["cases"][-1] if arguments == ["goal"] else None
+    if goal is None:
+        return 0
+    return 0 if goal["wall_s"] <= MAX_GOAL_S and goal["peak_rss_bytes"] <= MAX_GOAL_BYTES else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""The cases of the planner's benchmark at small sizes, and their table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scale import planner
+
+
+@pytest.mark.parametrize("number", range(len(planner.CASES)))
+def test_a_case_runs_and_has_a_row_in_the_table(tmp_path: Path, number: int) -> None:
+    case = replace(planner.CASES[number], num_files=4)
+    case = replace(case, rows_per_file=min(case.rows_per_file, 50))
+    case.prepare(tmp_path, case)
+    found = planner.run_case(case, tmp_path)
+    assert (found["case"], found["num_files"], found["num_rows"]) == (case.name, 4, case.num_rows)
+    assert found["wall_s"] > 0
+    assert found["peak_rss_bytes"] > 1e7
+    header, _, row = planner.planner_table({"cases": [found]}).splitlines()
+    assert header.count("|") == row.count("|")
+    assert f"| {case.name} | 4 | {case.num_rows} |" in row
+
+
+def test_a_case_is_measured_in_a_process_of_its_own() -> None:
+    [found] = planner.measure_planner(planner.CASES[:1])["cases"]
+    assert found["num_rows"] == 10**6
+    assert found["planning_rss_bytes"] <= found["peak_rss_bytes"]
+
+
+def test_the_goal_is_the_largest_case() -> None:
+    assert planner.GOAL.num_rows == 10**8
+    assert planner.GOAL.num_files == 10**5
