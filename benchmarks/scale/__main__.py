@@ -46,7 +46,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "ledger": measure_ledger,
     "driver": driver.measure_costs,
     "fleets": driver.measure_fleets,
-    "planner": planner.measure_planner,
+    "planner": lambda: planner.measure_planner((*planner.CASES, planner.GOAL)),
 }
 
 
