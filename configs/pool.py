@@ -95,6 +95,9 @@ class Pool(EnginePool):
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
     """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
     image or video reuse them. 0 is off."""
+    processor: Literal["auto", "tasks", "actor"] = "auto"
+    """Where the target's processor runs: in decoding `tasks`, ahead of the engine, or in the `actor`, beside it; `auto`
+    is `tasks` for GPU actors that read images or videos. See [sizing](../guides/sizing.md#processors)."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     """CPUs that one decoding task reserves."""
     decode_label_selector: Labels | None = None

@@ -85,6 +85,11 @@ class Packed:
         return self.data.nbytes + (0 if self.levels is None else self.levels.nbytes)
 
     @property
+    def num_unpacked_bytes(self) -> int:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return math.prod(self.shape) * dtype.itemsize
+
+    @property
     def arrays(self) -> list[NDArray[Any]]:
         return [self.data] if self.levels is None else [self.data, self.levels]
 
@@ -121,6 +126,12 @@ def pack(values: Tensor, scale: PixelScale | None = None) -> Packed:
         if found is not None:
             return Packed(name, shape, *found)
     return Packed(name, shape, values.contiguous().view(BITS[values.dtype.itemsize]).numpy())
+
+
+def bits_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of `Packed.levels` for tensors of this dtype."""
+    named: torch.dtype = getattr(torch, dtype)
+    return torch.empty(0, dtype=BITS[named.itemsize]).numpy().dtype
 
 
 def _is_integer(dtype: torch.dtype) -> bool:
@@ -207,6 +218,10 @@ class PackedInputs:
     @property
     def num_bytes(self) -> int:
         return sum(one.num_bytes for one in self.tensors.values())
+
+    @property
+    def num_unpacked_bytes(self) -> int:
+        return sum(one.num_unpacked_bytes for one in self.tensors.values())
 
     @property
     def has_media(self) -> bool:
