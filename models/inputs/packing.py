@@ -21,6 +21,8 @@ from models.inputs.content import Content
 NUM_LEVELS = 256
 SAMPLE_STRIDE = 16
 """Every 16th value determines the levels first; the others are needed only if they have a level of their own."""
+CHUNK_VALUES = 1 << 16
+"""Values that are computed together, so that they stay in the processor's cache."""
 INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32)
 """Dtypes that replace int64, smallest first."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -101,11 +103,12 @@ class Packed:
                 return torch.from_numpy(self.data.astype(np.int64)).to(device, dtype)
             return torch.tensor(self.data, device=device).view(dtype)
         codes, levels = torch.tensor(self.data, device=device), torch.tensor(self.levels, device=device)
-        channels = [torch.take(levels[place], codes[:, place].long()) for place in range(len(levels))]
-        values = torch.stack(channels, dim=1)
-        num_frames = math.prod(self.shape) // max(1, codes.numel())
-        if num_frames > 1:
-            values = values[:, :, None].expand(-1, -1, num_frames, -1)
+        outer, num_channels, inner = codes.shape
+        num_frames = math.prod(self.shape) // codes.numel()
+        values = levels.new_empty(outer, num_channels, num_frames, inner)
+        for channel in range(num_channels):
+            found = levels[channel].index_select(0, codes[:, channel].reshape(-1).int())
+            values[:, channel] = found.view(outer, 1, inner)
         return values.reshape(self.shape).view(dtype)
 
 
@@ -160,8 +163,8 @@ def _by_channel(values: Tensor, scale: PixelScale) -> Tensor | None:
     if values.dim() != 2 or values.shape[1] % (num_channels * scale.frames_per_patch):
         return None
     patches = values.view(len(values), num_channels, scale.frames_per_patch, -1)
-    bits = patches.view(BITS[values.dtype.itemsize])
-    if all(torch.equal(bits[:, :, 0], bits[:, :, frame]) for frame in range(1, scale.frames_per_patch)):
+    bits = patches.view(BITS[values.dtype.itemsize]).numpy()
+    if all(np.array_equal(bits[:, :, 0], bits[:, :, frame]) for frame in range(1, scale.frames_per_patch)):
         return patches[:, :, 0]
     return patches.flatten(2)
 
@@ -173,32 +176,38 @@ def _levels(values: Tensor, scale: PixelScale) -> tuple[NDArray[np.uint8], NDArr
     codes = np.empty(values.shape, np.uint8)
     levels = np.zeros((values.shape[1], NUM_LEVELS), bits.dtype)
     for channel in range(values.shape[1]):
-        factor, offset = scale.std[channel] / scale.factor, scale.mean[channel] / scale.factor
-        nearest = values[:, channel].float().mul(factor).add_(offset).nan_to_num_().round_().clamp_(0, NUM_LEVELS - 1)
-        code = nearest.to(torch.uint8).numpy()
-        if not _fill(levels[channel], code, np.ascontiguousarray(bits[:, channel])):
+        factor, offset = scale.std[channel] / scale.factor, torch.tensor(scale.mean[channel] / scale.factor + 0.5)
+        for part in _parts(*values.shape[::2]):
+            nearest = torch.add(offset, values[part, channel].float(), alpha=factor).nan_to_num_()
+            codes[part, channel] = nearest.clamp_(0, NUM_LEVELS - 1).to(torch.uint8).numpy()
+        if not _fill(levels[channel], codes[:, channel], bits[:, channel]):
             return None
-        codes[:, channel] = code
     return codes, levels
 
 
+def _parts(outer: int, inner: int) -> list[slice]:
+    """Return slices of the first axis, each of about `CHUNK_VALUES` values or one row."""
+    step = max(1, CHUNK_VALUES // inner)
+    return [slice(start, start + step) for start in range(0, outer, step)]
+
+
 def _fill(levels: NDArray[Any], codes: NDArray[np.uint8], bits: NDArray[Any]) -> bool:
-    """Set `levels` (256,) so that `levels[codes]` equals `bits`; return whether that is possible.
+    """Set `levels` (256,) so that `levels[codes]` equals `bits` (outer, inner); return whether that is possible.
 
     If the values without a level are all equal (padding), they get an unused code, which is written to `codes`.
     """
-    sample = codes.reshape(-1)[::SAMPLE_STRIDE]
-    levels[sample] = bits.reshape(-1)[::SAMPLE_STRIDE]
+    levels[codes[:, ::SAMPLE_STRIDE]] = bits[:, ::SAMPLE_STRIDE]
+    if all(np.array_equal(levels[codes[part]], bits[part]) for part in _parts(*codes.shape)):
+        return True
     wrong = levels[codes] != bits
-    if wrong.any():
-        levels[codes[wrong]] = bits[wrong]
-        wrong = levels[codes] != bits
+    levels[codes[wrong]] = bits[wrong]
+    wrong = levels[codes] != bits
     if not wrong.any():
         return True
-    padding = np.unique(bits[wrong][:2])
+    padding = bits[wrong][0]
     free = np.flatnonzero(np.bincount(codes[~wrong], minlength=NUM_LEVELS) == 0)
-    if len(free) and (bits[wrong] == padding[0]).all():
-        codes[wrong], levels[free[0]] = free[0], padding[0]
+    if len(free) and (bits[wrong] == padding).all():
+        codes[wrong], levels[free[0]] = free[0], padding
         return True
     return False
 
