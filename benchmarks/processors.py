@@ -1,6 +1,7 @@
 """Measures where the target's processor runs: CPU time per image, and how long an engine waits for input.
 
-    python -m benchmarks.processors    # writes results/processors.json; minutes
+    python -m benchmarks.processors                 # writes results/processors.json; minutes
+    python -m benchmarks.processors --only costs    # one part (costs, waits); the other is kept
 
 Costs are CPU seconds of one core per image: decoding (with its subprocess), processing, packing, and unpacking in the
 actor. Waits are measured on the real graph, with an engine of fixed time per row that reads processor outputs or,
@@ -28,7 +29,7 @@ from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil
 from actors.results import Stamp
 from benchmarks.decode import photograph, timed_job
 from benchmarks.harness.markdown import Results, percent, table
-from benchmarks.harness.results import command_line, finish, machine, progress, results_file
+from benchmarks.harness.results import command_line, finish, machine, progress, read_results, results_file
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion, Request
 from models.inputs.output_size import OutputSizes
@@ -67,11 +68,11 @@ def front_end_of(case: str) -> FrontEnd:
     return FrontEnd(processor)
 
 
-def write_files(folder: Path, case: str) -> None:
-    """Write the JPEG files of a case: `NUM_FILES` different ones, as often as needed."""
-    width, height, num_rows = CASES[case]
+def write_files(folder: Path, case: str, num_rows: int) -> None:
+    """Write `num_rows` JPEG files of a case, of which `NUM_FILES` are different."""
+    width, height, _ = CASES[case]
     files = []
-    for seed in range(NUM_FILES):
+    for seed in range(min(NUM_FILES, num_rows)):
         buffer = io.BytesIO()
         Image.fromarray(photograph(seed, width, height)).save(buffer, "JPEG", quality=90)
         files.append(buffer.getvalue())
@@ -88,7 +89,7 @@ def _cpu_s(function: Callable[[], Any]) -> float:
     return (time.process_time() - start_s) / NUM_COSTS
 
 
-def costs(case: str, data: bytes, options: DecodeOptions) -> Results:
+def case_costs(case: str, data: bytes, options: DecodeOptions) -> Results:
     """Return milliseconds of CPU per image of each step, and bytes of one row's pixels and packed outputs."""
     front_end, worker = front_end_of(case), worker_of(options.media)
     memory = bytearray(1 << 26)
@@ -226,25 +227,39 @@ def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Resul
     }
 
 
-def measure(case: str) -> Results:
-    """Return the costs of a case, and its runs with the processor in tasks and in the actor."""
+def costs() -> Results:
+    """Return the CPU time of loading, and of each step for the images of each case."""
+    cases = {}
+    for case, (width, height, _) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_files(Path(folder), case, 1)
+            job = timed_job({"kind": "images", "path": folder, "max_side_px": max(width, height)}, {}, Path(folder))
+            options = DecodeOptions.of(job.source, folder, PromptOptions.of(job))
+            cases[case] = case_costs(case, (Path(folder) / "00000.jpg").read_bytes(), options)
+    return {"loading": loading(), "cases": cases}
+
+
+def waits() -> Results:
+    """Return the runs of the real graph with the processor in tasks and in the actor."""
+    return {"cases": {case: case_waits(case) for case in CASES}}
+
+
+def case_waits(case: str) -> Results:
+    """Return the rate of one case without an engine of fixed pace, and its runs with one."""
+    width, height, num_rows = CASES[case]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "in"
         folder.mkdir()
-        write_files(folder, case)
-        side_px = {"336 px": 1344, "1 MP": 1024}[case]
-        source = {"kind": "images", "path": str(folder), "max_side_px": side_px}
+        write_files(folder, case, num_rows)
+        source = {"kind": "images", "path": str(folder), "max_side_px": max(width, height)}
         job = timed_job(source, {"batch_rows": BATCH_ROWS, "max_batches_in_flight": 4}, Path(temporary) / "out")
-        data = (folder / "00000.jpg").read_bytes()
-        found: Results = {"costs": costs(case, data, DecodeOptions.of(job.source, str(folder), PromptOptions.of(job)))}
-        progress(found)
         limit = run_graph(job, case, 0.0, in_tasks=True)
         row_s = 1.0 / (SHARE * limit["rows_per_s"])
         runs = {"limit, tasks": limit}
         for place in ("tasks", "actor"):
             runs[place] = run_graph(job, case, row_s, in_tasks=place == "tasks")
             progress(case, place, runs[place])
-        return {**found, "runs": runs}
+        return runs
 
 
 def loading() -> Results:
@@ -266,11 +281,11 @@ def loading() -> Results:
 def costs_table(results: Results) -> str:
     """Render milliseconds of CPU per image, the cores for a rate of images, and the share of loading."""
     rows = []
-    for case, found in results["cases"].items():
-        cost = found["costs"]
+    found = results["costs"]
+    for case, cost in found["cases"].items():
         task_ms = cost["decode_ms"] + cost["process_ms"] + cost["pack_ms"]
-        calls_s = results["loading"]["max_calls"] * BATCH_ROWS * task_ms / 1000
-        share = percent(results["loading"]["load_cpu_s"] / (results["loading"]["load_cpu_s"] + calls_s), 1)
+        load_s, calls_s = found["loading"]["load_cpu_s"], found["loading"]["max_calls"] * BATCH_ROWS * task_ms / 1000
+        share = percent(load_s / (load_s + calls_s), 1)
         steps = [f"{cost[name]:.1f}" for name in ("decode_ms", "process_ms", "pack_ms", "unpack_ms")]
         sizes = [f"{cost[name] / 1e6:.2f}" for name in ("pixel_bytes", "packed_bytes", "float_bytes")]
         rows.append((case, *steps, f"{IMAGES_PER_S * task_ms / 1000:.2f}", share, *sizes))
@@ -279,23 +294,30 @@ def costs_table(results: Results) -> str:
 
 
 def waits_table(results: Results) -> str:
+    if "waits" not in results:
+        return "Unmeasured: other work ran on the machine. `python -m benchmarks.processors --only waits` measures it."
     rows = []
-    for case, found in results["cases"].items():
+    for case, runs in results["waits"]["cases"].items():
         for place in ("tasks", "actor"):
-            run = found["runs"][place]
+            run = runs[place]
             rate = f"{run['rows_per_s']:.1f}"
             rows.append((case, place, f"{1000 / run['row_ms']:.1f}", rate, percent(run["actors_waited_share"], 1)))
     return table("image | processor | engine's pace, rows/s | rows/s | engine waited for input", rows)
 
 
+PARTS = {"costs": costs, "waits": waits}
 TABLES = {"processor_costs": costs_table, "processor_waits": waits_table}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    command_line("processors", __doc__).parse_args(arguments)
+    parser = command_line("processors", __doc__)
+    parser.add_argument("--only", choices=PARTS, help="run one part")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    description = machine()
-    results = {"machine": description, "loading": loading(), "cases": {case: measure(case) for case in CASES}}
+    results = read_results(RESULTS) if RESULTS.exists() else {}
+    for name, run in PARTS.items():
+        if options.only in (None, name):
+            results[name] = {"machine": machine(), **run()}
     return finish(RESULTS, results, *TABLES.values())
 
 

@@ -62,7 +62,8 @@ class EnginePool(ActorPool):
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
     """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """Longest engine step. A longer step ends the actor's process, and its rows run again; `null` is no limit."""
+    """Longest engine step, and longest processor call in a decoding task. A longer one ends its process, and the rows
+    run again; `null` is no limit."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """Longest time of a row in its slot; a row that takes longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"

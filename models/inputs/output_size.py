@@ -16,6 +16,9 @@ SIDES_PX = ((32, 32), (336, 336), (336, 1344), (1344, 336), (672, 672), (1344, 1
 """Heights and widths of the measured pictures: below, at and above the sizes to which processors resize."""
 CLIP_FRAMES = (2, 8)
 CLIP_SIDES_PX = ((32, 32), (336, 336))
+MARGIN = 1.25
+"""Factor of all estimates: processors round sides up to whole patches, by other shares than those of the measured
+sizes."""
 QUESTION = {"type": "text", "text": "What is this?"}
 
 
@@ -97,7 +100,8 @@ def _sizes(front_end: FrontEnd, kind: str, cases: Sequence[tuple[int, Media]]) -
         return MediaSizes()
 
     def growth(count: Callable[[PackedInputs], int]) -> Growth:
-        return Growth.over([(decoded, count(packed)) for decoded, packed in found])
+        line = Growth.over([(decoded, count(packed)) for decoded, packed in found])
+        return Growth(int(MARGIN * line.base), MARGIN * line.slope)
 
     return MediaSizes(
         growth(lambda one: one.num_bytes),

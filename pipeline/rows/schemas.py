@@ -52,7 +52,7 @@ ERROR_CODES: dict[str, str] = {
     "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
     "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
     "decode_timeout": "decoding an image or the video took longer than source.video.timeout_s",
-    "decoder_died": "the process that decoded this row's images or video crashed",
+    "decoder_died": "the process that decoded this row's images or video, or ran its processor, crashed",
     # conditions of an image
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
