@@ -171,7 +171,7 @@ def _by_channel(values: Tensor, scale: PixelScale) -> Tensor | None:
 
 def _levels(values: Tensor, scale: PixelScale) -> tuple[NDArray[np.uint8], NDArray[Any]] | None:
     """Return the level of each value (outer, C, inner) and the bits of the levels (C, 256); None if a channel has more
-    levels than the scale can tell apart."""
+    levels than the scale separates."""
     bits = values.view(BITS[values.dtype.itemsize]).numpy()
     codes = np.empty(values.shape, np.uint8)
     levels = np.zeros((values.shape[1], NUM_LEVELS), bits.dtype)
