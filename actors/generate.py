@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from actors.engine_actor import EngineActor
-from actors.media import Media, without_fillers
+from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowError
 from configs.schema import CaptionJob
 from decoding.errors import PROMPT_REFUSED
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from actors.loading.pair import Pair
 
 LoadPair = Callable[[CaptionJob, int | None], "Pair"]
+
+
+def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: Sequence[dict[str, Any]]) -> str:
+    """Apply the target's chat template; RowError `prompt_refused` if it raises."""
+    try:
+        return render(messages)
+    except Exception as error:  # chat templates raise arbitrary exceptions
+        message = f"the target's chat template refuses this conversation: {error}"
+        raise RowError(PROMPT_REFUSED, message) from None
 
 
 class Generate(EngineActor[CaptionJob, "Pair"]):
@@ -35,14 +44,13 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
         return Media(table).of
 
     def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
-        try:
-            prompt = self._pair.render(json.loads(row["messages"]))
-        except Exception as error:  # chat templates raise arbitrary exceptions
-            message = f"the target's chat template refuses this conversation: {error}"
-            raise RowError(PROMPT_REFUSED, message) from None
-        images, videos = arrays()
+        media: RowMedia = arrays()
+        prompt = media.prompt
+        if prompt is None:
+            prompt = render_prompt(self._pair.render, json.loads(row["messages"]))
         sampling = self._sampling_of(row["sampling"])
-        return {0: Request(row["sample_id"], prompt, images=images, videos=videos, **sampling)}
+        request = Request(row["sample_id"], prompt, media.images, videos=media.videos, inputs=media.inputs, **sampling)
+        return {0: request}
 
     @cached_property
     def _sampling(self) -> Sampling:

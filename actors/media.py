@@ -1,6 +1,9 @@
-"""Converts images and clips of the stage `decoded` to arrays; the prompts of a sample share one copy."""
+"""Converts images, clips and processor outputs of the stage `decoded` to arrays, which a sample's prompts share."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +11,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from models.inputs.clip import Clip
+
+if TYPE_CHECKING:
+    from models.inputs.packing import Packed, PackedInputs
 
 FILLER_INDEX = -1
 """`row_index` of a filler row (`pipeline.media.row_weights`); rows of the source have indices from 0."""
@@ -41,20 +47,77 @@ def media_rows(table: pa.Table) -> list[int]:
     return found
 
 
+def holder_rows(table: pa.Table) -> list[int]:
+    """Return, for each row, the index of its sample's first row with processor outputs; the row itself if none has."""
+    has_outputs = pc.is_valid(table.column("packed_inputs")).to_pylist()
+    samples = zip(*(table.column(name).to_pylist() for name in _SAMPLE), strict=True)
+    holders: dict[tuple[object, ...], int] = {}
+    return [
+        holders.setdefault(sample, index) if valid else index
+        for index, (sample, valid) in enumerate(zip(samples, has_outputs, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class RowMedia:
+    """Images and clips of one row; `prompt` and `inputs` are its rendered prompt and processor outputs, if the decoding
+    task made them."""
+
+    images: tuple[NDArray[np.uint8], ...]
+    videos: tuple[Clip, ...]
+    prompt: str | None = None
+    inputs: PackedInputs | None = None
+
+
 class Media:
-    """Images and clips of a table's rows as arrays, converted lazily and cached."""
+    """Images, clips and processor outputs of a table's rows, as copies; converted lazily, media of a sample once."""
 
     def __init__(self, table: pa.Table) -> None:
         self._images, self._videos = table.column("images"), table.column("videos")
-        self._rows = media_rows(table)
+        self._inputs = table.column("packed_inputs")
+        self._rows, self._holders = media_rows(table), holder_rows(table)
         self._cache: dict[int, tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]] = {}
+        self._held: dict[int, dict[str, Packed]] = {}
 
-    def of(self, index: int) -> tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]:
-        """Return the images and clips of a row; rows of one sample share the same arrays."""
+    def of(self, index: int) -> RowMedia:
+        """Return the media of a row; rows of one sample share the same arrays."""
         row = self._rows[index]
         if row not in self._cache:
             self._cache[row] = rgb_images(self._images[row]), clips(self._videos[row])
-        return self._cache[row]
+        cell = self._inputs[index]
+        if not cell.is_valid:
+            return RowMedia(*self._cache[row])
+        from models.inputs.packing import PackedInputs  # imports torch, which the driver does not need
+
+        holder = self._holders[index]
+        if holder not in self._held:
+            self._held[holder] = _tensors(self._inputs[holder], {})
+        tensors = self._held[holder] if holder == index else _tensors(cell, self._held[holder])
+        inputs = PackedInputs(tensors, cell["num_images"].as_py(), tuple(cell["num_frames"].as_py()))
+        return RowMedia(*self._cache[row], cell["prompt"].as_py(), inputs)
+
+
+def _tensors(cell: pa.StructScalar, held: dict[str, Packed]) -> dict[str, Packed]:
+    """Return copies of the tensors of one row by name; those without data are the ones of `held`."""
+    from models.inputs.packing import NUM_LEVELS, Packed, bits_dtype
+
+    found = {}
+    for tensor in cell["tensors"]:
+        name = tensor["name"].as_py()
+        if not tensor["data"].is_valid:
+            found[name] = held[name]
+            continue
+        dtype, shape = tensor["dtype"].as_py(), tuple(tensor["shape"].as_py())
+        data = _copied(tensor["data"], tensor["stored_dtype"].as_py(), tensor["stored_shape"].as_py())
+        levels = None
+        if tensor["levels"].is_valid:
+            levels = _copied(tensor["levels"], bits_dtype(dtype), (data.shape[1], NUM_LEVELS))
+        found[name] = Packed(dtype, shape, data, levels)
+    return found
+
+
+def _copied(data: pa.Scalar, dtype: Any, shape: Any) -> NDArray[Any]:
+    return np.frombuffer(data.as_buffer(), dtype).reshape(shape).copy()
 
 
 def rgb_images(cell: pa.ListScalar) -> tuple[NDArray[np.uint8], ...]:

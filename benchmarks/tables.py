@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import ablations, auto, backend_pieces, decode, pipeline, scheduling, speed_plots, synthetic
+from benchmarks import ablations, auto, backend_pieces, decode, pipeline, processors, scheduling, speed_plots, synthetic
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.harness import results as files
@@ -38,6 +38,7 @@ SOURCES = {
     "backend_pieces": {"backend_pieces": backend_pieces.pieces_table},
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
+    "processors": processors.TABLES,
     "auto": auto.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,

@@ -65,7 +65,8 @@ class EnginePool(ActorPool):
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
     """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """Longest engine step. A longer step ends the actor's process, and its rows run again; `null` is no limit."""
+    """Longest engine step, and longest processor call in a decoding task. A longer one ends its process, and the rows
+    run again; `null` is no limit."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """Longest time of a row in its slot; a row that takes longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
@@ -103,6 +104,9 @@ class Pool(EnginePool):
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
     """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
     image or video reuse them. 0 is off."""
+    processor: Literal["auto", "tasks", "actor"] = "auto"
+    """Where the target's processor runs: in decoding `tasks`, ahead of the engine, or in the `actor`, beside it; `auto`
+    is `tasks` for GPU actors that read images or videos. See [sizing](../guides/sizing.md#processors)."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     """CPUs that one decoding task reserves."""
     decode_label_selector: Labels | None = None

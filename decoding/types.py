@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from models.inputs.clip import Clip
+    from models.inputs.packing import PackedInputs
 
 FINISH_REASONS = ("stop", "length", "stop_string", "error")
 """`stop` is an EOS token, `stop_string` a string of `Sampling.stop`."""
@@ -61,6 +62,8 @@ class Request:
 
     `prompt` is the rendered text with image placeholders, exactly as the target's processor expects it; `images` are
     uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their placeholders.
+    `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
+    images and videos may be left out unless another model needs them.
     `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
     by `(seed, sample_id, replica)` and does not depend on the batch.
     """
@@ -73,6 +76,16 @@ class Request:
     replica: int = 0
     condition: NDArray[np.float32] | int | None = None
     videos: tuple[Clip, ...] = ()
+    inputs: PackedInputs | None = None
+
+    @property
+    def num_images(self) -> int:
+        return len(self.images) if self.inputs is None else self.inputs.num_images
+
+    @property
+    def num_frames(self) -> tuple[int, ...]:
+        """Number of frames of each video."""
+        return tuple(len(clip.frames) for clip in self.videos) if self.inputs is None else self.inputs.num_frames
 
 
 @dataclass(frozen=True)

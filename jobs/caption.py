@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 
 from ray.data import Dataset
 
@@ -16,12 +17,12 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
-from pipeline.media.image_decoding import decode_table, pixels
+from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.video.clips import some_frames
 from pipeline.reports import preview, summary
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import MAX_CALLS_PER_WORKER, MAX_PROCESSOR_CALLS_PER_WORKER, caption_dataset
 from pipeline.run.plan import Plan, make_plan
 from pipeline.run.plan_text import describe, first_prompt
 from pipeline.storage import checkpoints
@@ -49,11 +50,12 @@ def results(
     plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
 ) -> Dataset:
     """Build the Ray dataset of the rows that the job writes."""
+    max_calls = MAX_CALLS_PER_WORKER if plan.processing is None else MAX_PROCESSOR_CALLS_PER_WORKER
     return caption_dataset(
         plan.config,
         plan.datasource,
         plan.datasource.num_spans,
-        functools.partial(decode_table, options=plan.decode_options, present=plan.present_ids),
+        functools.partial(decode_table, options=decode_options(plan), present=plan.present_ids),
         plan.schema,
         stamp,
         load=checkpoints.load_pair,
@@ -61,7 +63,15 @@ def results(
         flow=flow,
         log=log,
         weigher=plan.weigher,
+        max_calls=max_calls,
     )
+
+
+def decode_options(plan: Plan) -> DecodeOptions:
+    """Return the options of decoding tasks; a processor that they run is put into Ray's object store."""
+    if plan.processing is None:
+        return plan.decode_options
+    return replace(plan.decode_options, processor=plan.processing.for_tasks(plan.config))
 
 
 def preview_page(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from models.backends.attention import DecoderRunner
 from models.backends.base import Backend
 from models.backends.select import backend_for
 from models.inputs.clip import Clip
+from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PromptThread
 from models.kv.lanes import LaneModel
@@ -47,9 +48,15 @@ class TargetModel(ABC):
 
     @abstractmethod
     def encode_lanes(
-        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+        inputs: PackedInputs | None = None,
     ) -> list[Prefix]:
-        """Encode one sample's prompt; returns one prefix for each lane, on the model's device."""
+        """Encode one sample's prompt; returns one prefix for each lane, on the model's device. `inputs` are processor
+        outputs, see `decoding.types.Request`."""
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int]) -> str:

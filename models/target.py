@@ -16,6 +16,7 @@ from models.forward_check import prove
 from models.inputs.clip import Clip
 from models.inputs.content import Content
 from models.inputs.features import FeatureCache
+from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
@@ -31,8 +32,10 @@ class Target(TargetModel):
 
     `eos_ids` are the tokens that end a text. `visual_ids` are the placeholder tokens that image and video features
     replace, and `video_id` is the placeholder of videos. `vocab_size` is the width of the logits, which may exceed the
-    tokenizer's vocabulary.
+    tokenizer's vocabulary. `reads_inputs` is whether processor outputs of a request are those of this front end.
     """
+
+    reads_inputs = True
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
         self.model, self.front_end, self.name = model, front_end, name
@@ -87,8 +90,10 @@ class Target(TargetModel):
         return self._features.num_hits if self._features else 0
 
     def share_front_end(self, other: Target, max_bytes: int) -> None:
-        """Use `other`'s front end, with a cache of `max_bytes`, if it encodes all prompts in the same way."""
-        if other.front_end.reads_like(self.front_end):
+        """Use `other`'s front end, with a cache of `max_bytes`, if it encodes all prompts in the same way; else ignore
+        the processor outputs of requests, which are `other`'s."""
+        self.reads_inputs = other.front_end.reads_like(self.front_end)
+        if self.reads_inputs:
             self.front_end = other.front_end
             self.front_end.keep(max_bytes)
 
@@ -115,21 +120,50 @@ class Target(TargetModel):
         except (ValueError, IndexError, RuntimeError) as error:  # fail the row, not the job
             raise PromptError(f"the model refuses the prompt: {error}") from error
 
-    def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
-        """Encode a rendered prompt with its images and clips; raises the errors of `FrontEnd.encode` and `prefix`."""
-        inputs = self.front_end.encode(prompt, images, videos)
-        content = Content.shown(images, videos)
-        if self._features is None or not (images or videos):
-            return self.prefix(inputs).of(content)
+    def process(
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        videos: Sequence[Clip] = (),
+        inputs: PackedInputs | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the processor's outputs for a rendered prompt: unpacked `inputs` on this model's device if they are of
+        this front end, else those of `FrontEnd.encode`, on the CPU, with its errors."""
+        if inputs is not None and self.reads_inputs:
+            return inputs.unpack(self.device)
+        if inputs is not None and (len(images), len(videos)) != (inputs.num_images, len(inputs.num_frames)):
+            raise RuntimeError(f"{self.name}: the request lacks the images and videos that this front end needs")
+        return self.front_end.encode(prompt, images, videos)
+
+    def encode(
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        videos: Sequence[Clip] = (),
+        inputs: PackedInputs | None = None,
+    ) -> Prefix:
+        """Encode a rendered prompt with its images and clips; raises the errors of `process` and `prefix`."""
+        outputs = self.process(prompt, images, videos, inputs)
+        if inputs is not None and self.reads_inputs:
+            content, has_media = inputs.content(), inputs.has_media
+        else:
+            content, has_media = Content.shown(images, videos), bool(images or videos)
+        if self._features is None or not has_media:
+            return self.prefix(outputs).of(content)
         with self._features.model_for(content) as model:
-            return self.prefix(inputs, model).of(content)
+            return self.prefix(outputs, model).of(content)
 
     def encode_lanes(
-        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+        inputs: PackedInputs | None = None,
     ) -> list[Prefix]:
         if condition is not None:
             raise PromptError("this model writes texts: it takes no class label and no ready features")
-        return [self.encode(prompt, images, videos)]
+        return [self.encode(prompt, images, videos, inputs)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.front_end.decode(token_ids)

@@ -26,9 +26,11 @@ SHARED_INPUT_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class PairInfo(loaded_pair.PairInfo):
-    """Metadata of a text pair, with the target's front end."""
+    """Metadata of a text pair, with the target's front end; `shares_front_end` is whether a drafter that is a model
+    encodes all prompts in the same way."""
 
     front_end: FrontEnd
+    shares_front_end: bool = True
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Apply the target's chat template to one sample's messages, and open the assistant's turn."""
@@ -61,7 +63,7 @@ def check(config: CaptionJob) -> PairInfo:
     target, drafter, method = config.model.target, config.model.drafter, config.method
     target_config, front_end, target_revision = _describe("model.target", target)
     revisions = {"target": target_revision}
-    drafter_id = ""
+    drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
         assert drafter is not None
         if is_head(config):
@@ -69,6 +71,7 @@ def check(config: CaptionJob) -> PairInfo:
         else:
             _, drafter_front_end, revisions["drafter"] = _describe("model.drafter", drafter)
             _check_vocabulary(front_end, drafter_front_end, drafter.path)
+            shares_front_end = front_end.reads_like(drafter_front_end)
         drafter_id = f"{drafter.path}@{revisions['drafter']}"
     for place, context in enumerate(method.contexts):
         if isinstance(context, CaptionContext):
@@ -80,7 +83,7 @@ def check(config: CaptionJob) -> PairInfo:
         choice = getattr(one.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content
-    return PairInfo(f"{target.path}@{target_revision}", drafter_id, revisions, front_end)
+    return PairInfo(f"{target.path}@{target_revision}", drafter_id, revisions, front_end, shares_front_end)
 
 
 def load(config: CaptionJob) -> Pair:

@@ -7,7 +7,6 @@ an error. A step that exceeds its time limit ends the process as well. Rows that
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import queue
@@ -22,15 +21,13 @@ from dataclasses import dataclass, field, fields, replace
 from actors.results import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
 from actors.serving.recovery import QueuedEngine
+from actors.serving.watchdog import Watchdog
 from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS_OF_A_DEAD_ENGINE = 1
-STDERR = 2
-REARM_SHARE = 0.1
-"""Least time between two restarts of the watchdog timer, as a share of its limit; each restart starts a thread."""
 
 
 @dataclass(frozen=True)
@@ -66,32 +63,6 @@ class Suspect:
 
     key: str
     num_deaths: int
-
-
-class Watchdog:
-    """Ends the process (status 1) with a traceback if `watch` or `rest` is not called again within `limit_s`.
-
-    `faulthandler` needs no GIL, so that hangs in native code are detected as well. A process has one watchdog.
-    """
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
-        self._armed_s: float | None = None
-
-    def watch(self) -> None:
-        """Start or restart the timer; call before each step."""
-        if self._limit_s is None:
-            return
-        now_s = time.monotonic()
-        if self._armed_s is None or now_s - self._armed_s > REARM_SHARE * self._limit_s:
-            faulthandler.dump_traceback_later((1 + REARM_SHARE) * self._limit_s, exit=True, file=STDERR)
-            self._armed_s = now_s
-
-    def rest(self) -> None:
-        """Stop the timer; call when the engine is idle."""
-        if self._armed_s is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._armed_s = None
 
 
 @dataclass

@@ -28,8 +28,8 @@ class Pooled(Context):
     the grid of their features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        inputs = model.front_end.encode(request.prompt, request.images, request.videos)
-        if not (request.images or request.videos):
+        inputs = model.process(request.prompt, request.images, request.videos, request.inputs)
+        if not (request.num_images or request.num_frames):
             return model.prefix(inputs)
         kind = model.model.config.model_type  # type: ignore[union-attr]
         if kind == "llava":
@@ -37,8 +37,8 @@ class Pooled(Context):
         prefix = model.prefix(inputs)
         if prefix.positions.dim() == 2:
             return merge_columns(prefix, blocks_by_position(prefix))
-        if kind == "llava_onevision" and not request.images:
-            return merge_columns(prefix, blocks_by_frame(prefix, [len(clip.frames) for clip in request.videos]))
+        if kind == "llava_onevision" and not request.num_images:
+            return merge_columns(prefix, blocks_by_frame(prefix, list(request.num_frames)))
         raise PromptError(
             "the context 'pooled' needs a drafter of the LLaVA-1.5 architecture or one with rotary positions in three "
             "axes; of LLaVA-OneVision it pools videos only"
@@ -58,7 +58,7 @@ class Pooled(Context):
     @staticmethod
     def _shorten(ids: Tensor, model: Target) -> Tensor:
         """Keep every fourth visual placeholder; the model uses only their number."""
-        visual = torch.isin(ids, torch.tensor(sorted(model.visual_ids)))
+        visual = torch.isin(ids, torch.tensor(sorted(model.visual_ids), device=ids.device))
         keep = ~visual | (visual.cumsum(0) % SIDE_FACTOR**2 == 0)
         return ids[keep]
 

@@ -27,7 +27,9 @@ class Full(Context):
     lane = 0
 
     def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
-        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos)[self.lane]
+        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos, request.inputs)[
+            self.lane
+        ]
 
 
 class Unconditional(Full):
@@ -53,7 +55,7 @@ class Pruned(Context):
         self.needs_attention = guidance == "attention"
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        prefix = model.encode(request.prompt, request.images, request.videos)
+        prefix = model.encode(request.prompt, request.images, request.videos, request.inputs)
         num_visual = int(prefix.visual.sum())
         num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))
         if num_visual == 0:

@@ -24,7 +24,7 @@ class TextOnly(Context):
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         newline = [newline_id(model)]
-        return _with_texts(request, model, [newline] * len(request.images), [newline] * len(request.videos))
+        return _with_texts(request, model, [newline] * request.num_images, [newline] * len(request.num_frames))
 
 
 class Caption(Context):
@@ -53,9 +53,12 @@ def prompt_tokens(request: Request, model: Target) -> list[int]:
     ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
     num_videos = sum(token == model.video_id for token in ids)
     num_images = sum(token in model.visual_ids for token in ids) - num_videos
-    for kind, found, given in (("image", num_images, request.images), ("video", num_videos, request.videos)):
-        if found != len(given):
-            raise PromptError(f"the prompt has {found} {kind} placeholder(s) for {len(given)} {kind}(s)")
+    for kind, found, given in (
+        ("image", num_images, request.num_images),
+        ("video", num_videos, len(request.num_frames)),
+    ):
+        if found != given:
+            raise PromptError(f"the prompt has {found} {kind} placeholder(s) for {given} {kind}(s)")
     if not ids:
         raise PromptError("the prompt holds no tokens")
     return list(ids)

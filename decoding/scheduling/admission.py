@@ -106,7 +106,9 @@ class Admission:
 
     def _encode(self, request: Request) -> PreparedPrompt:
         hits_before = self._target.num_feature_hits
-        lanes = self._target.encode_lanes(request.prompt, request.images, request.condition, request.videos)
+        lanes = self._target.encode_lanes(
+            request.prompt, request.images, request.condition, request.videos, request.inputs
+        )
         return PreparedPrompt(lanes, self._target.num_feature_hits - hits_before)
 
     def _check(self, request: Request) -> None:
@@ -135,6 +137,8 @@ def content_of(request: Request) -> Content:
     features = condition if isinstance(condition, np.ndarray) else None
     # The type is part of the key because True == 1.
     label = (request.prompt, type(condition), None if features is not None else condition)
+    if request.inputs is not None and not (request.images or request.videos):
+        return request.inputs.content(label)
     content = Content.shown(request.images, request.videos, label)
     return content if features is None else Content([features], content)
 

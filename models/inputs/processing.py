@@ -15,6 +15,7 @@ from torch import Tensor
 from models.inputs import video
 from models.inputs.clip import Clip
 from models.inputs.content import Content, Recent
+from models.inputs.packing import PackedInputs, PixelScale, pack
 from models.inputs.useful_side import useful_side_px
 
 ELSEWHERE = frozenset(
@@ -58,8 +59,7 @@ class FrontEnd:
     @property
     def useful_side_px(self) -> int | None:
         """See `models.inputs.useful_side`; None if unknown."""
-        parts = (getattr(self.processor, name, None) for name in ("image_processor", video.VIDEO_PART))
-        return useful_side_px([part for part in parts if part is not None]) if self.takes_images else None
+        return useful_side_px([one for one in self._parts() if one is not None]) if self.takes_images else None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -120,6 +120,18 @@ class FrontEnd:
         if tensors["input_ids"].shape[1] == 0:
             raise PromptError("the prompt holds no tokens")
         return tensors
+
+    def pack(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> PackedInputs:
+        """Encode a prompt as `encode` does, and pack the outputs without loss; raises the errors of `encode`."""
+        scales = {is_video: PixelScale.of(part) for is_video, part in enumerate(self._parts())}
+        outputs = self.encode(prompt, images, videos)
+        tensors = {name: pack(value, scales[name.endswith("_videos")]) for name, value in outputs.items()}
+        return PackedInputs(tensors, len(images), tuple(len(clip.frames) for clip in videos))
+
+    def _parts(self) -> tuple[Any, Any]:
+        """Return the image processor and the video processor, or None."""
+        image_part, video_part = (getattr(self.processor, name, None) for name in ("image_processor", video.VIDEO_PART))
+        return image_part, video_part
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -249,8 +250,10 @@ class _OwnVideoPart(ProcessorMixin):  # type: ignore[misc]
         return super().check_argument_for_proper_class(argument_name, argument)
 
 
+@cache
 def without_torchvision(processor_class: type[Any]) -> type[Any]:
-    """Return a subclass of `processor_class` that accepts a `VideoProcessor` or None, which needs no torchvision."""
+    """Return a subclass of `processor_class` that accepts a `VideoProcessor` or None, which needs no torchvision; the
+    same class for equal arguments, so that processors can be compared."""
     return type(processor_class.__name__, (_OwnVideoPart, processor_class), {})
 
 

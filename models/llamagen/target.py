@@ -16,6 +16,7 @@ from torch import Tensor
 
 from models.contract import Condition, TargetModel
 from models.inputs.clip import Clip
+from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from models.llamagen.condition import pad_left
@@ -42,9 +43,15 @@ class LlamaGenTarget(TargetModel):
         self.eos_ids, self.special_ids = frozenset(), frozenset()
 
     def encode_lanes(
-        self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition, videos: Sequence[Clip] = ()
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+        inputs: PackedInputs | None = None,
     ) -> list[Prefix]:
         """Encode the prompt, or `condition` if it is set, as one prefix per lane; raises PromptError."""
+        assert inputs is None, "an image model has no processor"
         if images or videos:
             shown = f"{len(images)} image(s) and {len(videos)} video(s)"
             raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")

@@ -1,4 +1,5 @@
-"""Decodes images and videos to uint8 RGB pixels and fills prompts (READ to DECODED), in a supervised subprocess."""
+"""Decodes images and videos in a supervised subprocess, fills prompts, and processes them if the job's tasks do so:
+READ to DECODED."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from configs.source import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
 from pipeline.media import pixels as image_pixels
 from pipeline.media.pixel_column import PixelColumn
+from pipeline.media.prompt_processor import InputColumn, ProcessedPrompt, PromptProcessor
 from pipeline.media.row_weights import media_of, share_of
 from pipeline.media.video.clips import NO_SPAN, MediaOptions, Span, clip_column, decode_videos, worker_of
 from pipeline.media.video.worker import DecodedClip
@@ -30,12 +32,13 @@ have 8 MiB; larger images are fetched one by one."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded, and limits of one row."""
+    """How rows are decoded, and limits of one row. Without a `processor`, rows have pixels and no processor outputs."""
 
     prompt_options: PromptOptions
     media: MediaOptions = field(default_factory=lambda: MediaOptions.of(Source(kind="images", path="."), "."))
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
+    processor: PromptProcessor | None = None
 
     @classmethod
     def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
@@ -73,37 +76,45 @@ class _Decoded:
     row: int
     values: dict[str, Any]
     videos: Sequence[DecodedClip] = ()
+    processed: ProcessedPrompt | None = None
+    holder: ProcessedPrompt | None = None
+    """The processed prompt of an earlier row of the sample, whose tensors the row may refer to."""
 
 
 def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[str] = frozenset()) -> pa.Table:
     """Decode every row's images and videos and fill its prompt: READ to DECODED, in the same order.
 
     The number of rows changes only if videos are cut into clips or rows have several prompts. Of several prompts with
-    the same media, only the first row contains the media (see `actors.media.media_rows`), unless they are clips. Rows
+    the same media, only the first row contains the media (see `actors.media`), unless they are clips. Rows
     with a read error pass through; a row that fails here gets an error code, no pixels and no messages. Rows whose ids
     are in `present` are left out.
     """
     keep = schemas.kept_fields(table.schema)
-    column = PixelColumn(options.row_bytes)
+    column, inputs = PixelColumn(options.row_bytes), InputColumn()
     decoded: list[_Decoded] = []
     sample_ids = table["sample_id"].to_pylist()
     for index, row, fetched in _prompt_rows(table, options):
         try:
             if isinstance(row, RowError):
                 raise row
-            decoded += _decode_row(index, sample_ids[index], row, fetched, column, options, present)
+            made = _decode_row(index, sample_ids[index], row, fetched, column, options, present)
         except RowError as error:
             column.forget_row()
+            made = []
             if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
                 values = {"sample_id": sample_ids[index], "messages": "", "sampling": ""}
                 values |= {"error_type": error.code, "error_message": message}
-                decoded.append(_Decoded(index, values))
+                made = [_Decoded(index, values)]
                 column.end_row()
+        for one in made:
+            inputs.add(one.processed, one.holder)
+        decoded += [replace(one, processed=None, holder=None) for one in made]
     schema = schemas.decoded_schema(keep)
     rows = pa.array([one.row for one in decoded], pa.int64())
     columns = {name: table[name].take(rows) for name in ("source", "row_index", *(field.name for field in keep))}
     columns |= {"images": column.finish(), "videos": clip_column([one.videos for one in decoded])}
+    columns["packed_inputs"] = inputs.finish()
     for name in schema.names:
         if name not in columns:
             columns[name] = pa.array([one.values.get(name) for one in decoded], schema.field(name).type)
@@ -180,24 +191,61 @@ def _decode_row(
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
     if row.videos:
         clips = decode_videos(row.videos, options.media)
-    rows: list[_Decoded] = []
+    images = column.row_images()
+    groups = []
     for span, frames in clips:
-        for prompt in row.prompts:
-            name = prompt.name(span.name(sample_id) if cuts else sample_id)
-            if name in present:
-                continue
+        names = [(prompt, prompt.name(span.name(sample_id) if cuts else sample_id)) for prompt in row.prompts]
+        asked = [(name, prompt) for prompt, name in names if name not in present]
+        if asked:
+            groups.append(_processed(span, frames, asked, images, options, cuts))
+    if not any(group.has_pixels for group in groups):
+        column.forget_row()
+    rows: list[_Decoded] = []
+    for group in groups:
+        holder: ProcessedPrompt | None = None
+        for (name, prompt), messages, one in zip(group.prompts, group.messages, group.processed, strict=True):
             if rows and cuts:  # a later stage may separate rows of clips, so each needs its own copy
                 column.copy_last_row()
             column.end_row()
-            row_clips = frames if cuts or not rows else ()
-            messages = json.dumps(prompt.messages, ensure_ascii=False)
-            values = {"sample_id": name, "messages": messages, "sampling": prompt.sampling, **asdict(span)}
+            row_clips = group.frames if group.has_pixels and (cuts or not rows) else ()
+            error = (one.code, one.message) if isinstance(one, RowError) else ("", "")
+            outputs = None if isinstance(one, RowError) else one
+            values = {"sample_id": name, "messages": messages, "sampling": prompt.sampling, **asdict(group.span)}
             values |= {"prompt_index": prompt.index, "num_prompts": prompt.num_asked}
-            values |= {"error_type": "", "error_message": ""}
-            rows.append(_Decoded(index, values, row_clips))
-    if not rows:
-        column.forget_row()
+            values |= dict(zip(("error_type", "error_message"), error, strict=True))
+            rows.append(_Decoded(index, values, row_clips, outputs, holder))
+            holder = holder or (None if cuts else outputs)
     return rows
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A sample's prompts about the same images and frames, with their conversations as JSON; `processed` has nothing
+    but None if the actor's process runs the processor."""
+
+    span: Span
+    frames: Sequence[DecodedClip]
+    prompts: Sequence[tuple[str, RowPrompt]]
+    messages: Sequence[str]
+    processed: Sequence[ProcessedPrompt | RowError | None]
+    has_pixels: bool
+
+
+def _processed(
+    span: Span,
+    frames: Sequence[DecodedClip],
+    asked: Sequence[tuple[str, RowPrompt]],
+    images: Sequence[NDArray[np.uint8]],
+    options: DecodeOptions,
+    cuts: bool,
+) -> _Group:
+    """Process the prompts `asked` about images and frames, if tasks do that and the outputs are not too large."""
+    messages = [json.dumps(prompt.messages, ensure_ascii=False) for _, prompt in asked]
+    if options.processor is not None:
+        found = options.processor.process([json.loads(one) for one in messages], images, frames, cuts)
+        if found is not None:
+            return _Group(span, frames, asked, messages, found, options.processor.keeps_pixels)
+    return _Group(span, frames, asked, messages, [None] * len(asked), True)
 
 
 def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:

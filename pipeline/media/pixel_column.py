@@ -42,6 +42,12 @@ class PixelColumn:
         """Add an image of this size, whose pixels are in the memory taken last, to the unfinished row."""
         self._row_sizes.append((height, width))
 
+    def row_images(self) -> list[NDArray[np.uint8]]:
+        """Return the unfinished row's images (height, width, 3) as views, which are valid until the next `take`."""
+        ends = self._row_start + np.cumsum([0, *(3 * height * width for height, width in self._row_sizes)])
+        spans = zip(ends[:-1], ends[1:], self._row_sizes, strict=True)
+        return [self._memory[start:stop].reshape(*size, 3) for start, stop, size in spans]
+
     def end_row(self) -> None:
         self._num_images.append(len(self._row_sizes))
         self._sizes += self._row_sizes

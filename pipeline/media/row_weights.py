@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from ray.data import Datasource, ReadTask
@@ -23,9 +23,12 @@ from pipeline.media.video.clips import MediaOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import RowError
 
+if TYPE_CHECKING:
+    from models.inputs.output_size import OutputSizes
+
 SHARES = 6
-"""Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels, and Ray's copy of the pixels take two
-shares each, because a task has rows of one share and one further row of at most one share."""
+"""Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels or processor outputs, and Ray's copy of
+these take two shares each, because a task has rows of one share and one further row of at most one share."""
 CHANNELS = 3
 
 
@@ -46,9 +49,20 @@ class Weigher:
     video_bytes: int
     clip_bytes: int
     prompt_options: PromptOptions
+    outputs: OutputSizes | None = None
+    """Sizes of processor outputs, if tasks run the processor."""
+    keeps_pixels: bool = True
+    """Whether pixels travel beside processor outputs."""
 
     @classmethod
-    def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
+    def of(
+        cls,
+        source: Source,
+        batch_rows: int,
+        prompt_options: PromptOptions,
+        outputs: OutputSizes | None = None,
+        keeps_pixels: bool = True,
+    ) -> Weigher:
         """Build the weigher of a job on this source."""
         options = MediaOptions.of(source, "")
         sampling, limits = options.sampling, options.limits
@@ -58,9 +72,8 @@ class Weigher:
         # The number of clips of a video is known only after decoding.
         video_bytes = clip_bytes if sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
-        return cls(
-            batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, prompt_options
-        )
+        sizes = (share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes)
+        return cls(batch_rows, *sizes, prompt_options, outputs, keeps_pixels)
 
     @property
     def rows_of_clips(self) -> int:
@@ -81,7 +94,11 @@ class Weigher:
             except RowError:
                 return 1
             num_prompts = len(prompts)
-        decoded = sum(map(self._decoded_bytes, images)) + self.video_bytes * len(videos)
+        media = [self._decoded_bytes(image) for image in images], [self.video_bytes] * len(videos)
+        decoded = sum(map(sum, media))
+        if self.outputs is not None:
+            packed = self.outputs.packed_bytes(*media, num_prompts)
+            decoded = decoded + packed if self.keeps_pixels else max(decoded, packed)
         encoded = sum(
             cell["bytes"].size for cell in (*images, *videos) if isinstance(cell, dict) and cell["bytes"] is not None
         )

@@ -1,7 +1,8 @@
 """Defines the Arrow schemas of rows at their three stages, and the stable codes of row errors.
 
     READ     encoded media or their location, the prompt's values    (output of `pipeline.source.datasource`)
-    DECODED  RGB pixels, clips of frames and chat messages           (output of `pipeline.media.image_decoding`)
+    DECODED  chat messages, with RGB pixels and clips of frames or   (output of `pipeline.media.image_decoding`)
+             with processor outputs
     RESULT   text, status, telemetry                                 (output of the actor, input of the writer)
 
 One sample is one row at every stage, unless `source.video.clip_s` splits its video into one row per clip, or
@@ -51,7 +52,7 @@ ERROR_CODES: dict[str, str] = {
     "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
     "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
     "decode_timeout": "decoding an image or the video took longer than source.video.timeout_s",
-    "decoder_died": "the process that decoded this row's images or video crashed",
+    "decoder_died": "the process that decoded this row's images or video, or ran its processor, crashed",
     # conditions of an image
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
@@ -93,13 +94,35 @@ CLIP = pa.struct(
     ]
 )
 """One decoded clip: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from the clip's beginning."""
+TENSOR = pa.struct(
+    [
+        ("name", pa.string()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("stored_dtype", pa.string()),
+        ("stored_shape", pa.list_(pa.int64())),
+        ("data", pa.large_binary()),
+        ("levels", pa.large_binary()),
+    ]
+)
+"""One packed tensor, see `models.inputs.packing.Packed`: `data` and `levels` are row-major. `data` is null if the
+tensor equals that of the same name in the sample's first row with outputs."""
+PACKED_INPUTS = pa.struct(
+    [
+        ("prompt", pa.string()),
+        ("num_images", pa.int32()),
+        ("num_frames", pa.list_(pa.int32())),
+        ("tensors", pa.list_(TENSOR)),
+    ]
+)
+"""The rendered prompt and its processor outputs, see `models.inputs.packing.PackedInputs`."""
 
 TELEMETRY = pa.struct(_typed(columns.TELEMETRY))
 ERROR = _typed(columns.ERROR)
 _RESULT = _typed(columns.CAPTIONS)
 IDENTITY, SPAN, PROMPT = _RESULT[:3], _RESULT[3:7], _RESULT[7:9]
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
-_MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP))]
+_MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP)), ("packed_inputs", PACKED_INPUTS)]
 _DECODED = [*IDENTITY, *SPAN, *PROMPT, *_MEDIA, ("messages", pa.string()), ("sampling", pa.string()), *ERROR]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
@@ -129,7 +152,8 @@ def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """Return the schema of DECODED tables. `messages` is a JSON list of chat turns; `sampling` is a JSON object of the
-    row's own seed and sampling values, or empty if the job has no columns for them."""
+    row's own seed and sampling values, or empty if the job has no columns for them. `packed_inputs` is null if the
+    actor runs the processor; rows with `packed_inputs` have images and videos only if the drafter needs pixels."""
     return schema_of(_DECODED, keep)
 
 

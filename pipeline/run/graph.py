@@ -10,7 +10,8 @@ by bytes is disabled. Each stage bounds its blocks by rows instead:
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
     cut       `pool.batch_rows` rows, still encoded, identical in a retry; heavy rows and rows with several prompts
               count as several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
-    decode    the same rows as RGB; with `source.video.clip_s` one row per task, whose clips are repartitioned again
+    decode    the same rows as RGB or as processor outputs; with `source.video.clip_s` one row per task, whose clips are
+              repartitioned again
     generate  the same rows with generated text
     prepare   `pool.batch_rows` prompts with their conditions and sampling values
     draw      the generated VQ codes of these prompts' images, `sampling.num_images_per_prompt` rows per prompt
@@ -59,6 +60,9 @@ MAX_JOURNALLED_RETRIES = 100
 """Retries of one batch with a crash ledger, which gives up rows much earlier. Ray Data's default has no limit."""
 MAX_CALLS_PER_WORKER = 64
 """Tasks per worker process before Ray starts a new one, because native decoders leak memory."""
+MAX_PROCESSOR_CALLS_PER_WORKER = 1024
+"""The same for tasks that run the target's processor, whose import and loading take several seconds of CPU; images and
+videos are decoded in a subprocess, which is replaced more often."""
 PREPARE_CPUS = 0.5
 """CPUs of one task that prepares prompts. A resource request that differs from other stages prevents fusion."""
 
@@ -89,10 +93,12 @@ def caption_dataset(
     flow: ReportWaits | None = None,
     log: CrashLedger | None = None,
     weigher: Weigher | None = None,
+    max_calls: int = MAX_CALLS_PER_WORKER,
 ) -> Dataset:
     """Build the lazy dataset of caption results, without the write. `decode` maps a READ table to a DECODED table.
 
     With a `weigher`, decode tasks are bounded by the weight of their rows, otherwise by their number of rows.
+    `max_calls` is the number of decode tasks per worker process.
     """
     pool, cuts_videos = config.pool, config.source.video.clip_s is not None
     shares_media = config.columns.prompts is not None and not cuts_videos
@@ -104,7 +110,7 @@ def caption_dataset(
         # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
         pad_to = block_rows = pool.rows_per_batch + (MAX_PROMPTS if shares_media else 0)
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to, max_calls)
     if cuts_videos:
         block_rows = pool.rows_per_batch if weigher is None else weigher.rows_of_clips
         decoded = cut(decoded, block_rows)
@@ -184,6 +190,7 @@ def map_tasks(
     log: CrashLedger | None = None,
     labels: dict[str, str] | None = None,
     pad_to: int | None = None,
+    max_calls: int = MAX_CALLS_PER_WORKER,
 ) -> Dataset:
     """Apply a function of tables to batches in CPU tasks, one task per batch; Ray shows the stage as `name`.
 
@@ -201,7 +208,7 @@ def map_tasks(
             batch_format="pyarrow",
             zero_copy_batch=True,
             num_cpus=num_cpus,
-            max_calls=MAX_CALLS_PER_WORKER,
+            max_calls=max_calls,
             **_placed(labels),
             max_retries=MAX_READ_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
         )

@@ -25,6 +25,7 @@ from pipeline.media.video import checks
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
+from pipeline.run.processing import Processing, check_processing, processing_of
 from pipeline.run.resume import DEFAULT_RESUME, AnyPlan, Earlier, ResumeOptions, read_earlier
 from pipeline.source.datasource import SpanDatasource, read_first
 from pipeline.source.done_bitmap import Ints
@@ -149,9 +150,15 @@ class Plan(JobPlan):
     def decode_options(self) -> DecodeOptions:
         return DecodeOptions.of(self.config.source, self.manifest.root, self.prompt_options)
 
+    @cached_property
+    def processing(self) -> Processing | None:
+        """How decoding tasks run the target's processor; None if the actors run it."""
+        return processing_of(self.config, self.pair)
+
     @property
     def weigher(self) -> Weigher:
-        return Weigher.of(self.config.source, self.config.pool.rows_per_batch, self.prompt_options)
+        outputs = () if self.processing is None else (self.processing.sizes, self.processing.keeps_pixels)
+        return Weigher.of(self.config.source, self.config.pool.rows_per_batch, self.prompt_options, *outputs)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
         """Yield the first `limit` samples, decoded in this process, in tables made of `at_once` samples.
@@ -183,6 +190,7 @@ def make_plan(
     if config.source.max_side_px == "auto":
         source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
         config = config.model_copy(update={"source": source})
+    check_processing(config, pair)
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job) as workers:

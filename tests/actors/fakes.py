@@ -168,6 +168,7 @@ def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -
         columns["row_index"].append(row.get("row_index", index))
         columns["images"].append(image)
         columns["videos"].append(row.get("videos", []))
+        columns["packed_inputs"].append(None)
         for name, _ in (*SPAN, *PROMPT):
             columns[name].append(row.get(name))
         columns["sampling"].append(row.get("sampling", ""))

@@ -38,7 +38,9 @@ class CountingTarget:
     def __init__(self) -> None:
         self.encoded: list[str] = []
 
-    def encode_lanes(self, prompt: str, images: Any, condition: Any, videos: Any = ()) -> list[Prefix]:
+    def encode_lanes(
+        self, prompt: str, images: Any, condition: Any, videos: Any = (), inputs: Any = None
+    ) -> list[Prefix]:
         self.encoded.append(prompt)
         ids = torch.arange(len(prompt.split()))
         return [Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)]

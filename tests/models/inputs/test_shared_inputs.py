@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.trees import Chain
 from models.inputs.content import Content, Recent
 from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
@@ -98,6 +100,15 @@ def test_another_prompt_over_the_same_image_is_another_input() -> None:
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
 def test_equal_front_ends_are_known_as_such(family: str) -> None:
     assert FrontEnd(toys.processor(family)).reads_like(FrontEnd(toys.processor(family)))
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
+def test_front_ends_of_equal_checkpoints_are_known_as_such(family: str, tmp_path: Path) -> None:
+    toys.save(family, tmp_path)
+    ref = CheckpointRef(str(tmp_path))
+    one, other = (FrontEnd(read_processor(ref, read_config(ref))) for _ in range(2))
+    assert one.takes_videos
+    assert one.reads_like(other)
 
 
 def other_size(processor: Any) -> None:

@@ -46,8 +46,8 @@ def write(path: Path, images: list[Any], kind: pa.DataType) -> dict[str, Any]:
     return {"kind": "parquet", "path": str(path.parent), "columns": columns, "max_decoded_bytes": BOUND}
 
 
-def measure(source: dict[str, Any], batch_rows: int = 32) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.pipeline.media.peak_memory", json.dumps(source), str(batch_rows)]
+def measure(source: dict[str, Any], batch_rows: int = 32, *more: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.pipeline.media.peak_memory", json.dumps(source), str(batch_rows), *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -105,3 +105,13 @@ def test_rows_of_many_encoded_bytes_are_cut_too(tmp_path: Path) -> None:
 def test_the_bound_holds_for_small_tasks(tmp_path: Path, batch_rows: int) -> None:
     source = write(tmp_path / "in" / "x.parquet", [flat_png(4000, 4000)] * 6, pa.binary())
     assert measure({**source, "max_side_px": None}, batch_rows)["codes"] == [""] * 6
+
+
+def test_the_bound_holds_for_tasks_that_run_a_processor(tmp_path: Path) -> None:
+    small, large = [photo(1000, 1000)] * 24, [photo(4032, 3024)] * 4
+    source = write(tmp_path / "in" / "x.parquet", [*small, *large, *small], pa.binary())
+    found = measure({**source, "max_side_px": None}, 32, "processor")
+    assert found["codes"] == [""] * 52
+    # Float patches of the large ones would take 290 MB each, so they travel as pixels.
+    assert found["processed"] == 48
+    assert sum(found["tasks"]) == 52

@@ -62,7 +62,7 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
         [(2, 4, 3)],
         *[[]] * 3,
     ]
-    shown = [Media(table).of(index)[0] for index in range(table.num_rows)]
+    shown = [Media(table).of(index).images for index in range(table.num_rows)]
     assert [[image.shape for image in images] for images in shown] == [*[[(6, 8, 3)]] * 2, [(2, 4, 3)], *[[]] * 3]
 
 

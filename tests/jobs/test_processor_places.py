@@ -1,0 +1,151 @@
+"""Whole jobs with the processor in tasks and in the actor: equal rows, for shipped pairs on real files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from configs.load import ConfigError, load_job
+from configs.presets import preset
+from configs.schema import CaptionJob
+from jobs import caption
+from models.target import Target
+from pipeline.run.plan import make_plan
+from zoo import demo, demo_videos
+
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "zoo/checkpoints"
+NUM_SCENES = 32
+TELEMETRY = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "degraded")
+"""Fields that do not depend on other rows in the batch."""
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Scenes in Parquet, of which one is no image, and motions as mp4 files."""
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "parquet").mkdir()
+    demo.write_parquet(demo.draw_rows(demo.NUM_SCENES, demo.SEED)[:NUM_SCENES], folder / "parquet" / "shard")
+    demo_videos.write_videos(folder / "videos", 4, demo_videos.SEED)
+    return {"zoo_caption": folder / "parquet", "zoo_videos": folder / "videos"}
+
+
+def overrides_of(name: str, sources: dict[str, Path], output: Path, *more: str) -> tuple[Path, list[str]]:
+    path, own = preset(name)
+    kind = "video" if path.stem == "zoo_videos" else "caption"
+    places = [f"source.path={sources[path.stem]}", f"sink.path={output}", "job.progress=false", "pool.slots=8"]
+    models = [f"model.target.path={ZOO}/{kind}_target", f"model.drafter.path={ZOO}/{kind}_drafter"]
+    return path, [*own, *places, *models, "sampling.max_new_tokens=12", *more]
+
+
+def rows_of(output: Path) -> dict[str, dict[str, Any]]:
+    """All rows by id, without times and other values that depend on the batch, whose size also changes the last digits
+    of a mean log-probability."""
+    found = [row for path in sorted(output.glob("*/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    for row in found:
+        row["telemetry"] = {name: row["telemetry"][name] for name in TELEMETRY}
+        row["mean_logprob"] = round(row["mean_logprob"], 4)
+    assert len({row["sample_id"] for row in found}) == len(found)
+    return {row["sample_id"]: row for row in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "num_rows", "keeps_pixels"),
+    [
+        ("zoo_sd_chain", (), NUM_SCENES, False),
+        ("zoo_tabed_mt", (), NUM_SCENES, False),
+        ("zoo_sd_chain_caption", (), NUM_SCENES, True),
+        ("zoo_video_sd_pruned", ("pool.decode_cpus=0.5",), 4, False),
+        ("zoo_video_sd", ("source.video.clip_s=1.5",), 8, False),
+    ],
+)
+def test_rows_are_equal_wherever_the_processor_runs(
+    name: str, more: tuple[str, ...], num_rows: int, keeps_pixels: bool, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    found = {}
+    for place in ("actor", "tasks"):
+        output = tmp_path / place
+        path, overrides = overrides_of(name, sources, output, *more, f"pool.processor={place}")
+        plan = make_plan(load_job(CaptionJob, path, overrides))
+        assert (plan.processing is not None) == (place == "tasks")
+        if plan.processing is not None:
+            assert plan.processing.keeps_pixels == keeps_pixels
+        caption.run(plan)
+        found[place] = rows_of(output)
+    assert len(found["tasks"]) == num_rows
+    assert sum(not row["error_type"] for row in found["tasks"].values()) >= num_rows - 1
+    assert found["tasks"].keys() == found["actor"].keys()
+    for sample_id, row in found["actor"].items():
+        assert found["tasks"][sample_id] == row
+
+
+def test_the_actor_runs_no_processor_if_tasks_did(
+    sources: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode in this process the rows of a task, with a target whose front end refuses to encode."""
+    from actors.loading import pair
+    from decoding.types import Request
+    from pipeline.media.image_decoding import decode_table
+
+    path, overrides = overrides_of("zoo_tabed_mt", sources, tmp_path / "out", "pool.processor=tasks")
+    plan = make_plan(load_job(CaptionJob, path, overrides))
+    options = caption.decode_options(plan)
+    decoded = decode_table(plan.read_first(6), options)
+    assert decoded["images"].to_pylist() == [[]] * 6
+    loaded = pair.load(plan.config)
+    refuse: Callable[..., Any] = lambda *_: pytest.fail("the processor ran in the actor")  # noqa: E731
+    monkeypatch.setattr(loaded.target.front_end, "encode", refuse)
+    from actors.media import Media
+
+    media = Media(decoded)
+    requests = []
+    for index in range(6):
+        row = media.of(index)
+        assert row.prompt is not None
+        requests.append(Request(str(index), row.prompt, row.images, videos=row.videos, inputs=row.inputs))
+    done = list(loaded.engine(4).run(requests))
+    assert all(one.error is None and not one.telemetry.degraded and one.num_visual_tokens for one in done)
+    assert isinstance(loaded.target, Target)
+
+
+def test_tasks_are_refused_where_pixels_and_clips_travel_together(sources: dict[str, Path], tmp_path: Path) -> None:
+    path, overrides = overrides_of(
+        "zoo_sd_chain_caption", sources, tmp_path / "out", "pool.processor=tasks", "source.video.clip_s=2"
+    )
+    with pytest.raises(ConfigError, match=r"pool\.processor is 'tasks', but the drafter needs pixels"):
+        make_plan(load_job(CaptionJob, path, overrides))
+
+
+def test_code_of_a_checkpoint_is_not_shipped_to_tasks(sources: dict[str, Path], tmp_path: Path) -> None:
+    more = ("pool.processor=tasks", "model.target.allow_remote_code=true")
+    path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", *more)
+    with pytest.raises(ConfigError, match=r"pool\.processor is 'tasks', but model\.target\.allow_remote_code"):
+        make_plan(load_job(CaptionJob, path, overrides))
+
+
+@pytest.mark.parametrize(("num_gpus", "in_tasks"), [(0, False), (1, True)])
+def test_auto_is_tasks_for_actors_on_gpus(
+    num_gpus: int, in_tasks: bool, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", f"pool.num_gpus={num_gpus}")
+    assert (make_plan(load_job(CaptionJob, path, overrides)).processing is not None) == in_tasks
+
+
+def test_outputs_of_processors_keep_their_share(sources: dict[str, Path], tmp_path: Path) -> None:
+    """Sizes are estimated before decoding, and contain every picture of other sizes."""
+    path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", "pool.processor=tasks")
+    plan = make_plan(load_job(CaptionJob, path, overrides))
+    assert plan.processing is not None
+    front_end, generator = plan.pair.front_end, np.random.default_rng(0)
+    prompt = front_end.render([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}])
+    for height, width in ((20, 50), (200, 90), (500, 700)):
+        picture = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        packed = front_end.pack(prompt, [picture])
+        assert packed.num_bytes <= plan.processing.sizes.packed_bytes([picture.nbytes], [])
+        assert packed.num_unpacked_bytes <= plan.processing.sizes.unpacked_bytes([picture.nbytes], [])
