@@ -139,7 +139,7 @@ class Alone:
 
     @property
     def comparison(self) -> Comparison:
-        """Seconds per row of all methods, over all measurements."""
+        """Return the comparison of all methods by engine seconds per row, from all turns so far except the warm-up."""
         return Comparison(self._blocks, 0.0)
 
     def measure(self, num_repeats: int) -> None:

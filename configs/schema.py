@@ -85,7 +85,7 @@ class Weights(Section):
 
 
 class Checkpoint(Weights):
-    """One model: a folder written by `save_pretrained`, or a hub id."""
+    """The checkpoint of one model, and whether its own code may run; see `path` for the accepted locations."""
 
     allow_remote_code: bool = False
     """Whether code that comes with the checkpoint may run."""

@@ -46,13 +46,12 @@ def columns_page() -> str:
 
 
 def error_codes_page(root: Path) -> str:
-    """Render the error codes, their meanings, and the modules that contain them as string constants."""
+    """Render the error codes, their meanings, and the modules that raise them."""
     used: dict[str, list[str]] = {code: [] for code in ERROR_CODES}
     for path in (path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))):
         name = path.relative_to(root).as_posix()
-        if name != "pipeline/rows/schemas.py":  # defines the codes
-            constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-            for code in {*ERROR_CODES}.intersection(value for value in constants if isinstance(value, str)):
+        if name not in ("pipeline/rows/schemas.py", "decoding/errors.py"):  # they define the codes
+            for code in _codes_in(ast.parse(path.read_text())):
                 used[code].append(f"`{name}`")
     rows = [[f"`{code}`", meaning, ", ".join(used[code])] for code, meaning in ERROR_CODES.items()]
     return page(
@@ -61,6 +60,20 @@ def error_codes_page(root: Path) -> str:
         "added and are never renamed.",
         table(("code", "meaning", "raised in"), rows),
     )
+
+
+def _codes_in(module: ast.Module) -> set[str]:
+    """Return the codes that a module uses, as a string or by a constant such as `ROW_TIMEOUT`."""
+    names = {code.upper(): code for code in ERROR_CODES}
+    found = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in names:
+            node.value = ast.Constant("")  # the definition of the constant is no use of it
+        elif isinstance(node, ast.Constant) and node.value in ERROR_CODES:
+            found.add(str(node.value))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+            found.add(names[node.id])
+    return found
 
 
 def metrics_page() -> str:

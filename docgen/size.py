@@ -86,7 +86,7 @@ def size_page() -> str:
     ]
     return page(
         "Size of the source tree",
-        "Before (commit 7fbe96c) and after the modules were sorted into rooms. Measured by `python -m docgen.size`. "
+        "Before (commit 7fbe96c) and after the modules were sorted into folders. Measured by `python -m docgen.size`. "
         "Source files are Python and C++ files. The hot path is every function of the project that runs in any process "
         "of `python -m jobs.caption` on four images with the method plain; `python -m docgen.hot_path` records it.",
         table(("", "before", "after"), rows),

@@ -101,7 +101,7 @@ def grammar_texts(num_scenes: int, seed: int) -> list[str]:
 
 
 def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
-    """Train the tokenizer of the three caption models."""
+    """Train the tokenizer of the models `caption_*` (target, drafter, captioner) on captions drawn with `seed`."""
     return train_tokenizer(
         grammar_texts(800, seed),
         list(SPECIALS.values()),

@@ -146,7 +146,8 @@ def draw_batches(
     tokenizer: PreTrainedTokenizerFast,
     odds: Sequence[float] = grammar.FILLER_ODDS,
 ) -> Iterator[Batch]:
-    """Yield training batches without end; see `draw_pools`."""
+    """Yield training batches of `batch_size` conversations of `split` without end, grouped by length (see
+    `draw_pools`). Equal arguments give equal batches; `odds` are those of the filler words."""
 
     def draw(rng: random.Random) -> tuple[list[int], list[float], Conversation, random.Random]:
         conversation = draw_conversation(split, rng, odds)

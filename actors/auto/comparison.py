@@ -48,7 +48,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """Times of one candidate in one round: seconds to admit a row, and seconds per token after the row's first."""
+    """Times of one candidate in one round. `admit_s` are engine seconds to admit a row. `token_s` are engine seconds
+    per token after a row's first, with the time of a step divided among its active rows, so it is not a latency."""
 
     candidate: str
     round: int
@@ -94,7 +95,8 @@ class Recorder:
 
     @property
     def num_full_steps(self) -> int:
-        """Steps at full slots."""
+        """Number of steps with at least `FULL_SHARE` of the block's largest batch. The first step is not counted,
+        unless it is the only one."""
         return len(self._full())
 
     def block(self) -> Block | None:

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class QueuedEngine(ABC):
-    """Base of engines that hold their requests in `queue`."""
+    """Base class of the engines that `EngineThread` runs: `RecoveringEngine` and `actors.auto.trial.Trial`. Waiting and
+    running requests are kept in `queue`, so that they outlive an engine that fails or is replaced."""
 
     queue: RequestQueue
 

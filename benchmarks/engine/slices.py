@@ -27,11 +27,12 @@ MAX_FORWARDS, MIN_FORWARDS, ENOUGH_S = 25, 3, 2.0
 
 @dataclass
 class Pass:
-    """One pass of one method: outputs, and seconds of the phases and of all models' forwards.
+    """One timed pass of one method.
 
-    `num_new_graphs` is the number of graphs compiled during it; `typical_length` is the mean of prompt length plus half
-    the output length, in tokens.
-    """
+    `phases_s` has seconds by phase (`PHASES`). `step_forwards_s` are seconds of target and drafter forwards in steps,
+    `prompt_forwards_s` those on prompts. `num_slot_steps` sums the active slots over steps. `num_new_graphs` counts
+    graphs compiled during the pass. `typical_length` is the mean of prompt length plus half the output length, in
+    tokens. `histogram[i]` counts steps that accepted i drafts."""
 
     outcome: Outcome
     phases_s: dict[str, float]

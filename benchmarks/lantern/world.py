@@ -76,7 +76,8 @@ class World:
     drafters: dict[str, tuple[Drafter, str]]
 
     def share(self, k: int) -> int:
-        """Scale the paper's `k` of 16,384 codes to the same share of this codebook."""
+        """Return the number of neighbours that is the same share of this codebook as `k` is of the paper's 16,384
+        codes; at least 1."""
         return max(1, round(k * self.target.vocab_size / PAPER_CODES))
 
     def requests(self, temperature: float, seed: int, count: int | None = None) -> list[Request]:

@@ -33,10 +33,9 @@ LONG_CLIP_FRAMES = 6
 
 @dataclass(frozen=True)
 class Case:
-    """One question: chat `messages`, uint8 RGB `images`, `videos`; `score` is None if no answer is right or wrong.
-
-    `truth` is a right caption, for scenarios with attribute words.
-    """
+    """One question: chat `messages` with uint8 RGB `images` (height, width, 3) and `videos`. `score` maps an answer to
+    (attributes right, attributes stated); None if answers are not scored. `truth` is a correct caption, for scenarios
+    with attribute words."""
 
     case_id: str
     messages: tuple[dict[str, Any], ...]

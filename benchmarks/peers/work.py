@@ -75,7 +75,8 @@ def key_of(work: Work) -> str:
 
 @torch.inference_mode()
 def make_reference(work: Work) -> list[dict[str, Any]]:
-    """Return for every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
+    """Decode all prompts greedily in float32 with transformers' `generate`. Return a dictionary per prompt: `tokens`;
+    for each token the largest logit (`top`) and its distance to the second largest (`gap`)."""
     torch.set_num_threads(work.threads)
     model = load_model(work.target, "float32", work.ignore_eos)
     ends, pad = end_ids(model), model.generation_config.pad_token_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.harness.markdown import Results, table
-from benchmarks.scale.driver import rows_per_s_of_a_driver
 from pipeline.run.batches import MOST_BATCH_IMAGES, MOST_BATCH_ROWS
 
 DRIVER_SHARE = 0.5
@@ -42,13 +41,14 @@ def needs_of(fleet: Fleet, results: Results) -> Results:
     one_task = next(row for row in writers if row["num_tasks"] == 1)
     ledger = min(results["ledger"], key=lambda one: abs(one["rows"] - fleet.batch_rows))
     costs, factor = results["driver"], BATCHES[fleet.kind]
+    per_batch, spare = costs["cpu_ms_per_batch"], DRIVER_SHARE - costs["cpu_s_per_s"]["driver"]
     batches_per_s, files_per_s = fleet.rows_per_s / fleet.batch_rows, fleet.rows_per_s / one_task["rows_per_file"]
     return {
         "hours": fleet.num_rows / fleet.rows_per_s / 3600,
-        "drivers_by_cpu": factor * fleet.rows_per_s / DRIVER_SHARE / rows_per_s_of_a_driver(costs, fleet.batch_rows),
+        "drivers_by_cpu": factor * batches_per_s * per_batch["driver"] / 1000 / spare,
         "drivers_by_ledger": batches_per_s / ledger["batches_per_s"],
         "drivers_by_writer": fleet.rows_per_s / max(row["rows_per_s"] for row in writers),
-        "gcs_cores": factor * batches_per_s * costs["cpu_ms_per_batch"]["gcs_server"] / 1000,
+        "gcs_cores": factor * batches_per_s * per_batch["gcs_server"] / 1000,
         "writer_cores": fleet.rows_per_s * one_task["task_cpu_us_per_row"] / 1e6,
         "mb_per_s": fleet.rows_per_s * one_task["bytes_per_row"] / 1e6,
         "files": fleet.num_rows / one_task["rows_per_file"],

@@ -29,7 +29,8 @@ class Merge(ABC):
         """Merge lane logits (b, R, F, V) at nodes of one `depth` into logits (b, F, V); a step begins at depth 0."""
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
-        """Update from a step; `place` (b, D + 1) is the merge index of each node of the path, −1 if not merged."""
+        """Update per-slot state from a verified step. `place` (b, D + 1) has, for each node of `verdict.path`, its
+        index among all nodes passed to `merge` in this step, in call order (0: the root); −1 for nodes not passed."""
 
     def extras(self, slot: int) -> dict[str, Any]:
         """Return telemetry extras of the sample."""

@@ -40,7 +40,8 @@ def code_revision() -> str:
 
 
 def tree_hash() -> str:
-    """Return the first 16 hex digits of the SHA-256 over the paths and contents of the code."""
+    """Return the first 16 hex digits of a SHA-256 over the paths and contents of all `*.py` files in `CODE_FOLDERS`.
+    C++ and YAML files are not included."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in CODE_FOLDERS for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())

@@ -10,7 +10,7 @@ from pipeline.rows import schemas
 
 
 class PixelColumn:
-    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels."""
+    """Builds rows of RGB images as `list<schemas.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._chunk_bytes = chunk_bytes

@@ -171,7 +171,7 @@ def _clip(video: DecodedClip) -> Clip:
 
 
 class InputColumn:
-    """Builds the Arrow column of processed prompts (`rows.PACKED_INPUTS`) row by row, in chunks of about
+    """Builds the Arrow column of processed prompts (`schemas.PACKED_INPUTS`) row by row, in chunks of about
     `CHUNK_BYTES`."""
 
     def __init__(self) -> None:

@@ -102,7 +102,8 @@ class Accounts:
         return done
 
     def present_ids(self, retry_errors: bool = False) -> frozenset[str]:
-        """Return the ids of existing rows of unfinished samples, which must not be computed again."""
+        """Return the `sample_id` of every row that the output already has for samples with missing rows; a resumed job
+        skips these rows. With `retry_errors`, error rows are left out, so they run again."""
         is_open = ~self.done(retry_errors).has(*_samples_of(self._open))
         rows = self._open.filter(pc.and_(pa.array(is_open), pc.greater_equal(self._open["place"], 0)))
         return frozenset((rows.filter(pc.invert(rows["is_error"])) if retry_errors else rows)["sample_id"].to_pylist())

@@ -21,7 +21,8 @@ MAX_PROMPTS = 1024
 
 @dataclass(frozen=True)
 class RowPrompt:
-    """One prompt of a row: chat messages, index among `num_asked` prompts (None without a list), and sampling."""
+    """One prompt of a row. `index` is its place in the row's list of `num_asked` prompts; both are None without a list.
+    `sampling` is a JSON object of the row's own seed and sampling values, or empty."""
 
     messages: list[dict[str, Any]]
     index: int | None

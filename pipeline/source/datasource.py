@@ -143,7 +143,7 @@ def read_first(
     source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True, shard: int = 0
 ) -> pa.Table:
     """Read the first `limit` samples of a shard in the calling process, without Ray: one table with
-    `rows.read_schema`."""
+    `schemas.read_schema`."""
     datasource = SpanDatasource(source, manifest, fields, limit, with_images, shard=shard)
     tables = [datasource.read(number) for number in range(datasource.num_spans)]
     return pa.concat_tables([datasource.schema.empty_table(), *tables])

@@ -1,6 +1,6 @@
 """Reads the files of one span as a table of samples, with error rows for what cannot be read.
 
-The table has `rows.read_schema` and its rows in manifest order, even if files are damaged or missing. Formats are in
+The table has `schemas.read_schema` and its rows in manifest order, even if files are damaged or missing. Formats are in
 `pipeline.sources`.
 """
 
@@ -34,7 +34,7 @@ def opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
 
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
-    """Read all samples of a span as one table with `rows.read_schema`; errors in files become error rows."""
+    """Read all samples of a span as one table with `schemas.read_schema`; errors in files become error rows."""
     with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool:  # starts at most one thread per piece
         parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
     tables = [schemas.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
@@ -89,7 +89,7 @@ def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
 
 
 def _table(spec: ReadSpec, piece: FilePiece, chunk: Chunk) -> pa.Table:
-    """Convert the rows of one chunk that are not done to a table with `rows.read_schema`."""
+    """Convert the rows of one chunk that are not done to a table with `schemas.read_schema`."""
     indices = [index for index, sample in enumerate(chunk.samples) if not piece.is_done(sample.row_index)]
     samples, keep = [chunk.samples[index] for index in indices], chunk.keep
     if len(samples) < len(chunk.samples):

@@ -33,9 +33,10 @@ def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) 
 
 
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
-    """Return the folder of the datasets, and an iterator over them; `paths` is one dataset or one folder of datasets.
-    ConfigError if the library is missing, there are several paths, or a dataset cannot be opened; OSError if the path
-    cannot be listed."""
+    """Return the folder of the datasets and an iterator over them; `paths` is one dataset or one folder of datasets.
+
+    Raises ConfigError if `pylance` is missing or there are several paths, and OSError if the path cannot be listed. The
+    iterator raises ConfigError for a dataset that cannot be opened."""
     _library()
     if len(paths) != 1:
         raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")

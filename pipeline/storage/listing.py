@@ -178,11 +178,11 @@ def list_folder(
     skipped: Skipped | None = None,
     roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
-    """Yield all files below `root` with one of the lower-case `suffixes`; names that begin with `.` or `_` are skipped.
+    """Yield the files below `root` that end with one of the lower-case `suffixes`.
 
-    `enter(folder)` returns whether to list a folder, given its path relative to `root`. The target of a local symlink
-    must be below one of the resolved folders `roots`, by default `root` (else OutsideRoots).
-    """
+    Files and folders whose name begins with `.` or `_` are left out. `enter(folder)` decides whether to list a folder,
+    given its path relative to `root`. `skipped` counts what is left out. Raises OutsideRoots, while iterating, for a
+    local symlink to a target outside all resolved folders `roots` (default: `root`)."""
     skipped = skipped or Skipped()
     if access.is_local(filesystem):
         files = _walk_local((os.path.realpath(root),) if roots is None else roots, root, enter, skipped)

@@ -115,7 +115,9 @@ def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
 
 
 def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of a batch, its unit-length latents [n, dim] and the codes [n] assigned to them."""
+    """Return the loss of images `pixels` [b, 3, H, W] in [−1, 1], their unit-length latents [n, dim] (n = b · h · w)
+    and the code [n] of each. `tower` is the vision encoder of the perceptual term. Without `quantised`, the decoder
+    gets latents with noise and all codes are 0."""
     latents = F.normalize(vq.latents(pixels).float(), dim=-1)  # [b, h, w, dim]
     if quantised:
         owner = vq.quantize.nearest(latents.detach())

@@ -42,7 +42,8 @@ def write_change(
 
 
 def write_second(scene: Scene, question: str) -> str:
-    """Write the answer to a question of SECOND_PROMPTS after a caption of the scene."""
+    """Return the answer to the second-turn question with key `question` of `SECOND_PROMPTS`; the first turn was a
+    caption of the scene."""
     if question == "count":
         return f"I named {NUMBERS[len(scene.things)]}."
     if question == "ground":

@@ -106,7 +106,7 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
 
 
 def forget(weights: Iterable[int]) -> None:
-    """Release packed copies of the weights at these addresses."""
+    """Release the packed copies of weights. `weights` are addresses (`Tensor.data_ptr()`); unknown ones are ignored."""
     for address in weights:
         _packed.pop(address, None)
 

@@ -60,7 +60,7 @@ class MediaOptions:
 
 @dataclass(frozen=True)
 class Span:
-    """The position of a row's clip in its video, with the columns of `rows.SPAN`."""
+    """The position of a row's clip in its video, with the columns of `schemas.SPAN`."""
 
     clip_index: int | None = None
     num_clips: int | None = None
@@ -77,7 +77,7 @@ NO_SPAN = Span()
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row: one row with all videos, or
+    """Decode a row's videos (`schemas.ENCODED_VIDEOS`) to (span, clips) of each result row: one row with all videos, or
     one per clip if the job cuts the row's only video into windows. RowError if a video cannot be fetched or decoded."""
     cuts = options.sampling.clip_s is not None
     if cuts and len(cell) > 1:
@@ -172,7 +172,7 @@ def close_worker() -> None:
 
 
 def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
-    """Convert every row's clips to a column `list<rows.CLIP>`."""
+    """Convert each row's clips to one column of type `list<schemas.CLIP>`."""
     flat = [clip for cell in cells for clip in cell]
     parts = [pa.array([getattr(clip, field.name) for clip in flat], field.type) for field in schemas.CLIP]
     offsets = np.cumsum([0, *map(len, cells)], dtype=np.int32)
