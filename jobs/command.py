@@ -50,7 +50,7 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """The command of one kind of job: `make_plan(config, limit, probe_output, resume)` plans it, `run(plan)` runs it.
+    """The command of one kind of job: `make_plan(config, limit, runs, resume, shard)` plans it, `run(plan)` runs it.
 
     `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """

@@ -98,7 +98,11 @@ class Workers:
 
         assert self._job is not None
         if not self._has_session:
-            self._stack.enter_context(ray_session.session(self._job))
+            try:
+                self._stack.enter_context(ray_session.session(self._job))
+            except ConnectionError as error:
+                address, reason = self._job.ray_address, access.reason_of(error)
+                raise ConfigError(f"job.ray_address: {address} cannot be reached: {reason}") from None
             self._has_session = True
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, name=what.replace(" ", "_"))(_call)
         shared = ray.put(function)

@@ -174,11 +174,14 @@ class Plan(JobPlan):
 def make_plan(
     config: CaptionJob,
     limit: int | None = None,
-    probe_output: bool = True,
+    runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
 ) -> Plan:
-    """Check what can be checked without weights and without Ray, and return the plan of the job or of one shard.
+    """Check what can be checked without weights, and return the plan of the job or of one shard.
+
+    If the job `runs`, its output is probed, and a long survey of the source runs as Ray tasks. Otherwise nothing is
+    started.
 
     Raises:
         ConfigError: a check failed; the message names the dotted path of the field.
@@ -193,10 +196,10 @@ def make_plan(
     check_processing(config, pair)
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
-    with Workers(config.job) as workers:
+    with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
         plan = Plan(config, pair, reopened.manifest, output, limit, resume)
-        return checked(plan, reopened.gone, probe_output)
+        return checked(plan, reopened.gone, runs)
 
 
 def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:

@@ -87,7 +87,7 @@ def needs_of(config: SynthesizeJob) -> Needs:
 def make_plan(
     config: SynthesizeJob,
     limit: int | None = None,
-    probe_output: bool = True,
+    runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
 ) -> SynthesisPlan:
@@ -96,12 +96,12 @@ def make_plan(
     import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))
-    with Workers(config.job) as workers:
+    with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs_of(config), output, resume.accept_touched, workers)
         manifest = reopened.manifest
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, probe_output)
+        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, runs)
 
 
 def describe(plan: SynthesisPlan) -> str:

@@ -11,13 +11,17 @@ import pyarrow as pa
 import pytest
 import ray
 
+import actors.loading.pair
 from configs.load import ConfigError
 from configs.schema import Job, Prompt
 from configs.source import Source
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.prompts.row_options import PromptOptions
+from pipeline.run.plan import make_plan
 from pipeline.source import manifest, survey
+from tests.jobs.stand_ins import FakePairInfo
+from tests.pipeline.attempts import job
 from tests.pipeline.sources.shards import write_parquet
 
 JOB = Job(num_cpus=2)
@@ -57,8 +61,8 @@ def test_progress_names_files_and_their_rate(monkeypatch, capsys) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" files, ")[0] for line in lines] == [f"survey: {done} of 30" for done in (20, 30)]
     assert "files/s" in lines[0]
-    for job in (Job(progress=False), Job(log="json")):
-        list(Workers(job).map(str, parts(3), 0.0, "survey"))
+    for quiet in (Job(progress=False), Job(log="json")):
+        list(Workers(quiet).map(str, parts(3), 0.0, "survey"))
     assert capsys.readouterr().err == ""
 
 
@@ -132,3 +136,35 @@ def check_errors(workers: Workers, folder: Path) -> None:
     table = pa.table({"path": [f"{number:09d}" for number in range(1_000_000)]})
     reference = ray.put(table.slice(3, 2))
     assert ray.experimental.get_object_locations([reference])[reference]["object_size"] < 100_000
+
+
+def no_cluster(job: Job) -> None:
+    raise ConnectionError("no cluster\nis there")
+
+
+def test_a_cluster_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions.ray_session, "session", no_cluster)
+    with (
+        Workers(Job(ray_address="auto")) as workers,
+        pytest.raises(ConfigError, match=r"^job\.ray_address: auto cannot be reached: no cluster"),
+    ):
+        list(workers.map(str, parts(3), 1e9, "survey"))
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_only_a_job_that_runs_starts_ray_for_its_plan(
+    runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "MIN_RAY_S", 0.0)
+    monkeypatch.setattr(survey, "PARTITION_FILES", 1)
+    monkeypatch.setattr(partitions.ray_session, "session", no_cluster)
+    monkeypatch.setattr(actors.loading.pair, "check", lambda config: FakePairInfo())
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "in" / f"{name}.txt").write_text("one\ntwo\n")
+    config = job({"kind": "text", "path": str(tmp_path / "in")}, tmp_path / "out")
+    if not runs:
+        assert make_plan(config, runs=False).manifest.num_samples == 4
+        return
+    with pytest.raises(ConfigError, match=r"^job\.ray_address: "):
+        make_plan(config)
