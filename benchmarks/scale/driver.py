@@ -24,6 +24,7 @@ from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.results import progress
 from benchmarks.scale.stub import PacedPair, paced_job, write_rows
 from configs.schema import Job
+from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import decode_table
 from pipeline.run.batches import MOST_BATCH_ROWS
@@ -85,7 +86,7 @@ def _plan(case: Case, folder: Path) -> Plan:
     pair: Any = SimpleNamespace(target_id="paced", drafter_id="", revisions={}, front_end=front_end)
     output = OutputDir(str(folder / "out"))
     needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())  # type: ignore[arg-type]
-    return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), probe_output=False)
+    return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), IN_PROCESS, probe_output=False)
 
 
 def _build(plan: Plan, stamp: Any, tally: Any, flow: Any, log: Any, load: PacedPair) -> ray.data.Dataset:

@@ -199,12 +199,12 @@ def make_plan(
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
         plan = Plan(config, pair, reopened.manifest, output, limit, resume)
-        return checked(plan, reopened.gone, runs)
+        return checked(plan, reopened.gone, workers, runs)
 
 
-def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
+def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
     """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
-    plan = read_earlier(plan, gone)
+    plan = read_earlier(plan, gone, workers)
     check_plan(plan, probe_output)
     return plan.reading(plan.datasource, plan.datasource.num_samples)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from configs.load import ConfigError
-from pipeline.cluster.partitions import Workers
+from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
@@ -63,7 +63,7 @@ class Earlier:
     """Result of the comparison of published files with their checksums."""
 
 
-def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
+def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
     """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
@@ -71,7 +71,7 @@ def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
         return plan
     if not plan.resume.allow_mixed:
         refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
-    return _with_inventory(plan, gone)
+    return _with_inventory(plan, gone, workers)
 
 
 def _refuse_content_of_other_shards(plan: JobPlan) -> None:
@@ -86,16 +86,15 @@ def fingerprints_of(output: OutputDir) -> dict[int, str]:
     return {number: str(output.read_attempt(number).get("config_fingerprint")) for number in output.list_attempts()}
 
 
-def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
+def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
     retry, shard = plan.resume.retry_errors, plan.output.shard.number
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
     verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
     fingerprints = fingerprints_of(plan.output)
     known = plan.earlier.inventory if plan.earlier else None
-    with Workers(plan.config.job) as workers:
-        inventory = take_inventory(
-            plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems, known, workers
-        )
+    inventory = take_inventory(
+        plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems, known, workers
+    )
     done = inventory.accounts.done(retry)
     lost = [file for file in gone.tolist() if not done.is_complete(file, *rows_of(manifest.cuts, shard, file))]
     if lost:
@@ -174,7 +173,9 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     if attempt == 1:
         return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
     numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
-    plan = _with_inventory(plan, plan.earlier.gone if plan.earlier else np.zeros(0, np.int64))
+    gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
+    with Workers(plan.config.job) as workers:
+        plan = _with_inventory(plan, gone, workers)
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
     for one in inventory.strange:

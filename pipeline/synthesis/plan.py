@@ -101,7 +101,7 @@ def make_plan(
         manifest = reopened.manifest
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, runs)
+        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, workers, runs)
 
 
 def describe(plan: SynthesisPlan) -> str:
