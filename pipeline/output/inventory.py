@@ -72,6 +72,7 @@ class Inventory:
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
     """Published rows by folder, without repeated and superseded rows."""
     reads: Reads | None = None
+    """None if the version of some file of `data/` is unknown; then the next inventory reads all files."""
     num_files_read: int = 0
     """Number of published files that were read and not known from an earlier inventory."""
 
@@ -115,6 +116,7 @@ class _Taker:
             for name, version in output.list_versions(folder).items()
         }
         self.versions = versions
+        self.is_known = True
         kept = None if known is None else _kept(known, manifest, versions, damaged)
         if kept is None or known is None:
             self.found = Inventory(Accounts(manifest.counts, rows_per_sample))
@@ -137,7 +139,7 @@ class _Taker:
         known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
         unknown = [name for name in (f"{SPOOL}/{name}" for name in output.list_files(SPOOL)) if name not in known]
         found.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
-        found.reads = self.reads
+        found.reads = self.reads if self.is_known else None
         return found
 
     def _enter(self, names: list[str], folder: str, is_published: bool) -> None:
@@ -181,8 +183,11 @@ class _Taker:
     def _note(self, one: Found, rows: Rows, folder: str) -> None:
         self.found.num_files_read += 1
         version = self.versions.get(one.relative, "")
-        if version and folder == DATA:
+        if folder == DATA:
             self.reads.data[one.relative] = version
+            # A file that was created after the listing of versions, or of a store without versions: it cannot be
+            # recognised in the next inventory, and the rows counted here must not be counted again.
+            self.is_known &= bool(version)
         elif version:
             needed = [name for name in rows.table.column_names if name != "source"] if self._needs_columns else []
             compact = Rows(rows.files, rows.rows, rows.table.select(needed))
@@ -236,7 +241,8 @@ def _kept(
     damaged, if the manifest has other files at the same ordinals, or if a count contradicts the rows.
     """
     reads = known.reads
-    assert reads is not None
+    if reads is None:
+        return None
     paths = manifest.files["path"]
     if not paths.slice(0, len(reads.paths)).equals(reads.paths):
         return None

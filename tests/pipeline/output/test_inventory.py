@@ -242,6 +242,36 @@ def test_a_store_without_versions_is_read_again(tmp_path: Path, monkeypatch: pyt
     first = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints)
     again = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints, known=first)
     assert again.num_files_read == first.num_files_read > 0
+    assert state_of(again) == state_of(first)
+    assert not again.doubled
+    assert len(again.accounts.done()) == 10
+
+
+@pytest.mark.parametrize("folder", [DATA, ERRORS])
+def test_a_file_that_appears_while_an_inventory_is_taken_is_not_counted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    config = text_job(tmp_path, [40])
+    run(config, fails=lambda own: own.endswith("7"))
+    plan = plan_of(config)
+    late = sorted((tmp_path / "out" / folder).glob("*"))[-1]
+    content = late.read_bytes()
+    late.unlink()
+    list_versions = type(plan.output).list_versions
+
+    def listed(output: Any, listed_folder: str) -> dict[str, str]:
+        versions = list_versions(output, listed_folder)
+        if listed_folder == folder and not late.exists():
+            late.write_bytes(content)  # another attempt publishes it after the listing
+        return versions
+
+    monkeypatch.setattr(type(plan.output), "list_versions", listed)
+    fingerprints = resume.fingerprints_of(plan.output)
+    first = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints)
+    again = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints, known=first)
+    assert state_of(again) == state_of(first)
+    assert not again.doubled
+    assert len(again.accounts.done()) == 40
 
 
 def test_partitions_of_result_files_are_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
