@@ -195,8 +195,10 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
         if codes[1] != NEVER:
             break
         assert codes[0] == DONE, f"the attempt ended with {codes[0]}"
-        assert place > 1, f"there is no phase {phase!r}"
-        place //= 2  # the phase did not come so often
+        if place == 1:
+            assert retries and others, f"there is no phase {phase!r}"
+            retries = False  # the shard has no error rows
+        place = max(1, place // 2)  # the phase did not come so often
         shutil.rmtree(folder)
     assert codes[0] in (*ENDINGS[kind], *EXCEPTIONS.get(phase, ())), (
         f"the first attempt ended with {codes[0]}: {kind}, {phase} {place}"
