@@ -3,12 +3,16 @@ examples of properties that are the same in every run."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from tests.tiers import markers_of
 
+# Tests fork processes. The handlers that gRPC would run then can block later calls of Ray in this process.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 torch.set_num_threads(1)
 # Hypothesis limits the seconds of an example and of drawing it, which a busy machine exceeds.
 settings.register_profile(
