@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -31,9 +31,9 @@ from PIL import Image
 
 from actors.results import Stamp
 from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
 from configs.schema import CaptionJob, Job
-from decoding.types import Completion, Request
 from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
 from pipeline.media.video.sampling import Sampling
@@ -165,58 +165,8 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     }
 
 
-class TimedEngine:
-    """An engine with one slot that spends `row_s` seconds per row and reads its pixels."""
-
-    def __init__(self, row_s: float) -> None:
-        self._row_s = row_s
-        self._waiting: list[Request] = []
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def submit(self, request: Request) -> None:
-        self._waiting.append(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """Prefetch nothing: there are no prompts to encode."""
-
-    def step(self) -> list[Completion]:
-        request = self._waiting.pop(0)
-        time.sleep(self._row_s)
-        shown = [*request.images, *(clip.frames for clip in request.videos)]
-        return [Completion(request.sample_id, (1,), f"{sum(one.nbytes for one in shown)}", finish_reason="stop")]
-
-
-class TimedPair:
-    """A pair without models, with an engine that spends `row_s` per row; actors load it by calling it."""
-
-    target_id = "timed"
-    drafter_id = ""
-
-    def __init__(self, row_s: float) -> None:
-        self._row_s = row_s
-
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> TimedPair:
-        return self
-
-    def render(self, messages: Any) -> str:
-        return "x"
-
-    def engine(self, slots: int) -> TimedEngine:
-        return TimedEngine(self._row_s)
-
-    def plain_engine(self, slots: int) -> TimedEngine:
-        return self.engine(slots)
-
-
 def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:
-    """Return a job over `source` whose model is a `TimedPair`."""
+    """Return a job over `source` whose model is a `PacedPair`."""
     return CaptionJob.model_validate(
         {
             "source": source,
@@ -229,7 +179,7 @@ def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> Cap
     )
 
 
-def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
+def timed_dataset(job: CaptionJob, pair: PacedPair, **options: Any) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
@@ -254,7 +204,7 @@ def waits(folder: Path) -> Results:
     for share in (0.5, 8.0):
         row_s = 1.0 / (share * rows_per_s)
         with session(Job(num_cpus=2)), wait_times.measured() as measured:
-            dataset = timed_dataset(job, TimedPair(row_s), flow=measured.report)
+            dataset = timed_dataset(job, PacedPair(1.0 / row_s), flow=measured.report)
             start_s = time.monotonic()
             num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))
             wall_s = time.monotonic() - start_s

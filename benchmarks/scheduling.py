@@ -19,8 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode import TimedEngine, TimedPair, timed_dataset, timed_job
+from benchmarks.decode import timed_dataset, timed_job
 from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.paced import PacedEngine, PacedPair
 from benchmarks.harness.results import command_line, finish, machine, results_file
 from configs.schema import Job
 from decoding.types import Completion
@@ -37,11 +38,11 @@ TIMES = "dd"
 Step = tuple[float, float]
 
 
-class RecordedEngine(TimedEngine):
+class RecordedEngine(PacedEngine):
     """An engine that writes the start and end of each row to its own file."""
 
     def __init__(self, row_s: float, folder: Path) -> None:
-        super().__init__(row_s)
+        super().__init__(1, 1.0 / row_s)
         self._file = (folder / uuid.uuid4().hex).open("wb", buffering=0)
 
     def step(self) -> list[Completion]:
@@ -51,10 +52,10 @@ class RecordedEngine(TimedEngine):
         return done
 
 
-class RecordedPair(TimedPair):
+class RecordedPair(PacedPair):
     def __init__(self, row_s: float, folder: Path) -> None:
-        super().__init__(row_s)
-        self._folder = folder
+        super().__init__(1.0 / row_s)
+        self._row_s, self._folder = row_s, folder
 
     def engine(self, slots: int) -> RecordedEngine:
         return RecordedEngine(self._row_s, self._folder)

@@ -21,9 +21,9 @@ import numpy as np
 import ray
 
 from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import progress
-from benchmarks.scale.stub import PacedPair, paced_job, write_rows
-from configs.schema import Job
+from configs.schema import CaptionJob, Job
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import decode_table
@@ -78,6 +78,29 @@ def run_case(case: Case) -> Results:
         "batch_rows": plan.config.pool.batch_rows,
         "num_files": num_files,
     }
+
+
+def write_rows(folder: Path, num_rows: int) -> None:
+    """Write `num_rows` text rows, 100,000 to a file."""
+    folder.mkdir(parents=True)
+    for number, first in enumerate(range(0, num_rows, 100_000)):
+        rows = range(first, min(num_rows, first + 100_000))
+        (folder / f"{number:04}.txt").write_text("".join(f"row {row}\n" for row in rows))
+
+
+def paced_job(source: Path, output: Path, num_actors: int, batch_rows: int | None) -> CaptionJob:
+    """Return the job; `batch_rows` None is the default of `pool.batch_rows`."""
+    pool: dict[str, Any] = {"min_size": num_actors, "max_size": num_actors, "slots": 16}
+    return CaptionJob.model_validate(
+        {
+            "source": {"kind": "text", "path": str(source)},
+            "prompt": "{text}",
+            "model": {"target": {"path": "paced"}},
+            "pool": pool if batch_rows is None else pool | {"batch_rows": batch_rows},
+            "sink": {"path": str(output)},
+            "job": {"progress": False},
+        }
+    )
 
 
 def _plan(case: Case, folder: Path) -> Plan:
@@ -136,8 +159,8 @@ def in_new_process(case: Case) -> Results:
 def measure_costs() -> Results:
     """Return CPU microseconds of each process per row with small and large batches, and how they arise.
 
-    Ray's scheduling loop costs CPU time for every second that a job runs and for every batch. Two jobs of each batch
-    size give the two numbers: CPU = `cpu_s_per_s` · seconds + `cpu_ms_per_batch` · batches."""
+    Ray's scheduling loop costs CPU time for every second that a job runs and for every batch (`fit`). The difference of
+    two jobs of each batch size excludes start and end."""
     cells = []
     for batch_rows, sizes in NUM_ROWS.items():
         small, large = (in_new_process(Case(2, num_rows, UNPACED, batch_rows)) for num_rows in sizes)
@@ -152,12 +175,16 @@ def measure_costs() -> Results:
                 "cpu_us_per_row": {name: 1e6 * one / num_rows for name, one in cpu_s.items()},
             }
         )
+    return {"cells": cells, **fit(cells)}
+
+
+def fit(cells: list[Results]) -> Results:
+    """Solve CPU = `cpu_s_per_s` · seconds + `cpu_ms_per_batch` · batches for each process, from two cells."""
     work = np.array([[cell["wall_s"], cell["num_rows"] / cell["batch_rows"]] for cell in cells])
     fits = {name: np.linalg.solve(work, [cell["cpu_s"][name] for cell in cells]) for name in ("driver", *HEAD)}
     return {
-        "cells": cells,
-        "cpu_s_per_s": {name: float(fit[0]) for name, fit in fits.items()},
-        "cpu_ms_per_batch": {name: 1000 * float(fit[1]) for name, fit in fits.items()},
+        "cpu_s_per_s": {name: float(found[0]) for name, found in fits.items()},
+        "cpu_ms_per_batch": {name: 1000 * float(found[1]) for name, found in fits.items()},
     }
 
 

@@ -81,8 +81,10 @@ class Workers:
             ConfigError: the task of a partition died `MAX_RETRIES` + 1 times; names its files and `dotted`.
         """
         in_ray = self._job is not None and len(partitions) > 1 and work_s >= MIN_RAY_S
-        run = self._run_in_ray(function, partitions, what, dotted) if in_ray else _run_here(function, partitions)
         progress = _Progress(what, sum(one.num_files for one in partitions), self._shows_progress)
+        run = _run_here(function, partitions)
+        if in_ray:
+            run = self._run_in_ray(function, partitions, what, dotted, progress)
         for partition, result in zip(partitions, run, strict=True):
             progress.add(partition.num_files)
             yield result
@@ -92,7 +94,12 @@ class Workers:
         return self._job is not None and self._job.progress and self._job.log == "text"
 
     def _run_in_ray(
-        self, function: Callable[[Item], Result], partitions: Sequence[Partition[Item]], what: str, dotted: str
+        self,
+        function: Callable[[Item], Result],
+        partitions: Sequence[Partition[Item]],
+        what: str,
+        dotted: str,
+        progress: _Progress,
     ) -> Iterator[Result]:
         import ray
 
@@ -116,6 +123,8 @@ class Workers:
                 if not pending:
                     return
                 partition, reference = pending.popleft()
+                while not ray.wait([reference], timeout=PROGRESS_INTERVAL_S)[0]:
+                    progress.wait()
                 yield _result_of(partition, reference, what, dotted)
         finally:
             for _, reference in pending:
@@ -171,3 +180,9 @@ class _Progress:
             rate = (self._done - self._first) / max(now_s - self._began_s, 1e-9)
             line = f"{self._what}: {self._done:,} of {self._total:,} files, {rate:,.0f} files/s"
             print(f"{line}, {(self._total - self._done) / max(rate, 1e-9):,.0f} s left", file=sys.stderr, flush=True)
+
+    def wait(self) -> None:
+        """Print that no partition has ended for `PROGRESS_INTERVAL_S`: it is large, or no node has a free CPU."""
+        if self._is_shown:
+            done = f"{self._what}: {self._done:,} of {self._total:,} files"
+            print(f"{done}, waiting for a task or for a free CPU in Ray", file=sys.stderr, flush=True)

@@ -168,3 +168,9 @@ def test_only_a_job_that_runs_starts_ray_for_its_plan(
         return
     with pytest.raises(ConfigError, match=r"^job\.ray_address: "):
         make_plan(config)
+
+
+def test_a_wait_for_ray_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    partitions._Progress("survey", 30, True).wait()
+    partitions._Progress("survey", 30, False).wait()
+    assert capsys.readouterr().err == "survey: 0 of 30 files, waiting for a task or for a free CPU in Ray\n"

@@ -1,10 +1,9 @@
-"""A caption job over text rows whose engines sleep instead of computing, to measure everything around the engines."""
+"""A pair whose engines sleep instead of computing, to measure everything around the engines."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from configs.schema import CaptionJob
@@ -65,26 +64,3 @@ class PacedPair:
 
     def plain_engine(self) -> PacedEngine:
         return self.engine(1)
-
-
-def write_rows(folder: Path, num_rows: int) -> None:
-    """Write `num_rows` text rows, 100,000 to a file."""
-    folder.mkdir(parents=True)
-    for number, first in enumerate(range(0, num_rows, 100_000)):
-        rows = range(first, min(num_rows, first + 100_000))
-        (folder / f"{number:04}.txt").write_text("".join(f"row {row}\n" for row in rows))
-
-
-def paced_job(source: Path, output: Path, num_actors: int, batch_rows: int | None) -> CaptionJob:
-    """Return the job; `batch_rows` None is the default of `pool.batch_rows`."""
-    pool: dict[str, Any] = {"min_size": num_actors, "max_size": num_actors, "slots": 16}
-    return CaptionJob.model_validate(
-        {
-            "source": {"kind": "text", "path": str(source)},
-            "prompt": "{text}",
-            "model": {"target": {"path": "paced"}},
-            "pool": pool if batch_rows is None else pool | {"batch_rows": batch_rows},
-            "sink": {"path": str(output)},
-            "job": {"progress": False},
-        }
-    )
