@@ -128,7 +128,7 @@ class Workers:
                 yield _result_of(partition, reference, what, dotted)
         finally:
             for _, reference in pending:
-                ray.cancel(reference, force=True)
+                ray.cancel(reference)
 
 
 IN_PROCESS = Workers()
