@@ -188,8 +188,8 @@ def test_torn_and_strange_files_are_set_aside_and_named(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config)
     data = tmp_path / "out/data"
-    good = (data / "part-000000.parquet").read_bytes()
-    (data / "part-000001.parquet").write_bytes(good[:-20])
+    torn = data / "part-000001.parquet"
+    torn.write_bytes(torn.read_bytes()[:-20])
     (data / "part-000002.parquet").write_bytes(b"")
     (data / "notes.txt").write_text("mine")
     write_parquet(data / "other.parquet", {"sample_id": ["a"]})
