@@ -21,27 +21,30 @@ HIDDEN, HEADS, KV_HEADS, INTERMEDIATE = 32, 4, 2, 48
 VOCAB, DRAFT_VOCAB = 64, 24
 PAIRS, STEPS = 9, 4
 MARGIN = 1e-2  # smallest gap between the two largest logits at a recorded argmax
-DISTINCT = 4  # smallest number of different tokens among the STEPS + 1 tokens of a chain
+DISTINCT = 4  # smallest number of different tokens in a chain or in the first block
 
 Step = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
-def fill(network: nn.Module, seed: int) -> None:
-    """Fill all parameters: linear weights with unit gain, embeddings and norms around 1, rounded to bfloat16.
+def fill(network: nn.Module, seed: int, gain: float = 1.5) -> None:
+    """Fill all parameters with normal noise of a size that fits their kind, rounded to bfloat16.
 
+    `gain` is that of linear weights; heads without a norm on the fed-back state need less than 1, or their chain grows.
     Norm weights differ from 1 so that a missing or misplaced norm changes the outputs.
     """
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     with torch.no_grad():
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if id(parameter) in embeddings:
                 values = noise
+            elif name.endswith("bias"):
+                values = 0.3 * noise
             elif parameter.dim() == 1:
                 values = 1 + 0.3 * noise
             else:
-                values = 1.5 * noise / parameter.shape[-1] ** 0.5
+                values = gain * noise / parameter.shape[-1] ** 0.5
             parameter.copy_(values.to(torch.bfloat16))
 
 
@@ -105,10 +108,11 @@ def write(name: str, config: dict[str, Any], weights: dict[str, Tensor], recorde
     """Write the three files of the case `name`; floating-point weights are stored in bfloat16.
 
     Raises:
-        ValueError: an output is not finite, or the chain repeats tokens and so tests little; choose another seed.
+        ValueError: an output is not finite, or drafted tokens repeat and so test little; choose another seed.
     """
-    if len(set(recorded["chain.tokens"].tolist())) < DISTINCT:
-        raise ValueError(f"{name}: the chain has fewer than {DISTINCT} different tokens")
+    drafted = recorded["chain.tokens"] if "chain.tokens" in recorded else recorded["first.tokens"]
+    if len(set(drafted.tolist())) < DISTINCT:
+        raise ValueError(f"{name}: fewer than {DISTINCT} different tokens are drafted")
     for key, value in recorded.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"{name}: {key} is not finite")
