@@ -54,7 +54,8 @@ class Engine:
         self.max_context_tokens = max_context_tokens
         self.max_row_s = max_row_s
         self.stats = EngineStats()
-        self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
+        capacity = max_context_tokens + method.tree.num_scratch(method.drafter.shares_cache)
+        self._lanes = target.lanes(slots, target.num_lanes, capacity)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._queue = self._admission.queue
@@ -81,6 +82,7 @@ class Engine:
             guidance=self._slots.guidance,
             max_missed_tokens=max_context_tokens if method.controller.can_be_off else 0,
             max_prefill_tokens=max_prefill_tokens,
+            lanes=self._lanes,
         )
         method.drafter.open(spec)
         method.tree.open(spec)

@@ -9,8 +9,9 @@ import torch
 
 from actors.loading.method import num_medusa_levels
 from configs.contexts import CaptionContext
-from configs.drafters import EagleDrafter, MedusaDrafter
+from configs.drafters import EagleDrafter, LayerSkipDrafter, MedusaDrafter
 from configs.load import ConfigError
+from configs.method import Method as MethodChoice
 from configs.schema import CaptionJob, Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
 from models.backends.select import resolve_device
@@ -87,6 +88,25 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
             raise ConfigError(
                 f"{WHERE}: {drafter.path} has {getattr(shape, name)} {what} ({name}), and the target "
                 f"{getattr(target, name)}; drafts would mean other images"
+            )
+
+
+def check_layers(method: MethodChoice, target: str, num_layers: int) -> None:
+    """Raise ConfigError unless each drafter `layer_skip` skips some of the `num_layers` layers of `target`, a path."""
+    for where, one in method.places.items():
+        if not isinstance(one.drafter, LayerSkipDrafter):
+            continue
+        layers, indices = one.drafter.layers, one.drafter.indices
+        if indices[-1] >= num_layers:
+            asked = f"the first {layers} layers" if isinstance(layers, int) else f"layer {indices[-1]}"
+            raise ConfigError(
+                f"{where}.drafter.layers: it names {asked}, and {target} has {num_layers} layers, 0 to "
+                f"{num_layers - 1}; name fewer than all of them"
+            )
+        if len(indices) == num_layers:
+            raise ConfigError(
+                f"{where}.drafter.layers: it names all {num_layers} layers of {target}, so that a draft would cost as "
+                "much as the target; name fewer"
             )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from actors.loading.method import DrafterModel, build_tree
-from configs.drafters import ModelDrafter, NoDrafter
+from configs.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
 from configs.method import Method
 from configs.pool import EnginePool
 from decoding.drafters.model import WIDEST
@@ -68,7 +68,8 @@ def slot_bytes(
 ) -> Sizes:
     """Return the bytes of one slot on each device: KV caches of target and drafter, and logits."""
     tree = build_tree(method)
-    positions = target.num_lanes * (max_context_tokens + tree.max_nodes + 1)
+    num_scratch = tree.num_scratch(isinstance(method.drafter, LayerSkipDrafter))
+    positions = target.num_lanes * (max_context_tokens + num_scratch + 1)
     sizes = Sizes({device: positions * num_bytes for device, num_bytes in target_position.items()})
     if method.needs_checkpoint:
         is_model = isinstance(method.drafter, ModelDrafter)

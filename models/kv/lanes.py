@@ -100,6 +100,8 @@ class LaneModel:
         self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
+        # Scratch positions that some of the layers have written since all layers ran.
+        self._num_partial = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -171,17 +173,36 @@ class LaneModel:
             none = self.axes.new_zeros(NUM_AXES)
             self.axes[rows] = torch.stack([none if one is None else one for one in offsets])
 
-    def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
+    def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
+        """Return a runner of only the layers `indices`, in ascending order, for `forward`."""
+        return self._run.of_layers(indices)
+
+    def forward(
+        self,
+        slots: SlotBatch,
+        tokens: Tensor,
+        depth: Tensor,
+        visible: Tensor,
+        offset: int = 0,
+        some: DecoderRunner | None = None,
+    ) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
 
         Node i is written to scratch position `offset + i` and reads the committed positions and the scratch positions
-        that `visible` marks. Its rotary position is the next position of the row plus `depth`.
+        that `visible` marks. Its rotary position is the next position of the row plus `depth`. `some`, a result of
+        `of_layers`, runs only some of the layers; the next forward of all layers replaces what it has written.
         """
         embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
-        return self.forward_embeds(slots, embeds, depth, visible, offset)
+        return self.forward_embeds(slots, embeds, depth, visible, offset, some)
 
     def forward_embeds(
-        self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
+        self,
+        slots: SlotBatch,
+        embeds: Tensor,
+        depth: Tensor,
+        visible: Tensor,
+        offset: int = 0,
+        some: DecoderRunner | None = None,
     ) -> Tensor:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
@@ -202,7 +223,13 @@ class LaneModel:
         step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
-        hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
+        if some is not None:
+            self._num_partial = max(self._num_partial, offset + num_nodes)
+        elif self._num_partial:
+            # NaN of a partial run at a position that this forward does not write would spread; see `admit`.
+            self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_partial)
+            self._num_partial = 0
+        hidden = (some or self._run)(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden[self._blocks[slots.index]] if is_mixed else hidden
 
     def _lead(self, slots: SlotBatch) -> bool:

@@ -15,7 +15,7 @@ from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
-from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import LayerSkipDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from decoding.trees.static import SPECVLM_PATHS
@@ -63,6 +63,11 @@ def headed(kind: str, tree: Callable[[], TreePolicy]) -> Make:
     return lambda family: Method(heads.make_drafter(kind, toys.target(family)), tree(), Exact())
 
 
+def skipping(layers: list[int], tree: Callable[[], TreePolicy]) -> Make:
+    """A method that drafts with some of the target's layers."""
+    return lambda _: Method(LayerSkipDrafter(layers), tree(), Exact())
+
+
 def five() -> TreePolicy:
     return Chain(5)
 
@@ -97,6 +102,10 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "tabed-vocabulary": (sliced(MT, bush, policy="error"), VISUAL),
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
+    "layer-skip": (skipping([0], five), EVERY),
+    "layer-skip-tree": (skipping([1], specvlm), EVERY),
+    # The drafter runs more nodes than the tree keeps.
+    "layer-skip-dynamic": (skipping([0], lambda: DynamicTree(4, 3, 5)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "medusa": (headed("medusa", bush), ("llama",)),
     "lvspec-zero": (drafted([Pruned(0.5)], five, LVSpec(0.0, 3, position_shift=False)), VISUAL),

@@ -20,7 +20,7 @@ from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
-from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import EagleDrafter, LayerSkipDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.step import run_step
@@ -84,6 +84,8 @@ METHODS: dict[str, Parts] = {
     "lantern": (one, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),
     "lantern++": (one, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
+    "layer-skip": (lambda *_: LayerSkipDrafter([0]), lambda: Chain(4), Exact),
+    "layer-skip-dynamic": (lambda *_: LayerSkipDrafter([1]), lambda: DynamicTree(4, 3, 5), Exact),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
 }
@@ -121,13 +123,13 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         if isinstance(rule, Lantern):
             # A table comes from the disk, with numbers in it.
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
+        lanes = target.lanes(3, 1, 64 + tree.num_scratch(method.drafter.shares_cache))
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
-            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64,
+            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64, lanes=lanes,
         )  # fmt: skip
         for part in (method.drafter, tree, method.acceptance):
             part.open(spec)
-        lanes = target.lanes(3, 1, 64 + tree.max_nodes)
         table = SlotTable(3, target.vocab_size, target.device)
         lengths = (6, 9, 4)
         progress = [

@@ -8,14 +8,14 @@ use of its size. Unmeasured: no GPU has run it yet.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, run_decoder
+from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
 from models.backends.cache import RaggedCache
 from models.backends.cuda.tree_attention import TwoParts
 
@@ -78,6 +78,9 @@ class CapturedDecoder(DecoderRunner):
         super().__init__(decoder)
         self._recorder = recorder
         self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]]()
+
+    def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
+        return CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
 
     @property
     def num_recordings(self) -> int:
