@@ -78,15 +78,17 @@ class Probe:
 
     `prefix` is the prompt of the first lane; `hidden` (R, L, D) are the last hidden states of all lanes after the final
     norm; `attention` (L,) is the attention to each prompt position, averaged over layers, heads and the text tokens
-    after the last image. `hidden` and `attention` are None unless the method needs them.
+    after the last image; `features` (R, L, F) are the states of the drafter's `feature_layers`. All but `prefix` are
+    None unless the method needs them.
     """
 
     prefix: Prefix
     hidden: Tensor | None = None
     attention: Tensor | None = None
+    features: Tensor | None = None
 
     def outline(self) -> Probe:
-        """Return a copy without embeddings and hidden states, for contexts."""
+        """Return a copy without embeddings, hidden states and features, for contexts."""
         return Probe(self.prefix.outline(), None, self.attention)
 
 
@@ -129,7 +131,8 @@ class Judgement:
     """The target's outputs for a draft tree, the input of acceptance rules and of `commit`.
 
     `raw` (b, N, V) are the logits after the lane merge, `warped` (b, N, V) the same after penalties and filters;
-    `hidden` (b, R, N, D) are the target's last hidden states after its final norm.
+    `hidden` (b, R, N, D) are the target's last hidden states after its final norm, `features` (b, R, N, F) the states
+    of the drafter's `feature_layers`.
     """
 
     slots: SlotBatch
@@ -137,6 +140,7 @@ class Judgement:
     raw: Tensor
     warped: Tensor
     hidden: Tensor
+    features: Tensor
     noise: StepNoise
     rows: RowSampling
 
@@ -157,7 +161,8 @@ class Drafter(ABC):
 
     name: str
     num_forwards: int = 0
-    needs_hidden: bool = False
+    feature_layers: tuple[int, ...] = ()
+    """States of the target that the drafter reads, see `models.kv.lanes.LaneModel`; empty for none."""
     needs_attention: bool = False
     shares_cache: bool = False
     """Whether `draft` runs nodes in scratch positions of the target's KV cache."""

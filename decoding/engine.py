@@ -54,8 +54,9 @@ class Engine:
         self.max_context_tokens = max_context_tokens
         self.max_row_s = max_row_s
         self.stats = EngineStats()
+        layers = method.drafter.feature_layers
         capacity = max_context_tokens + method.tree.num_scratch(method.drafter.shares_cache)
-        self._lanes = target.lanes(slots, target.num_lanes, capacity)
+        self._lanes = target.lanes(slots, target.num_lanes, capacity, layers)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._queue = self._admission.queue
@@ -87,7 +88,7 @@ class Engine:
         method.drafter.open(spec)
         method.tree.open(spec)
         method.acceptance.open(spec)
-        self._needs_hidden = method.drafter.needs_hidden or method.acceptance.needs_hidden
+        self._needs_hidden, self._needs_features = method.acceptance.needs_hidden, bool(layers)
         self._needs_attention = method.drafter.needs_attention
         # In half precision, results depend on kernels and batch sizes.
         self._names_kernels = target.dtype in (torch.bfloat16, torch.float16)
@@ -171,7 +172,7 @@ class Engine:
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
         """Prefill the target, sample first tokens, and admit unfinished samples to the parts of the method."""
         start = time.perf_counter()
-        options = (self._needs_attention, self._needs_hidden, self._max_prefill_tokens)
+        options = (self._needs_attention, self._needs_hidden or self._needs_features, self._max_prefill_tokens)
         prefill = self._lanes.admit(slots, prefixes, *options)
         ends = torch.zeros_like(slots.index)[:, None]
         raw = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
@@ -198,7 +199,9 @@ class Engine:
                 key = id(prefixes[row])
                 if key not in probes:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
-                    probe = Probe(prefixes[row][0], hidden, prefill.attention_of(row * self.target.num_lanes))
+                    features = prefill.features_of(row) if self._needs_features else None
+                    attention = prefill.attention_of(row * self.target.num_lanes)
+                    probe = Probe(prefixes[row][0], hidden, attention, features)
                     probes[key] = probe, probe.outline()
                 probe, one.unread = probes[key]
                 continued.append((slot, one, probe))

@@ -17,7 +17,7 @@ from models.inputs.clip import Clip
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PromptThread
-from models.kv.lanes import LaneModel
+from models.kv.lanes import LAST, LaneModel
 
 Condition = NDArray[np.float32] | int | None
 """Text features (L, D) or a class label, which an image model takes instead of the prompt."""
@@ -70,10 +70,15 @@ class TargetModel(ABC):
     def backend(self) -> Backend:
         return backend_for(self.device)
 
-    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Create a KV cache of `num_slots` × `num_lanes` rows of `capacity` positions, with this model over it."""
+    def lanes(
+        self, num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = (LAST,)
+    ) -> LaneModel:
+        """Create a KV cache of `num_slots` × `num_lanes` rows of `capacity` positions, with this model over it.
+
+        `feature_layers` are as for `LaneModel`.
+        """
         head = self.head if self._run is None else self._run.output_layer(self.head)
-        return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
+        return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run, feature_layers)
 
     def compile(self) -> bool:
         """Compile each kind of forward at its first use from now on; returns False if the backend cannot."""

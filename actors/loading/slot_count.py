@@ -20,7 +20,7 @@ from models.backends.select import backend_for
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork
 from models.heads.medusa import MedusaHeads
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
-"""EAGLE: drafts with a one-layer head on the target's hidden states (features), with its own KV cache.
+"""EAGLE: drafts with a small network on the target's hidden states (features), with its own KV cache.
 
 The input at KV position t is a pair (feature of token t, embedding of token t + 1). Committed pairs have the *target's*
 features; tree levels run in scratch positions with the head's own outputs as features. Li et al. 2024 (arXiv
-2401.15077, 2406.16858). Rotary positions count the pairs, in one dimension, as in the training of the public heads. The
-embedding of a visual token is the target's input (the image feature).
+2401.15077, 2406.16858) and 2025 (arXiv 2503.01840); networks differ in their features, see `models.heads`. Rotary
+positions count the pairs, as in the training of the public heads, or are those of the target's token t. The embedding
+of a visual token is the target's input (the image feature).
 
 While drafting is paused, up to one forward of pairs is buffered; a full buffer or the next draft encodes them.
 """
@@ -19,32 +20,31 @@ from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
 from decoding.drafters.model import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
-from models.heads.eagle import EagleNetwork
+from models.heads.eagle import FeatureStack
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 
 
 class EagleDrafter(Drafter):
-    """Drafter with an EAGLE `network` and the target's own output layer `head`; `num_lanes` is the target's.
+    """Drafter with an EAGLE `network` and an output layer `head` over its outputs; `num_lanes` is the target's.
 
     State per slot: `_output` (S, R, D), the network's output at the pending token; `_num_missed` (S,), the number of
     buffered pairs, with the upper bound `_most_missed` on the host; their `_missed_tokens` (S, P) and
-    `_missed_features` (S, R, P, D_h); and probes until prefill. State per step: for the root and M scratch positions,
+    `_missed_features` (S, R, P, D); and probes until prefill. State per step: for the root and M scratch positions,
     `_outputs` (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown nodes, `_column` (b, G): the
     scratch position + 1, 0 for the root, −1 if not run.
     """
 
     name = "eagle"
-    needs_hidden = True
 
-    def __init__(self, network: EagleNetwork, head: nn.Module, num_lanes: int = 1, merge: Merge | None = None) -> None:
+    def __init__(self, network: FeatureStack, head: nn.Module, num_lanes: int = 1, merge: Merge | None = None) -> None:
         self.network = network
+        self.feature_layers = network.feature_layers
         self.head = head
         self.num_lanes = num_lanes
         self.merge = merge or SingleLane()
 
     def open(self, spec: EngineSpec) -> None:
-        assert spec.hidden_size == self.network.hidden_size, (spec.hidden_size, self.network.hidden_size)
         # At least one, because the last step of a batch also has no drafts.
         self._max_missed = min(WIDEST, 1 + spec.max_missed_tokens)
         ((_, widest),) = catch_up_widths(self._max_missed)
@@ -56,7 +56,7 @@ class EagleDrafter(Drafter):
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
         self._max_prefill_tokens = spec.max_prefill_tokens
-        weight = self.network.fc.weight
+        weight = self.network.embed_tokens.weight
         self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
         self._missed_tokens = torch.zeros(spec.num_slots, widest, dtype=torch.long, device=weight.device)
         self._missed_features: Tensor | None = None
@@ -96,7 +96,7 @@ class EagleDrafter(Drafter):
     def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
         """Return the prompt as pairs for each lane: position t has feature t and token t + 1; the last token is the
         `first` generated one. The target's padding is included, as in the training of the public heads."""
-        assert probe.hidden is not None, "an EAGLE head needs the hidden states of the target's prefill"
+        assert probe.features is not None, "an EAGLE head needs hidden states of the target's prefill"
         prefix = probe.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
         embeds = self._embed(tokens)
@@ -104,11 +104,13 @@ class EagleDrafter(Drafter):
         seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
         inputs = torch.where(visual[:, None], seen, embeds)
         positions = torch.arange(prefix.length, device=inputs.device)
+        if self.network.takes_axes:
+            positions = prefix.positions
         nothing = torch.zeros_like(visual)
         # Samples with equal prompts share their probe, and differ only in the first generated token.
         return [
             Prefix(tokens, self.network.fuse(inputs, features), positions, nothing).of((id(probe), lane))
-            for lane, features in enumerate(probe.hidden)
+            for lane, features in enumerate(self.network.project(probe.features))
         ]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
@@ -148,17 +150,17 @@ class EagleDrafter(Drafter):
         return outputs
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, D_h)."""
+        """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
         slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:
-            self._miss(slots, tokens[:, 0], judgement.hidden[:, :, 0])
+            self._miss(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0]))
             return
-        num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
-        features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
-        self._encode(slots, tokens, features, verdict.n)
+        _, num_lanes, _, size = judgement.features.shape
+        features = judgement.features.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
+        self._encode(slots, tokens, self.network.project(features), verdict.n)
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
-        """Encode pairs of `tokens` (b, N) and `features` (b, R, N, D_h); commit the first `count` (b,) of each row."""
+        """Encode pairs of `tokens` (b, N) and projected `features` (b, R, N, D); commit the first `count` (b,)."""
         b, width = tokens.shape
         place = torch.arange(width, device=tokens.device)
         causal = (place[:, None] >= place[None]).expand(b, -1, -1)
@@ -170,7 +172,7 @@ class EagleDrafter(Drafter):
         self._output[slots.index] = torch.where(has_any, outputs.gather(2, last)[:, :, 0], self._output[slots.index])
 
     def _miss(self, slots: SlotBatch, tokens: Tensor, features: Tensor) -> None:
-        """Buffer one pair per row, `tokens` (b,) and `features` (b, R, D_h); encode the buffer if it is full."""
+        """Buffer one pair per row, `tokens` (b,) and projected `features` (b, R, D); encode a full buffer."""
         if self._skipped.intersection(slots.ids):
             # Skipped slots never draft.
             places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]

@@ -33,8 +33,8 @@ class LayerSkipDrafter(Drafter):
     def open(self, spec: EngineSpec) -> None:
         assert spec.lanes is not None, "the engine gives no KV cache of the target"
         self._lanes = spec.lanes
-        self._some = spec.lanes.of_layers(self.layers)
-        self._head = spec.lanes.head if self.head is None else self._some.output_layer(self.head)
+        self._runner = spec.lanes.of_layers(self.layers)
+        self._head = spec.lanes.head if self.head is None else self._runner.output_layer(self.head)
         self._nodes = ScratchNodes(spec, spec.device, has_root=True)
         self.merge.open(spec, spec.num_lanes)
 
@@ -42,7 +42,7 @@ class LayerSkipDrafter(Drafter):
         if frontier.depth == 0:
             self._nodes.clear()
         depth, sees, start = self._nodes.place(frontier)
-        hidden = self._lanes.forward(slots, frontier.tokens, depth, sees, start, self._some)
+        hidden = self._lanes.forward(slots, frontier.tokens, depth, sees, start, self._runner)
         self.num_forwards += 1
         logits: Tensor = self._head(hidden).float()
         return self.merge.merge(slots, logits, frontier.depth)

@@ -14,7 +14,7 @@ from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
 from decoding.tree import Frontier, Verdict
 from models.heads.medusa import MedusaHeads
-from models.kv.lanes import SlotBatch
+from models.kv.lanes import LAST, SlotBatch
 
 
 class MedusaDrafter(Drafter):
@@ -24,7 +24,7 @@ class MedusaDrafter(Drafter):
     """
 
     name = "medusa"
-    needs_hidden = True
+    feature_layers = (LAST,)
 
     def __init__(self, heads: MedusaHeads, num_lanes: int = 1, merge: Merge | None = None) -> None:
         self.heads = heads
@@ -43,7 +43,7 @@ class MedusaDrafter(Drafter):
         self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.hidden_size)
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
-        states = [probe.hidden[:, -1] for probe in probes if probe.hidden is not None]
+        states = [probe.features[:, -1] for probe in probes if probe.features is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
 
@@ -58,7 +58,7 @@ class MedusaDrafter(Drafter):
         return merged.expand(-1, width, -1)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
+        num_lanes, size = judgement.features.shape[1], judgement.features.shape[3]
         last = verdict.path.gather(1, (verdict.n - 1)[:, None])
-        state = judgement.hidden.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
+        state = judgement.features.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
         self._state[judgement.slots.index] = state.to(self._state.dtype)

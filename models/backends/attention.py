@@ -16,6 +16,7 @@ Node j is written to position 3 + j. `visible` is ancestors-or-self. Row i of th
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from models.backends.cache import RaggedCache
@@ -180,15 +182,59 @@ def attend(
 AttentionInterface.register(IMPLEMENTATION, attend)
 
 
+class LayerInputs:
+    """Records the inputs (r, N, D) of the decoder layers `wanted` during one forward, as a context manager."""
+
+    def __init__(self, layers: Sequence[nn.Module], wanted: Sequence[int]) -> None:
+        self._layers = layers
+        self._wanted = wanted
+        self._found: dict[int, Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> LayerInputs:
+        for index in self._wanted:
+            hook = functools.partial(self._record, index)
+            self._hooks.append(self._layers[index].register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _record(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.add(index, args[0] if args else kwargs["hidden_states"])
+
+    def add(self, index: int, hidden: Tensor) -> None:
+        """Record the input of layer `index` if it is wanted."""
+        if index in self._wanted:
+            self._found[index] = hidden
+
+    def behind(self, last: Tensor) -> Tensor:
+        """Return `last` (r, N, D) with the n recorded inputs appended in order of `wanted`, (r, N, D · (1 + n))."""
+        if not self._wanted:
+            return last
+        # Layers of a model on several devices have their states there.
+        return torch.cat([last, *(self._found[index].to(last.device) for index in self._wanted)], dim=-1)
+
+
 def run_decoder(
-    decoder: nn.Module, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]
+    decoder: nn.Module,
+    embeds: Tensor,
+    positions: Tensor,
+    step: AttentionStep,
+    extra: dict[str, Any],
+    wanted: Sequence[int] = (),
 ) -> Tensor:
-    """Run embedded inputs (r, N, D) at positions (r, N) or (3, r, N); returns the last hidden states (r, N, D)."""
-    out = decoder(
-        inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
-    )
-    hidden: Tensor = out.last_hidden_state
-    return hidden
+    """Run embedded inputs (r, N, D) at positions (r, N) or (3, r, N); returns the last hidden states (r, N, D).
+
+    The inputs of the n layers `wanted` are appended: (r, N, D · (1 + n)).
+    """
+    inputs = LayerInputs(decoder.layers if wanted else (), wanted)  # type: ignore[arg-type]
+    with inputs:
+        out = decoder(
+            inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
+        )
+    return inputs.behind(out.last_hidden_state)
 
 
 def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
@@ -225,9 +271,16 @@ class DecoderRunner:
         if config._attn_implementation != IMPLEMENTATION:
             decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
 
-    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+    def __call__(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        extra: dict[str, Any],
+        wanted: Sequence[int] = (),
+    ) -> Tensor:
         """See `run_decoder`."""
-        return run_decoder(self.decoder, embeds, positions, step, extra)
+        return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
         """Return a runner of only the layers `indices`, in ascending order, over the KV caches of this runner."""

@@ -6,6 +6,7 @@ from which the target's head computes logits for token t + 2. Li et al. 2024 (ar
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from models.heads import files
+from models.kv.lanes import LAST
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -84,14 +86,40 @@ class LlamaStack(nn.Module):
 
         Without an `attention_mask`, attention is causal.
         """
-        hidden = inputs_embeds
-        positions = self.rotary(hidden, position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, attention_mask=attention_mask, position_embeddings=positions, **kwargs)
+        hidden = self.run_layers(inputs_embeds, position_ids, attention_mask=attention_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(hidden))
 
+    def run_layers(self, inputs: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+        """Run all layers without `norm`; `kwargs` are passed to each."""
+        positions = self.rotary(inputs, position_ids)
+        for layer in self.layers:
+            inputs = layer(inputs, position_embeddings=positions, **kwargs)
+        return inputs
 
-class EagleNetwork(LlamaStack):
+
+class FeatureStack(LlamaStack):
+    """Base of EAGLE networks: layers over pairs of a feature and a token embedding, whose output is the next feature.
+
+    `project` is called once for features of the target, `fuse` for every pair.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    feature_layers: tuple[int, ...] = (LAST,)
+    """States of the target that are features, see `models.kv.lanes.LaneModel`."""
+    takes_axes: bool = False
+    """Whether rotary positions have three axes, those of the target; otherwise they count the pairs."""
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project features of the target (…, F) to states (…, D); here F = D, and nothing changes."""
+        return features
+
+    @abstractmethod
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """Fuse token embeddings (…, D) with states of the preceding tokens (…, D) to inputs of the layers."""
+
+
+class EagleNetwork(FeatureStack):
     """Token embedding, fusion layer `fc` and one Llama layer, whose output are predicted features.
 
     Model families with other rotary positions pass their own `rotary`.
@@ -116,7 +144,7 @@ class EagleNetwork(LlamaStack):
         self.rotary = LlamaRotaryEmbedding(self.config) if rotary is None else rotary
 
     def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """Fuse token embeddings (…, D) with features of the preceding tokens (…, D) to inputs of the layer (…, D)."""
+        """See `FeatureStack.fuse`; inputs are (…, D)."""
         dtype = self.fc.weight.dtype
         fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
         return fused
@@ -181,7 +209,7 @@ def _shape(ref: CheckpointRef, folder: Path) -> EagleShape:
 def _check(ref: CheckpointRef, shape: EagleShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the tensors of a file have the names and shapes of `shape`."""
     if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in shapes):
-        raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")
+        raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head; set method.drafter.kind to eagle3")
     with torch.device("meta"):
         expected = files.shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
     found = {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}

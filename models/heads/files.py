@@ -144,6 +144,13 @@ def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Ma
         raise CheckpointError(f"{where}: {len(wrong)} tensor(s) do not fit, the first: {wrong[0]}")
 
 
+def expect_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if a floating-point tensor has a value that is NaN or infinite."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise CheckpointError(f"{where}: {name} has values that are not finite; the file is damaged")
+
+
 def _unreadable(file: Path, error: BaseException) -> CheckpointError:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     line = line.partition(". In PyTorch")[0]  # the rest advises to load with weights_only=False

@@ -21,6 +21,8 @@ from models.inputs.prefix import Prefix
 from models.kv.prefill import PromptReader
 from models.kv.prefill_batching import Prefill
 
+LAST = -1
+"""Index of the last hidden state, after the final norm, in `feature_layers`."""
 NUM_AXES = 3
 """Rotary axes of multimodal models: time, height and width."""
 WINDOW_STEP = 64
@@ -77,6 +79,8 @@ class LaneModel:
 
     The rows of a slot are one block. Slots that decode together are moved to the leading blocks, so that the cache is
     always read as a view; the block of a slot may change in `forward`. `run` runs the decoder; by default eagerly.
+    `feature_layers` are the states that `split` returns as features: the index of a layer means its input, as in the
+    `hidden_states` of transformers; `LAST`, or the number of layers, is the last state after the final norm.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class LaneModel:
         num_lanes: int,
         capacity: int,
         run: DecoderRunner | None = None,
+        feature_layers: Sequence[int] = (LAST,),
     ) -> None:
         self._run = run or DecoderRunner(decoder)
         self.decoder, self.head, self.num_lanes = decoder, head, num_lanes
@@ -94,14 +99,18 @@ class LaneModel:
         self.backend = backend_for(device)
         config: Any = decoder.config
         self._num_heads: int = config.num_attention_heads
-        self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
+        num_layers: int = config.num_hidden_layers
+        assert all(-1 <= layer <= num_layers for layer in feature_layers), (feature_layers, num_layers)
+        self._feature_layers = tuple(LAST if layer == num_layers else layer for layer in feature_layers)
+        self._recorded = tuple(layer for layer in self._feature_layers if layer != LAST)
+        self.cache = RaggedCache(num_slots * num_lanes, capacity, num_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         # Offsets of three rotary axes by row (rows, 3), added to positions; None until a prompt has three axes.
         self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
-        # Scratch positions that some of the layers have written since all layers ran.
-        self._num_partial = 0
+        # Scratch positions that other runners have written since the own one ran.
+        self._num_temporary = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -129,8 +138,8 @@ class LaneModel:
     ) -> Prefill:
         """Prefill new slots with the prompts `prefixes[i][lane]`; see `models.kv.prefill` for shared prompts.
 
-        `probe_attention` records the attention that every position receives. `keep_hidden` returns the states of all
-        positions as well as the last. `max_tokens` bounds the tokens of one forward; see
+        `probe_attention` records the attention that every position receives. `keep_hidden` returns the states and
+        features of all positions as well as the last state. `max_tokens` bounds the tokens of one forward; see
         `models.kv.prefill_batching.group_by_length`.
         """
         flat = [prefix for lanes in prefixes for prefix in lanes]
@@ -142,19 +151,36 @@ class LaneModel:
         self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
         self._num_used_columns = max(self._num_used_columns, longest)
         limits = self.backend.prefill_limits(max_tokens)
-        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, *limits)
+        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, *limits, self._recorded)
         source = reader.read(flat)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         self._note_axes(rows, [prefix.axis_offsets for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
+        last, _ = self.split(torch.stack([reader.ends[first] for first in source]))
+        states = {first: self.split(found) for first, found in reader.states.items()}
         return Prefill(
-            torch.stack([reader.ends[first] for first in source]).view(len(slots.ids), self.num_lanes, -1),
+            last.view(len(slots.ids), self.num_lanes, -1),
             reader.num_forwards,
-            tuple(reader.states[first] for first in source) if keep_hidden else (),
+            tuple(states[first][0] for first in source) if keep_hidden else (),
+            tuple(states[first][1] for first in source) if keep_hidden else (),
             tuple(reader.received[first] for first in source) if probe_attention else (),
         )
+
+    def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Split the states (…, W) of a forward into last hidden states (…, D) and features (…, F).
+
+        Features are the states of `feature_layers` side by side.
+        """
+        if not self._recorded:
+            return states, states if len(self._feature_layers) == 1 else states[..., :0]
+        hidden, *recorded = states.chunk(1 + len(self._recorded), dim=-1)
+        if len(recorded) == len(self._feature_layers):
+            return hidden, states[..., hidden.shape[-1] :]
+        by_layer = iter(recorded)
+        parts = [hidden if layer == LAST else next(by_layer) for layer in self._feature_layers]
+        return hidden, torch.cat(parts, dim=-1)
 
     def empty(self, slots: SlotBatch) -> None:
         """Clear the slots, as after a prompt of length 0."""
@@ -184,16 +210,17 @@ class LaneModel:
         depth: Tensor,
         visible: Tensor,
         offset: int = 0,
-        some: DecoderRunner | None = None,
+        other: DecoderRunner | None = None,
     ) -> Tensor:
-        """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
+        """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → states (b, R, N, W).
 
         Node i is written to scratch position `offset + i` and reads the committed positions and the scratch positions
-        that `visible` marks. Its rotary position is the next position of the row plus `depth`. `some`, a result of
-        `of_layers`, runs only some of the layers; the next forward of all layers replaces what it has written.
+        that `visible` marks. Its rotary position is the next position of the row plus `depth`. See `split` for states.
+        `other` replaces the model's own runner, such as a result of `of_layers`; it returns no features, and its keys
+        and values are temporary: the next forward of the own runner replaces or removes them.
         """
         embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
-        return self.forward_embeds(slots, embeds, depth, visible, offset, some)
+        return self.forward_embeds(slots, embeds, depth, visible, offset, other)
 
     def forward_embeds(
         self,
@@ -202,7 +229,7 @@ class LaneModel:
         depth: Tensor,
         visible: Tensor,
         offset: int = 0,
-        some: DecoderRunner | None = None,
+        other: DecoderRunner | None = None,
     ) -> Tensor:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
@@ -223,14 +250,16 @@ class LaneModel:
         step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
-        if some is not None:
-            self._num_partial = max(self._num_partial, offset + num_nodes)
-        elif self._num_partial:
-            # NaN of a partial run at a position that this forward does not write would spread; see `admit`.
-            self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_partial)
-            self._num_partial = 0
-        hidden = (some or self._run)(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
-        return hidden[self._blocks[slots.index]] if is_mixed else hidden
+        if other is not None:
+            self._num_temporary = max(self._num_temporary, offset + num_nodes)
+        elif self._num_temporary:
+            # A NaN at a position that this forward does not write would spread; see `admit`.
+            self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_temporary)
+            self._num_temporary = 0
+        recorded = self._recorded if other is None else ()
+        states = (other or self._run)(embeds, positions, step, {}, recorded)
+        states = states.view(b, self.num_lanes, num_nodes, -1)
+        return states[self._blocks[slots.index]] if is_mixed else states
 
     def _lead(self, slots: SlotBatch) -> bool:
         """Move the slots to the leading blocks; returns whether their order there differs from the batch."""
@@ -281,24 +310,3 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """Repeat values of slots (b, …) for their rows (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
-
-
-@torch.inference_mode()
-def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
-    """Return the bytes of keys and values of one position of one row, summed over layers, by device.
-
-    They are measured by a prefill of two positions, for any decoder architecture.
-    """
-    weight = next(decoder.parameters())
-    length, device = 2, weight.device
-    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
-    numbers = torch.arange(length, device=device)
-    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
-    first = SlotBatch(numbers[:1], (0,), (0,))
-    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
-    sizes: dict[torch.device, int] = {}
-    for memory in (*lanes.cache.keys, *lanes.cache.values):
-        assert memory is not None, "a layer of the decoder has written nothing"
-        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
-        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
-    return sizes

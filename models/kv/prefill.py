@@ -35,8 +35,9 @@ from models.kv.prefill_batching import (
 class PromptReader:
     """Prefills the cleared cache rows `_rows` (r,) with prompts.
 
-    Results by index of the prompts that were run: `ends` (D,), the last state; `states` (L, D) of all tokens if
-    `_keep_hidden`; `received` (L,), the mean attention to each token if `_probe_attention`.
+    Results by index of the prompts that were run: `ends` (W,), the last state; `states` (L, W) of all tokens if
+    `_keep_hidden`; `received` (L,), the mean attention to each token if `_probe_attention`. The inputs of the layers
+    `_recorded` are appended to states, see `models.backends.attention.run_decoder`.
     """
 
     _run: DecoderRunner
@@ -46,6 +47,7 @@ class PromptReader:
     _keep_hidden: bool
     _max_tokens: int | None
     _max_padding: int
+    _recorded: Sequence[int] = ()
     num_forwards: int = 0
     ends: dict[int, Tensor] = field(default_factory=dict)
     states: dict[int, Tensor] = field(default_factory=dict)
@@ -94,7 +96,7 @@ class PromptReader:
             self.states[place] = torch.cat([head, self.states[place]])
 
     def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
-        """Run whole prompts in one forward into `rows` (r,); returns states (r, L, D), and the mean attention to each
+        """Run whole prompts in one forward into `rows` (r,); returns states (r, L, W), and the mean attention to each
         token (r, L) if it is probed."""
         longest = max(prefix.length for prefix in prefixes)
         embeds = stack(prefix.embeds for prefix in prefixes)
@@ -108,7 +110,7 @@ class PromptReader:
         if any(prefix.deepstack for prefix in prefixes):
             extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)
             extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
-        hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
+        hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra, self._recorded)
         self.num_forwards += 1
         if padding is not None:
             # Kept positions move to the front in order; later positions become scratch.
@@ -117,7 +119,7 @@ class PromptReader:
         return hidden, None if probe is None else probe.mean()
 
     def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
-        """Run the tokens after the first `starts` positions of `rows` (r,) in one forward; returns states (r, N, D)."""
+        """Run the tokens after the first `starts` positions of `rows` (r,) in one forward; returns states (r, N, W)."""
         longest = max(rest.length for rest in rests)
         embeds = stack(rest.embeds for rest in rests)
         lens = torch.tensor(starts, device=rows.device)
@@ -130,7 +132,7 @@ class PromptReader:
         mask = mask_bias(tree_mask(lens, causal, window), embeds.dtype)
         step = AttentionStep(self._cache, rows, columns, mask, window, None)
         self.num_forwards += 1
-        return self._run(embeds, stack_positions(rests, longest), step, {})
+        return self._run(embeds, stack_positions(rests, longest), step, {}, self._recorded)
 
     def _note(
         self, places: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None

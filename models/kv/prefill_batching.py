@@ -33,13 +33,14 @@ class Stem:
 class Prefill:
     """Outputs of a prefill: `last` (b, R, D), the last state of each prompt, and the number of forwards.
 
-    By row, slot-major, if requested: `states` (L, D) of all positions and `received` (L,), the mean attention that each
-    position receives. States are post-norm.
+    By row, slot-major, if requested: `states` (L, D) and `features` (L, F) of all positions, and `received` (L,), the
+    mean attention that each position receives. States are post-norm; features are as in `LaneModel.split`.
     """
 
     last: Tensor
     num_forwards: int
     states: tuple[Tensor, ...] = ()
+    features: tuple[Tensor, ...] = ()
     received: tuple[Tensor, ...] = ()
 
     @property
@@ -50,9 +51,16 @@ class Prefill:
 
     def hidden_of(self, place: int) -> Tensor:
         """Return the states (R, L, D) of the sample at index `place`; its lanes must have prompts of equal length."""
+        return self._of(self.states, place)
+
+    def features_of(self, place: int) -> Tensor:
+        """Return the features (R, L, F) of the sample at index `place`, as `hidden_of` does."""
+        return self._of(self.features, place)
+
+    def _of(self, by_row: Sequence[Tensor], place: int) -> Tensor:
         num_lanes = self.last.shape[1]
-        lanes = self.states[place * num_lanes : (place + 1) * num_lanes]
-        return lanes[0][None] if num_lanes == 1 else torch.stack(lanes)
+        lanes = by_row[place * num_lanes : (place + 1) * num_lanes]
+        return lanes[0][None] if num_lanes == 1 else torch.stack(tuple(lanes))
 
     def attention_of(self, row: int) -> Tensor | None:
         """Return the mean attention (L,) to each position of a row; None if it was not probed."""

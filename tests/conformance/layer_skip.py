@@ -197,7 +197,7 @@ def check_poisoned(family: str, tree: str, slots: int = 3) -> None:
     """NaN that a drafter leaves at its positions changes no output, in its own and in later steps."""
     engine = make_engine(family, [0], tree, slots)
     drafter: Any = engine.method.drafter
-    drafter._some = poisoner = Poisoner(drafter._some)
+    drafter._runner = poisoner = Poisoner(drafter._runner)
     wanted = checks.requests(family, 9)
     done = checks.run(engine, wanted)
     for request in wanted:

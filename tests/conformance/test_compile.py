@@ -97,7 +97,7 @@ def test_each_part_of_a_step_is_one_graph(name: str) -> None:
             tree: Any, hidden: Tensor, noise: Any, engine: Engine = engine, slots: Any = slots, rows: Any = rows
         ) -> tuple[Any, Any]:
             raw = engine._lanes.logits(hidden)[:, 0]
-            judgement = Judgement(slots, tree, raw, warp(raw, rows, None), hidden, noise, rows)
+            judgement = Judgement(slots, tree, raw, warp(raw, rows, None), hidden, hidden, noise, rows)
             return judgement, engine.method.acceptance.judge(judgement)
 
         def commit(judgement: Any, verdict: Any, engine: Engine = engine, slots: Any = slots) -> Any:

@@ -26,7 +26,7 @@ def prompt_features_are_shifted_by_one(patch: Patch) -> None:
     pairs = EagleDrafter._pairs
 
     def shifted(self: Any, probe: Any, first: Tensor) -> Any:
-        return pairs(self, replace(probe, hidden=probe.hidden.roll(-1, 1)), first)
+        return pairs(self, replace(probe, features=probe.features.roll(-1, 1)), first)
 
     patch.setattr(EagleDrafter, "_pairs", shifted)
 
@@ -35,7 +35,7 @@ def accepted_features_are_shifted_by_one(patch: Patch) -> None:
     commit = EagleDrafter.commit
 
     def shifted(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, replace(judgement, hidden=judgement.hidden.roll(1, 2)), verdict)
+        commit(self, replace(judgement, features=judgement.features.roll(1, 2)), verdict)
 
     patch.setattr(EagleDrafter, "commit", shifted)
 
@@ -46,9 +46,9 @@ def accepted_tokens_keep_the_heads_own_features(patch: Patch) -> None:
 
     def lazy(self: Any, judgement: Any, verdict: Any) -> None:
         own = self._column.gather(1, judgement.tree.origin).clamp_min(0)
-        size = judgement.hidden.shape[3]
+        size = judgement.features.shape[3]
         features = self._outputs.gather(2, own[:, None, :, None].expand(-1, 1, -1, size))
-        commit(self, replace(judgement, hidden=features), verdict)
+        commit(self, replace(judgement, features=features), verdict)
 
     patch.setattr(EagleDrafter, "commit", lazy)
 

@@ -60,7 +60,7 @@ def layers_have_the_cache_of_their_new_index(patch: Patch) -> None:
 
     def renumbered(self: Any, spec: Any) -> None:
         start(self, spec)
-        decoder = self._some.decoder
+        decoder = self._runner.decoder
         decoder.layers = copy.deepcopy(decoder.layers)
         for index, layer in enumerate(decoder.layers):
             layer.self_attn.layer_idx = index

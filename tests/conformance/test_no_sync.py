@@ -123,7 +123,8 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         if isinstance(rule, Lantern):
             # A table comes from the disk, with numbers in it.
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
-        lanes = target.lanes(3, 1, 64 + tree.num_scratch(method.drafter.shares_cache))
+        capacity = 64 + tree.num_scratch(method.drafter.shares_cache)
+        lanes = target.lanes(3, 1, capacity, method.drafter.feature_layers)
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
             tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64, lanes=lanes,
@@ -140,7 +141,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden[i, :, : p.length]) for i, p in enumerate(prefixes)]
+        probes = [Probe(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, table.root[slots.index], probes)

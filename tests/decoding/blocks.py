@@ -96,7 +96,7 @@ def judgement(
     states = torch.zeros(*logits.shape[:2], 4) if hidden is None else hidden
     noise = StepNoise(Noise(keys, torch.full((b,), position)), drafts.num_levels + 1, logits.shape[-1])
     warped = logits / temperature if temperature > 0 else logits
-    return Judgement(where or slots(*range(b)), drafts, logits, warped, states[:, None], noise, rows)
+    return Judgement(where or slots(*range(b)), drafts, logits, warped, states[:, None], states[:, None], noise, rows)
 
 
 def probe(visual: Tensor, num_text: int = 2) -> Probe:

@@ -33,7 +33,7 @@ class SickDrafter:
         self.inner = inner
         self.name = inner.name
         self.num_forwards = 0
-        self.needs_hidden, self.needs_attention = inner.needs_hidden, inner.needs_attention
+        self.feature_layers, self.needs_attention = inner.feature_layers, inner.needs_attention
         self.shares_cache = inner.shares_cache
         self.is_sick, self.value, self.from_level = is_sick, value, from_level
         self.raises_in, self.error = raises_in, error

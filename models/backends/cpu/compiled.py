@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
+from models.backends.attention import AttentionStep, DecoderRunner, LayerInputs, run_decoder, some_layers
 from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
@@ -81,47 +81,59 @@ class CompiledDecoder(DecoderRunner):
     def output_layer(self, head: nn.Module) -> nn.Module:
         return pack_head(head)
 
-    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+    def __call__(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        extra: dict[str, Any],
+        wanted: Sequence[int] = (),
+    ) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_special = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
         if is_special or self.has_failed:
-            return run_decoder(self.decoder, embeds, positions, step, extra)
+            return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         if not step.cache.is_made:
             # Graphs require an allocated cache. The eager forward allocates it, and the compiled one then overwrites
             # the same positions, so the first forward rounds as all later ones do.
             run_decoder(self.decoder, embeds, positions, step, {})
         if kind in self.compiled:
-            return self._run(kind, embeds, positions, step)
-        return self._compile(kind, embeds, positions, step)
+            return self._run(kind, embeds, positions, step, wanted)
+        return self._compile(kind, embeds, positions, step, wanted)
 
-    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]) -> Tensor:
         """Run a compiled forward. Torch may compile new lengths; if that fails, the forward runs eagerly."""
         try:
             # Decoders handle positions of one axis and of several axes differently.
             form = kind, positions.dim()
             if (frame := self._frames.get(form)) is not None:
-                return frame.after(self._graph.run(self._indices, embeds, step, frame.before(embeds, positions)))
+                inputs = LayerInputs((), wanted)
+                last = self._graph.run(self._indices, embeds, step, frame.before(embeds, positions), inputs)
+                return inputs.behind(frame.after(last))
             if form in self._frames:
-                return run_decoder(self._compiled_decoder, embeds, positions, step, {})
+                return run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
             with FrameRecorder(self.decoder, len(self.decoder.layers)) as recorder:  # type: ignore[arg-type]
                 self._graph.recorder = recorder
-                hidden = run_decoder(self._compiled_decoder, embeds, positions, step, {})
+                found = run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
+            hidden = found[..., : embeds.shape[-1]] if wanted else found
             frame = recorder.frame(embeds, positions, hidden)
             if frame is not None:
                 # The frame is used only if it repeats the forward bitwise; it writes the same keys and values.
                 repeated = frame.after(self._graph.run(self._indices, embeds, step, frame.before(embeds, positions)))
                 frame = frame if torch.equal(repeated, hidden) else None
             self._frames[form] = frame
-            return hidden
+            return found
         except NOT_COMPILED as error:
             # The first line names the component of torch, the second the error.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
         finally:
             self._graph.recorder = None
         # Layers before the failure have written their keys and values; the eager forward writes the same again.
-        return self._fall_back(reason, (embeds, positions, step))
+        return self._fall_back(reason, (embeds, positions, step), wanted)
 
-    def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def _compile(
+        self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
+    ) -> Tensor:
         """Compile and run the first forward of a kind. Without a working compiler or memory for packed weights, the
         forward runs eagerly and a warning is logged."""
         started = time.perf_counter()
@@ -130,23 +142,24 @@ class CompiledDecoder(DecoderRunner):
                 f"{free / 2**30:.1f} GiB of memory are free, and packed weights would take "
                 f"{self._num_bytes / 2**30:.1f} GiB",
                 (embeds, positions, step),
+                wanted,
             )
         for tensor in (*step.cache.keys, *step.cache.values):
             # Only rows and positions differ between forwards; heads and head size are static.
             torch._dynamo.mark_static(tensor, 1)
             torch._dynamo.mark_static(tensor, 3)
         torch._dynamo.mark_static(embeds, 2)
-        hidden = self._run(kind, embeds, positions, step)
+        hidden = self._run(kind, embeds, positions, step, wanted)
         if not self.has_failed:
             self.compiled.add(kind)
             logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
         return hidden
 
-    def _fall_back(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep]) -> Tensor:
+    def _fall_back(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep], wanted: Sequence[int]) -> Tensor:
         logger.warning("forwards run uncompiled, which is slower: %s", reason)
         self._graph.has_failed = True
         self.compiled.clear()
-        return run_decoder(self.decoder, *forward, {})
+        return run_decoder(self.decoder, *forward, {}, wanted)
 
 
 class _CompiledLayer(nn.Module):

@@ -18,7 +18,7 @@ import torch
 import torch.fx.experimental._config as symbols
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep
+from models.backends.attention import AttentionStep, LayerInputs
 from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import ROWS_KERNEL, can_attend
 from models.backends.cpu.decoder_frame import FrameRecorder
@@ -90,11 +90,23 @@ class LayerGraph:
             self._graphs[lengths] = self._latest
         return out
 
-    def run(self, indices: Sequence[int], hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Tensor:
-        """Run the layers `indices` in turn over `hidden` (r, N, D) with the same other arguments `given`."""
+    def run(
+        self,
+        indices: Sequence[int],
+        hidden: Tensor,
+        step: AttentionStep,
+        given: dict[str, Any],
+        recorded: LayerInputs | None = None,
+    ) -> Tensor:
+        """Run the layers `indices` in turn over `hidden` (r, N, D) with the same other arguments `given`.
+
+        Each layer's input is added to `recorded`.
+        """
+        recorded = recorded or LayerInputs((), ())
         graph = self._graphs.get(_lengths(hidden, step))
         if graph is None or graph.pick is None or graph.generated is None:
             for index in indices:
+                recorded.add(index, hidden)
                 hidden = self(index, hidden, step, given)
             return hidden
         if graph.layer_inputs is None:
@@ -106,6 +118,7 @@ class LayerGraph:
         hidden_at, key_at, value_at = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
         shared = [(at, value) for at, value in enumerate(inputs) if graph.layer_inputs[0][at] is None]
         for index in indices:
+            recorded.add(index, hidden)
             arguments = graph.layer_inputs[index].copy()
             for at, value in shared:
                 arguments[at] = value

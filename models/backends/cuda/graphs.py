@@ -77,7 +77,7 @@ class CapturedDecoder(DecoderRunner):
     def __init__(self, decoder: nn.Module, recorder: Recorder) -> None:
         super().__init__(decoder)
         self._recorder = recorder
-        self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]]()
+        self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[object, ...], _Recording]]()
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
         return CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
@@ -87,20 +87,27 @@ class CapturedDecoder(DecoderRunner):
         """Number of captured graphs over all KV caches."""
         return sum(len(one) for one in self._recordings.values())
 
-    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+    def __call__(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        extra: dict[str, Any],
+        wanted: Sequence[int] = (),
+    ) -> Tensor:
         num_rows, num_nodes, _ = embeds.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
         if step.num_leading_rows is None or step.is_prefill or not step.cache.is_made or size is None:
-            return run_decoder(self.decoder, embeds, positions, step, extra)
+            return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
         recordings = self._recordings.setdefault(step.cache, {})
         parts = step.kernel if isinstance(step.kernel, TwoParts) else None
         # Two-part attention has lengths per row and does not depend on the window.
         shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
-        key = (size, num_nodes, positions.dim(), *shapes)
+        key = (size, num_nodes, positions.dim(), tuple(wanted), *shapes)
         if key not in recordings:
-            recordings[key] = self._record(embeds, positions, step, size, window)
+            recordings[key] = self._record(embeds, positions, step, size, window, wanted)
         one = recordings[key]
         one.embeds[:num_rows].copy_(embeds)
         one.positions[..., :num_rows, :].copy_(positions)
@@ -117,7 +124,15 @@ class CapturedDecoder(DecoderRunner):
         one.replay()
         return one.out[:num_rows].clone()
 
-    def _record(self, embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, window: int) -> _Recording:
+    def _record(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        size: int,
+        window: int,
+        wanted: Sequence[int],
+    ) -> _Recording:
         num_nodes, width = embeds.shape[1:]
         # Each graph has its own buffers. Unused rows read the first position, because a fully masked row gives NaN.
         inputs = embeds.new_zeros(size, num_nodes, width)
@@ -130,5 +145,5 @@ class CapturedDecoder(DecoderRunner):
         idle = step.kernel.idle(size) if isinstance(step.kernel, TwoParts) else None
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
-        out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}))
+        out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}, wanted))
         return _Recording(inputs, places, columns, mask, idle, out, replay)

@@ -22,7 +22,7 @@ from configs.pool import EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan_text import engines
 from tests import toys

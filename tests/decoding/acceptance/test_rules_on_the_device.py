@@ -78,7 +78,7 @@ def test_a_rule_compiles_into_one_graph(name: str) -> None:
 
         def judge(logits: torch.Tensor, hidden: torch.Tensor, one: Judgement = one) -> tuple[torch.Tensor, ...]:
             verdict: Verdict = rule.judge(
-                Judgement(one.slots, one.tree, logits, logits / 0.8, hidden, one.noise, one.rows)
+                Judgement(one.slots, one.tree, logits, logits / 0.8, hidden, hidden, one.noise, one.rows)
             )
             return verdict.path, verdict.n, verdict.next, verdict.relaxed
 

@@ -101,7 +101,8 @@ def one_step(
     ones = torch.ones(1)
     rows = RowSampling(0 * ones, torch.zeros(1, dtype=torch.long), ones, ones, None, False, 0, False)
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
-    judgement = Judgement(slots, tree, raw, raw, torch.zeros(1, 1, 2, 2), noise, rows)
+    states = torch.zeros(1, 1, 2, 2)
+    judgement = Judgement(slots, tree, raw, raw, states, states, noise, rows)
     verdict = Verdict(
         torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([target_token]), torch.zeros(1, 2, dtype=torch.bool)
     )

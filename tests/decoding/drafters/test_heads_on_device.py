@@ -59,7 +59,7 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     slots = SlotBatch(torch.arange(NUM_SLOTS), tuple(range(NUM_SLOTS)), (1,) * NUM_SLOTS)
     ids = torch.arange(4, 4 + LENGTH)
     prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
-    probe = Probe(prefix, torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
+    probe = Probe(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
     drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
     return drafter, slots
 
@@ -74,7 +74,7 @@ def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1)
     tree = grow_tree(method, slots, root, LEVELS, rows, noise, torch.full_like(root, 2))
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
     hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
-    judgement = Judgement(slots, tree, logits, logits, hidden, noise, rows)
+    judgement = Judgement(slots, tree, logits, logits, hidden, hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
     drafter.commit(judgement, verdict)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state

@@ -179,10 +179,10 @@ def test_some_layers_share_the_graph_and_the_packed_weights_of_all_and_equal_unc
             sizes.append(len(packing._packed) - before)
             some: Any = method.drafter
             if compiles:
-                assert some._some._graph is target._run._graph  # type: ignore[union-attr]
-                assert Kind(False, False, False) in some._some.compiled
+                assert some._runner._graph is target._run._graph  # type: ignore[union-attr]
+                assert Kind(False, False, False) in some._runner.compiled
                 # The frame of these layers was proven, so their forwards skip the decoder's own code.
-                assert all(frame is not None for frame in some._some._frames.values())
+                assert all(frame is not None for frame in some._runner._frames.values())
     assert results[:2] == results[2:]
     # All weights of four layers and the output layer are packed for the first drafter, and none for the second.
     assert sizes == [0, 0, 4 * 4 + 1, 0]

@@ -125,7 +125,7 @@ def test_some_of_the_layers_are_captured_on_their_own_over_the_same_cache(family
         engine = Engine(target, Method(drafter, StaticTree(branching_paths([2, 2])), Exact()), 3, 128)
         done = checks.run(engine, checks.requests(family, 9))
         results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
-        runs += [whole, drafter._some]
+        runs += [whole, drafter._runner]
     assert results[0] == results[1]
     assert all(isinstance(run, CapturedDecoder) and run.num_recordings > 0 for run in runs[2:])
 
