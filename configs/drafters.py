@@ -56,6 +56,13 @@ class EagleDrafter(Section):
     """Tokens that are drafted; all if left out."""
 
 
+class Eagle3Drafter(Section):
+    """An EAGLE-3 head: decoder layers over the states of several target layers, with an own draft vocabulary;
+    `model.drafter` names its checkpoint, in the format of speculators, SpecForge or EAGLE."""
+
+    kind: Literal["eagle3"] = "eagle3"
+
+
 class MedusaDrafter(Section):
     """Medusa heads on the target's last state, one per draft depth; `model.drafter` names their checkpoint."""
 
@@ -110,6 +117,6 @@ class LookupDrafter(Section):
 
 
 Drafter = Annotated[
-    NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter | LayerSkipDrafter | LookupDrafter,
+    NoDrafter | ModelDrafter | EagleDrafter | Eagle3Drafter | MedusaDrafter | LayerSkipDrafter | LookupDrafter,
     Field(discriminator="kind"),
 ]

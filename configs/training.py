@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from configs.drafters import DraftVocabulary
 from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Weights
 from configs.section import Place, Section
 from configs.source import Source
@@ -16,6 +17,19 @@ class EagleHead(Section):
     """An EAGLE-2 head: one decoder layer that predicts the target's next hidden state."""
 
     kind: Literal["eagle"] = "eagle"
+
+
+class Eagle3Head(Section):
+    """An EAGLE-3 head of one layer, written in the format of speculators."""
+
+    kind: Literal["eagle3"] = "eagle3"
+    num_draft_steps: Annotated[int, Field(ge=1, le=8)] = 3
+    """Draft steps per token in training; each costs another forward of the head."""
+    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Target states that the head reads: 0 is the embedding, k the output of the k-th layer; by default 2, N / 2 and
+    N − 3 of N layers."""
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all if left out."""
 
 
 class MedusaHead(Section):
@@ -154,7 +168,7 @@ class TrainingOutput(Section):
 
 
 class TrainDrafterJob(Section):
-    """A training job: an EAGLE head or Medusa heads for a target, trained on the rows of a source."""
+    """A training job: an EAGLE or EAGLE-3 head or Medusa heads for a target, trained on the rows of a source."""
 
     source: Source
     prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
@@ -165,7 +179,7 @@ class TrainDrafterJob(Section):
     image: ImageTeaching | None = None
     """In place of `answer_column`, for a target that generates images."""
     target: Checkpoint
-    head: Annotated[EagleHead | MedusaHead, Field(discriminator="kind")] = EagleHead()
+    head: Annotated[EagleHead | Eagle3Head | MedusaHead, Field(discriminator="kind")] = EagleHead()
     training: Teaching = Teaching()
     acceptance: Acceptance = Acceptance()
     workers: Workers = Workers()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from actors.loading.method import num_medusa_levels
 from configs.contexts import CaptionContext
-from configs.drafters import EagleDrafter, LayerSkipDrafter, MedusaDrafter
+from configs.drafters import Eagle3Drafter, EagleDrafter, LayerSkipDrafter, MedusaDrafter
 from configs.load import ConfigError
 from configs.method import Method as MethodChoice
 from configs.schema import CaptionJob, Checkpoint, Weights
@@ -17,6 +18,9 @@ from configs.synthesis import SynthesizeJob, TextEncoder
 from models.backends.select import resolve_device
 from models.heads.eagle import WEIGHT_NAMES as EAGLE_NAMES
 from models.heads.eagle import EagleNetwork, load_eagle, read_eagle_shape
+from models.heads.eagle3 import Eagle3Network
+from models.heads.eagle3_files import WEIGHT_NAMES as EAGLE3_NAMES
+from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, read_verifier
 from models.heads.files import fingerprint, head_folder
 from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
 from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
@@ -24,13 +28,14 @@ from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
 from models.llamagen.condition import T5Condition, load_t5
 from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
+from models.llamagen.eagle3 import load_image_eagle3, read_image_eagle3_shape
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 from models.target import Target
 
 Found = TypeVar("Found")
-Head = EagleNetwork | MedusaHeads
+Head = EagleNetwork | Eagle3Network | MedusaHeads
 WHERE = "model.drafter"
 ADVICE = "take a head that was trained for this target"
 
@@ -45,15 +50,23 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
-    """Return whether `model.drafter` is an EAGLE or Medusa head for the target, and not an independent model."""
-    return isinstance(config.method.drafting.drafter, (EagleDrafter, MedusaDrafter))
+    """Return whether `model.drafter` is a head for the target, and not an independent model."""
+    return isinstance(config.method.drafting.drafter, (EagleDrafter, Eagle3Drafter, MedusaDrafter))
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
     """Return a head's revision; raise ConfigError if it is unreadable, or does not fit the text target or the tree."""
     hidden_size = target.get_text_config().hidden_size
     names: Sequence[str] = MEDUSA_NAMES
-    if isinstance(config.method.drafting.drafter, EagleDrafter):
+    kind = config.method.drafting.drafter
+    if isinstance(kind, Eagle3Drafter):
+        names = EAGLE3_NAMES
+        num_layers = target.get_text_config().num_hidden_layers
+        eagle3 = read_at(WHERE, head, lambda ref: read_eagle3_shape(ref, num_layers))
+        _check_width(head.path, eagle3.target_hidden_size, hidden_size)
+        _check_tokens(head.path, eagle3.vocab_size, front_end)
+        _check_verifier(head, target)
+    elif isinstance(kind, EagleDrafter):
         names = EAGLE_NAMES
         eagle = read_at(WHERE, head, read_eagle_shape)
         _check_width(head.path, eagle.llama.hidden_size, hidden_size)
@@ -70,6 +83,9 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
     kind = config.method.drafting.drafter
     if isinstance(kind, EagleDrafter):
         read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
+        return
+    if isinstance(kind, Eagle3Drafter):
+        read_at(WHERE, drafter, lambda ref: read_image_eagle3_shape(ref, target))
         return
     if isinstance(kind, MedusaDrafter):
         heads = read_at(WHERE, drafter, read_medusa_shape)
@@ -120,7 +136,10 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     assert weights is not None
     if weights.device != "auto" and torch.device(weights.device) != device:
         raise ConfigError(f"{WHERE}.device: a head runs where its target does, on {device}, not {weights.device}")
-    if not isinstance(config.method.drafting.drafter, EagleDrafter):
+    kind = config.method.drafting.drafter
+    if isinstance(kind, Eagle3Drafter):
+        return _load_eagle3(weights, target)
+    if not isinstance(kind, EagleDrafter):
         heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
         tokens = target.front_end if isinstance(target, Target) else target.gpt.shape
         _check_medusa(config, weights.path, heads.shape, target.hidden_size, tokens)
@@ -129,6 +148,16 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
         shape = target.gpt.shape
         return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
     return read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
+
+
+def _load_eagle3(weights: Weights, target: Target | LlamaGenTarget) -> Eagle3Network:
+    if isinstance(target, LlamaGenTarget):
+        gpt, device = target.gpt, target.device
+        return read_at(WHERE, weights, lambda ref: load_image_eagle3(ref, gpt, weights.dtype, device))
+    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
+    options = (num_layers, embedding, weights.dtype, target.device)
+    return read_at(WHERE, weights, lambda ref: load_eagle3(ref, *options))
 
 
 def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
@@ -165,6 +194,16 @@ def _check_width(path: str, width: int, needed: int) -> None:
     if width != needed:
         raise ConfigError(
             f"{WHERE}: {path} reads states of width {width}, and the target's are {needed} wide; {ADVICE}"
+        )
+
+
+def _check_verifier(head: Weights, target: Any) -> None:
+    """Check that the target has the architecture that the head's file names, if it names one."""
+    needed = read_at(WHERE, head, read_verifier)
+    given = tuple(target.architectures or ())
+    if needed and given and not set(needed) & set(given):
+        raise ConfigError(
+            f"{WHERE}: {head.path} was trained for {' or '.join(needed)}, and the target is {given[0]}; {ADVICE}"
         )
 
 

@@ -29,12 +29,13 @@ from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, Sag
 from decoding.trees.static import NAMED_PATHS, SPECVLM_PATHS
 from models.captioner import Captioner
 from models.contract import TargetModel
-from models.heads.eagle import EagleNetwork
+from models.heads.eagle import EagleNetwork, FeatureStack
+from models.heads.eagle3 import Eagle3Network
 from models.heads.medusa import MedusaHeads
 from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, nearest_codes
 from models.loading.checkpoints import CheckpointRef
 
-DrafterModel = TargetModel | EagleNetwork | MedusaHeads
+DrafterModel = TargetModel | EagleNetwork | Eagle3Network | MedusaHeads
 
 
 def _static(name: str | None, branching: tuple[int, ...], paths: tuple[tuple[int, ...], ...]) -> StaticTree:
@@ -157,11 +158,14 @@ def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetMod
     if isinstance(choice, choices.EagleDrafter):
         assert isinstance(model, EagleNetwork)
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
+    if isinstance(choice, choices.Eagle3Drafter):
+        assert isinstance(model, Eagle3Network)
+        return EagleDrafter(model, model.output_layer(target.vocab_size), target.num_lanes, merge)
     if isinstance(choice, choices.MedusaDrafter):
         assert isinstance(model, MedusaHeads)
         return MedusaDrafter(slice_medusa(model, choice.vocabulary, target), target.num_lanes, merge)
     assert model is not None, "the schema requires model.drafter for the drafter 'model'"
-    assert not isinstance(model, (EagleNetwork, MedusaHeads))
+    assert not isinstance(model, (FeatureStack, MedusaHeads))
     contexts: list[Context] = [_build(CONTEXTS, context) for context in config.contexts]
     if target.num_lanes > 1:
         assert len(contexts) == 1, "the schema allows no ensemble for an image model"

@@ -11,24 +11,30 @@ from numpy.typing import NDArray
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
+from actors.loading.vocabulary import drafted_ids
 from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
 from configs.schema import Weights
-from configs.training import MedusaHead, TrainDrafterJob
+from configs.training import Eagle3Head, MedusaHead, TrainDrafterJob
 from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.eagle import save_eagle
+from models.heads.eagle3_files import save_eagle3
+from models.heads.eagle3_training import Eagle3Task, fresh_eagle3
 from models.heads.medusa import save_medusa
 from models.heads.training import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
 from models.llamagen import checkpoints as gpt_files
 from models.llamagen.condition import check_t5
-from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eagle
+from models.llamagen.eagle import image_eagle, image_eagle_shape, image_fields, pair_rotary, save_image_eagle
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import square_pixels
 from models.llamagen.vq_files import load_vq, read_vq_shape
 from models.loading import checkpoints
 from models.target import Target
+
+NUM_SPECULATIVE_TOKENS = 5
+"""Draft tokens per step that an exported EAGLE-3 head proposes to other engines."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,23 @@ class Learner:
         if isinstance(self.task, MedusaTask):
             save_medusa(self.task.heads, folder, dtype)
             return
+        if isinstance(self.task, Eagle3Task):
+            self._save_eagle3(self.task, folder, dtype)
+            return
         assert isinstance(self.task, EagleTask)
         if isinstance(self.target, LlamaGenTarget):
             save_image_eagle(self.task.network, self.target.gpt.shape, folder, dtype)
         else:
             save_eagle(self.task.network, folder, dtype)
+
+    def _save_eagle3(self, task: Eagle3Task, folder: Path, dtype: torch.dtype) -> None:
+        extra: dict[str, object] = {}
+        architectures: tuple[str, ...] = ()
+        if isinstance(self.target, LlamaGenTarget):
+            extra = image_fields(self.target.gpt.shape)
+        elif isinstance(self.target, Target):
+            architectures = (type(self.target.model).__name__,)
+        save_eagle3(task.network, folder, self.target.name, architectures, NUM_SPECULATIVE_TOKENS, dtype, extra)
 
 
 def check_target(job: TrainDrafterJob) -> str:
@@ -101,10 +119,21 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
     seed = job.training.seed
     if isinstance(job.head, MedusaHead):
         return fresh_medusa(target, seed, job.head.num_heads)
+    if isinstance(job.head, Eagle3Head):
+        return _fresh_eagle3(job.head, target, seed)
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
         return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
     return fresh_eagle(target, seed)
+
+
+def _fresh_eagle3(head: Eagle3Head, target: TargetModel, seed: int) -> HeadTask:
+    num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
+    if outside := [layer for layer in head.feature_layers or () if layer >= num_layers]:
+        raise ConfigError(f"head.feature_layers: {outside[0]} is no state below a layer; the target has {num_layers}")
+    ids = None if head.vocabulary is None else drafted_ids(head.vocabulary, target, target.vocab_size)
+    rotary = pair_rotary(target.gpt.shape, target.gpt.shape.head_dim) if isinstance(target, LlamaGenTarget) else None
+    return fresh_eagle3(target, seed, head.num_draft_steps, ids, head.feature_layers, rotary)
 
 
 def _codes_of(weights: Weights, grid: int) -> CodesOf:

@@ -112,6 +112,7 @@ class Eagle3Network(FeatureStack):
     """
 
     token_ids: Tensor
+    norm: LlamaRMSNorm
 
     def __init__(self, shape: Eagle3Shape, rotary: nn.Module | None = None) -> None:
         super().__init__()

@@ -94,10 +94,12 @@ def save_eagle3(
     architectures: Sequence[str],
     num_speculative_tokens: int,
     dtype: torch.dtype | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `config.json` and `model.safetensors` in the format of `speculators`, which vLLM loads.
 
     `verifier` is the target's path or hub id, with its `architectures`. The token embedding is written as well.
+    `extra` is added to the configuration.
     """
     shape = network.shape
     layers: dict[str, Any] = {name: getattr(shape.layers, name, None) for name in _FIELDS}
@@ -136,7 +138,7 @@ def save_eagle3(
     state = dict(network.state_dict())
     weights = {name: value if dtype is None else value.to(dtype) for name, value in state.items()}
     tables = {_OFFSETS: ids - torch.arange(len(ids)), "t2d": used}
-    files.write_checkpoint(folder, config, weights | tables, None)
+    files.write_checkpoint(folder, config | dict(extra or {}), weights | tables, None)
 
 
 def _read(folder: Path) -> dict[str, Tensor]:

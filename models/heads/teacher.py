@@ -10,8 +10,8 @@ from torch import Tensor
 
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
-from models.kv.lanes import SlotBatch
-from models.kv.prefill_batching import stack
+from models.kv.lanes import LAST, SlotBatch
+from models.kv.prefill_batching import stack, stack_positions
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,17 @@ class TrainingSample:
 class States:
     """A batch of training samples after the target's forward, padded on the right.
 
-    `tokens`, `visual` and `wanted` are (b, L). `received` (b, L, D) are the target's input embeddings and `hidden`
-    (b, L, D) its last hidden states, both fp32. `lengths` are the unpadded lengths.
+    `tokens`, `visual` and `wanted` are (b, L). `received` (b, L, D) are the target's input embeddings, `hidden`
+    (b, L, D) its last hidden states and `features` (b, L, F) those of the feature layers, all fp32. `positions` are the
+    rotary positions, (b, L) or (3, b, L). `lengths` are the unpadded lengths.
     """
 
     tokens: Tensor
     visual: Tensor
     received: Tensor
     hidden: Tensor
+    features: Tensor
+    positions: Tensor
     wanted: Tensor
     lengths: tuple[int, ...]
 
@@ -66,18 +69,27 @@ def make_training_sample(
 
 
 @torch.no_grad()
-def teach_states(target: TargetModel, training_samples: Sequence[TrainingSample]) -> States:
-    """Run the target over a batch of whole training samples in one prefill."""
+def teach_states(
+    target: TargetModel, training_samples: Sequence[TrainingSample], feature_layers: tuple[int, ...] = (LAST,)
+) -> States:
+    """Run the target over a batch of whole training samples in one prefill.
+
+    `feature_layers` are as for `models.kv.lanes.LaneModel`.
+    """
     prefixes = [sample.prefix for sample in training_samples]
     lengths = tuple(prefix.length for prefix in prefixes)
     index = torch.arange(len(prefixes), device=target.device)
     slots = SlotBatch(index, tuple(range(len(prefixes))), (0,) * len(prefixes))
-    prefill = target.lanes(len(prefixes), 1, max(lengths)).admit(slots, [[prefix] for prefix in prefixes])
+    lanes = target.lanes(len(prefixes), 1, max(lengths), feature_layers)
+    prefill = lanes.admit(slots, [[prefix] for prefix in prefixes])
+    hidden = stack(prefill.states).float()
     return States(
         tokens=stack(prefix.token_ids for prefix in prefixes),
         visual=stack(prefix.visual for prefix in prefixes),
         received=stack(prefix.embeds for prefix in prefixes).float(),
-        hidden=prefill.hidden[:, 0].float(),
+        hidden=hidden,
+        features=hidden if feature_layers == (LAST,) else stack(prefill.features).float(),
+        positions=stack_positions(prefixes, max(lengths)),
         wanted=stack(sample.wanted for sample in training_samples).to(target.device),
         lengths=lengths,
     )

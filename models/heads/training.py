@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from models.contract import TargetModel
 from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.teacher import States, TrainingSample, teach_states
+from models.kv.lanes import LAST
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 """Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7); the second is from the public code."""
@@ -62,7 +64,29 @@ class Pace:
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))) if self.schedule == "cosine" else 1.0
 
 
-class EagleTask:
+class HeadTask(ABC):
+    """A head `module` and its loss, a sum of k terms, each of which is a mean over its own positions.
+
+    `feature_layers` are the states of the target that the head reads.
+    """
+
+    module: nn.Module
+    feature_layers: tuple[int, ...] = (LAST,)
+
+    @abstractmethod
+    def counts(self, wanted: Tensor) -> list[int]:
+        """Return for each term the number of positions of `wanted` (L,) that it averages over."""
+
+    @abstractmethod
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        """Return the terms (k,), each summed over its positions; `noise` (b, L, F) is added to input features."""
+
+    @abstractmethod
+    def logits(self, states: States) -> Tensor:
+        """Return the logits (b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1."""
+
+
+class EagleTask(HeadTask):
     """EAGLE loss: SmoothL1 of predicted features plus 0.1 times the cross-entropy of their token distributions.
 
     Li et al. 2024 (arXiv 2401.15077), equations 5 to 7. Position t reads (feature t, embedding of token t + 1),
@@ -92,10 +116,10 @@ class EagleTask:
     def _guess(self, states: States, features: Tensor) -> Tensor:
         """Predict features (b, L − 1, D) from the same input pairs as in decoding; see `decoding.drafters.eagle`."""
         tokens = states.tokens[:, 1:]
-        embeds = self.module.embed_tokens(torch.where(tokens < self.module.vocab_size, tokens, 0))
+        embeds = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
         embeds = torch.where(states.visual[:, 1:, None], states.received[:, 1:].to(embeds.dtype), embeds)
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        guessed: Tensor = self.module(self.module.fuse(embeds, features[:, :-1]), positions).last_hidden_state
+        guessed: Tensor = self.network(self.network.fuse(embeds, features[:, :-1]), positions).last_hidden_state
         return guessed
 
     def _logits(self, features: Tensor) -> Tensor:
@@ -103,34 +127,25 @@ class EagleTask:
         return logits.float()
 
 
-class MedusaTask:
+class MedusaTask(HeadTask):
     """Medusa loss: cross-entropy by head; head i at token t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         self.module = self.heads = heads
 
     def counts(self, wanted: Tensor) -> list[int]:
-        return [int(wanted[head + 2 :].sum()) for head in range(self.module.shape.num_heads)]
+        return [int(wanted[head + 2 :].sum()) for head in range(self.heads.shape.num_heads)]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
         terms = []
-        for head in range(self.module.shape.num_heads):
+        for head in range(self.heads.shape.num_heads):
             use = states.wanted[:, head + 2 :]
-            logits = self.module.logits(head, states.hidden[:, : -head - 2][use])
+            logits = self.heads.logits(head, states.hidden[:, : -head - 2][use])
             terms.append(F.cross_entropy(logits, states.tokens[:, head + 2 :][use], reduction="sum"))
         return torch.stack(terms)
 
     def logits(self, states: States) -> Tensor:
-        return self.module.logits(0, states.hidden[:, :-2])
-
-
-HeadTask = EagleTask | MedusaTask
-"""A head `module` and its loss, a sum of k terms, each of which is a mean over its own positions.
-
-`counts` returns for each term the number of positions of `wanted` (L,) that it averages over. `sums` returns the terms
-(k,), each summed over its positions; `noise` (b, L, D) is added to input features. `logits` returns the head's logits
-(b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1.
-"""
+        return self.heads.logits(0, states.hidden[:, :-2])
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
@@ -217,7 +232,8 @@ class Trainer:
         ordered = sorted(training_samples, key=lambda each: each[1].prefix.length)
         for start in range(0, len(ordered), self._max_rows):
             some = ordered[start : start + self._max_rows]
-            states = teach_states(self.target, [training_sample for _, training_sample in some])
+            samples = [training_sample for _, training_sample in some]
+            states = teach_states(self.target, samples, self.task.feature_layers)
             terms = self.task.sums(states, self._noise(states, [ordinal for ordinal, _ in some]))
             part = (terms / counts).sum().to(torch.float32)
             part.backward()  # type: ignore[no-untyped-call]
@@ -245,8 +261,8 @@ class Trainer:
         return float(loss)
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
-        """Draw uniform noise (b, L, D) for the features of every sample."""
-        noise = torch.zeros_like(states.hidden)
+        """Draw uniform noise (b, L, F) for the features of every sample."""
+        noise = torch.zeros_like(states.features)
         if self.pace.feature_noise == 0.0:
             return noise
         for row, (ordinal, length) in enumerate(zip(ordinals, states.lengths, strict=True)):
@@ -283,7 +299,7 @@ def count_right(task: HeadTask, target: TargetModel, samples: Sequence[TrainingS
 
     Returns both counts and the number of tokens to learn.
     """
-    states = teach_states(target, samples)
+    states = teach_states(target, samples, task.feature_layers)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices
     true = target.head(states.hidden[:, 1:-1][use].to(_dtype(target.head))).argmax(dim=-1)[:, None]

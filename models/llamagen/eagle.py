@@ -30,7 +30,7 @@ def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
     """Create an initialized network that drafts for a GPT of shape `gpt`; raises ValueError if it does not fit."""
     if problem := _misfit(shape, gpt):
         raise ValueError(problem)
-    return EagleNetwork(shape, _rotary(shape, gpt))
+    return EagleNetwork(shape, pair_rotary(gpt, shape.llama.head_dim))
 
 
 def image_eagle_shape(gpt: GptShape) -> EagleShape:
@@ -51,7 +51,7 @@ def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
     """Read the shape of a drafter; raises CheckpointError if it does not fit a GPT of shape `gpt`."""
     shape = read_eagle_shape(ref)
     config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
-    if problem := _misfit(shape, gpt) or _other_image(config, gpt):
+    if problem := _misfit(shape, gpt) or other_image(config, gpt):
         raise CheckpointError(f"{ref.path}: {problem}; take a drafter that was trained for this target")
     return shape
 
@@ -62,18 +62,24 @@ def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torc
     The token embedding comes from the file, not from the target.
     """
     shape = read_image_eagle_shape(ref, gpt)
-    return load_eagle(ref, dtype, device, _rotary(shape, gpt), lambda tensors: _arrange(tensors, shape, split_pairs))
+    rotary = pair_rotary(gpt, shape.llama.head_dim)
+    return load_eagle(ref, dtype, device, rotary, lambda tensors: _arrange(tensors, shape, split_pairs))
 
 
 def save_image_eagle(network: EagleNetwork, gpt: GptShape, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `pytorch_model.bin` in LANTERN's weight order, with the image fields of `gpt`."""
-    extra = {"grid": gpt.grid, "num_condition_tokens": gpt.num_condition_tokens, "condition": gpt.condition}
+    extra = image_fields(gpt)
     save_eagle(network, folder, dtype, lambda tensors: _arrange(tensors, network.shape, join_pairs), extra)
 
 
-def _rotary(shape: EagleShape, gpt: GptShape) -> GridRotary:
-    # Position t pairs the feature of token t with token t + 1 and uses the rotation of t + 1: one row of zeros fewer.
-    return GridRotary(shape.llama.head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
+def image_fields(gpt: GptShape) -> dict[str, Any]:
+    """Return the fields of a head's `config.json` that describe the target's images."""
+    return {"grid": gpt.grid, "num_condition_tokens": gpt.num_condition_tokens, "condition": gpt.condition}
+
+
+def pair_rotary(gpt: GptShape, head_dim: int) -> GridRotary:
+    """Return the rotary embedding of pairs: that of feature t and token t + 1 is the rotation of t + 1."""
+    return GridRotary(head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
 
 
 def _arrange(
@@ -99,7 +105,7 @@ def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
     return None
 
 
-def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
+def other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
     """Return why the image fields of `config.json` differ from the target's; None if all present fields are equal."""
     given: dict[str, Any] = {
         name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config

@@ -21,12 +21,14 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.reference import cache_of
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
-from models.heads.eagle import EagleNetwork
+from models.heads.eagle import EagleNetwork, FeatureStack
+from models.heads.eagle3 import Eagle3Network
+from models.heads.eagle3_training import Eagle3Task, fresh_eagle3
 from models.heads.medusa import MedusaHeads
 from models.heads.teacher import TrainingSample
 from models.heads.training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
 from models.inputs.prefix import Prefix
-from models.kv.lanes import LaneModel, SlotBatch
+from models.kv.lanes import LAST, LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
@@ -79,6 +81,32 @@ def eagle(family: str) -> EagleNetwork:
 
 
 @cache
+def eagle3(family: str, has_axes: bool = False) -> Eagle3Network:
+    """An EAGLE-3 head that drafts four fifths of the tokens; with `has_axes`, at the target's rotary positions."""
+    target = toys.target(family)
+    ids = [token for token in range(target.vocab_size) if token % 5]
+    task = fresh_eagle3(target, 0, 3, ids, (0, 1))
+    if has_axes:
+        half: int = task.network.config.head_dim // 2
+        sections = (half - 2 * (half // 3), half // 3, half // 3)
+        shape = replace(task.network.shape, mrope_sections=sections)
+        weights, network = task.network.state_dict(), Eagle3Network(shape)
+        network.load_state_dict(weights)
+        network.embed_tokens.weight.requires_grad_(False)
+        network.token_ids = task.network.token_ids
+        task = Eagle3Task(network, target.head, target.vocab_size, 3)
+    teach(target, task, 150, 5e-3)
+    return task.network
+
+
+NETWORKS: dict[str, Callable[[str], FeatureStack]] = {
+    "eagle": eagle,
+    "eagle3": eagle3,
+    "eagle3-axes": lambda family: eagle3(family, has_axes=True),
+}
+
+
+@cache
 def medusa(family: str) -> MedusaHeads:
     target = toys.target(family)
     task = fresh_medusa(target, 0, NUM_HEADS)
@@ -87,8 +115,10 @@ def medusa(family: str) -> MedusaHeads:
 
 
 def make_drafter(kind: str, target: Target) -> Drafter:
-    if kind == "eagle":
-        return EagleDrafter(copy.deepcopy(eagle(target.name)), target.head)
+    if kind in NETWORKS:
+        network = copy.deepcopy(NETWORKS[kind](target.name))
+        head = network.output_layer(target.vocab_size) if isinstance(network, Eagle3Network) else target.head
+        return EagleDrafter(network, head)
     return MedusaDrafter(medusa(target.name))
 
 
@@ -188,9 +218,36 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
     return torch.cat(seen)
 
 
-def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Tensor:
+def true_features(layers: Sequence[int], family: str, request: Request, tokens: list[int]) -> Tensor:
+    """The target's own features over prompt and `tokens`, by transformers' forward; (L, F)."""
+    if layers == (LAST,):
+        return true_states(family, request, tokens)
+    model: Any = toys.oracle(family)
+    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    handles = []
+    for layer, states in found.items():
+        record = lambda _m, args, kwargs, states=states: states.append((args or [kwargs["hidden_states"]])[0][0])  # noqa: E731
+        handles.append(model.get_decoder().layers[layer].register_forward_pre_hook(record, with_kwargs=True))
+    true_states(family, request, tokens)
+    for handle in handles:
+        handle.remove()
+    return torch.cat([torch.cat(found[layer]) for layer in layers], dim=-1)
+
+
+def pair_positions(network: FeatureStack, prefix: Prefix, length: int) -> Tensor:
+    """The rotary positions of the head's pairs, (L,) or (3, L)."""
+    if not network.takes_axes:
+        return torch.arange(length)
+    first = prefix.next_position
+    later = torch.arange(length - prefix.length) + first
+    if prefix.axis_offsets is None:
+        return torch.cat([prefix.positions, later])
+    return torch.cat([prefix.positions, later + prefix.axis_offsets[:, None]], dim=-1)
+
+
+def true_pairs(network: FeatureStack, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Tensor:
     """The expected inputs of the head: position t is feature t with the embedding of token t + 1; (L, D)."""
-    states = true_states(family, request, tokens[:-1])
+    states = network.project(true_features(network.feature_layers, family, request, tokens[:-1]))
     rows = [
         prefix.embeds[column] if prefix.visual[column] else network.embed_tokens(prefix.token_ids[column])
         for column in range(1, prefix.length)
@@ -200,9 +257,9 @@ def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Pre
 
 
 @torch.no_grad()
-def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Request] = ()) -> None:
+def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Request] = (), kind: str = "eagle") -> None:
     """After every commit, the head's KV cache equals a fresh encoding of all inputs with the target's features."""
-    engine = make_engine("eagle", family, tree, slots)
+    engine = make_engine(kind, family, tree, slots)
     drafter: Any = engine.method.drafter
     for request in wanted or checks.requests(family, 10):
         engine.submit(request)
@@ -220,7 +277,7 @@ def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Reques
             assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)
             fresh = LaneModel(drafter.network, drafter.head, 1, 1, length)
             marks = torch.zeros(length, dtype=torch.long)
-            whole = Prefix(marks, pairs, torch.arange(length), marks > 0)
+            whole = Prefix(marks, pairs, pair_positions(drafter.network, prefix, length), marks > 0)
             prefill = fresh.admit(SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (0,)), [[whole]])
             for mine, theirs in zip(
                 (*drafter.lanes.cache.keys, *drafter.lanes.cache.values),
@@ -249,7 +306,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
     """Every node's children equal those of a slow head, node by node, without batch, KV cache or tree."""
     engine = make_engine(kind, family, tree, 3)
     drafter: Any = engine.method.drafter
-    slow = copy.deepcopy(eagle(family))
+    slow = copy.deepcopy(NETWORKS.get(kind, eagle)(family))
     slow.set_attn_implementation("sdpa")
     counted = [0]
 
@@ -270,7 +327,9 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
                 if not below or not made.valid[row, node]:
                     continue
                 path = line(made, row, node)
-                logits = results[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
+                logits = (
+                    results[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path, prefix)
+                )
                 best = logits.topk(len(below) + 1)
                 if float((best.values[:-1] - best.values[1:]).min()) < 1e-3:
                     continue  # closer than rounding
@@ -282,11 +341,11 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
     assert counted[0] > 40, counted
 
 
-def slow_logits(network: EagleNetwork, head: Any, pairs: Tensor, path: list[int]) -> Tensor:
+def slow_logits(network: FeatureStack, head: Any, pairs: Tensor, path: list[int], prefix: Prefix) -> Tensor:
     """The head's logits after a drafted path; each token is encoded with the output at the token before it."""
     inputs = pairs
     for token in [*path, None]:
-        positions = torch.arange(inputs.shape[0])[None]
+        positions = pair_positions(network, prefix, inputs.shape[0])[..., None, :]
         output = network(inputs[None], positions).last_hidden_state[0, -1]
         if token is None:
             return head(output)

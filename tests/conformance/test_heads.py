@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads with every tree: the output equals the target's, and drafts equal the heads'."""
+"""EAGLE, EAGLE-3 and Medusa heads with every tree: the output equals the target's, and drafts equal the heads'."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decoding.acceptance import Rejection
 from decoding.trees import DynamicTree
 from tests.conformance import checks, heads
 
-KINDS = ("eagle", "medusa")
+KINDS = ("eagle", "eagle3", "medusa")
 MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 
 
@@ -21,6 +21,11 @@ MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
         ("eagle", "llava", "dynamic", 4),
         ("eagle", "llava", "chain", 9),
         ("eagle", "qwen2_5_vl", "dynamic", 4),
+        ("eagle3", "llama", "dynamic", 1),
+        ("eagle3", "llava", "ragged", 9),
+        ("eagle3", "qwen3_vl", "dynamic", 4),
+        ("eagle3-axes", "qwen2_5_vl", "dynamic", 4),
+        ("eagle3-axes", "qwen2_5_vl", "chain", 9),
         ("medusa", "llama", "chain", 4),
         ("medusa", "llava", "dynamic", 9),
         ("medusa", "llava", "branching", 1),
@@ -40,33 +45,58 @@ def test_drafts_are_refused_at_several_depths_and_younger_siblings_are_taken(kin
 
 @pytest.mark.parametrize(
     ("kind", "family", "tree"),
-    [("eagle", "llava", "dynamic"), ("eagle", "llama", "branching"), ("medusa", "llava", "dynamic")],
+    [
+        ("eagle", "llava", "dynamic"),
+        ("eagle", "llama", "branching"),
+        ("eagle3", "llava", "dynamic"),
+        ("eagle3-axes", "qwen2_5_vl", "branching"),
+        ("medusa", "llava", "dynamic"),
+    ],
 )
 def test_sampled_output_equals_plain_sampling_under_shared_noise(kind: str, family: str, tree: str) -> None:
     assert heads.check_sampled(kind, family, tree, MIXED) > 1.2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), MIXED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("medusa", "dynamic")])
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("eagle3", "ragged"), ("medusa", "dynamic")]
+)
 def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: Sampling) -> None:
     heads.check_independence(kind, "llava", tree, sampling)
 
 
-@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("medusa", "chain")])
+@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("eagle3", "dynamic"), ("medusa", "chain")])
 def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, tree: str) -> None:
     heads.check_eos(kind, "llama", tree)
 
 
-@pytest.mark.parametrize(("family", "tree"), [("llama", "ragged"), ("llava", "dynamic"), ("qwen2_5_vl", "chain")])
-def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(family: str, tree: str) -> None:
-    heads.check_memory(family, tree)
+@pytest.mark.parametrize(
+    ("kind", "family", "tree"),
+    [
+        ("eagle", "llama", "ragged"),
+        ("eagle", "llava", "dynamic"),
+        ("eagle", "qwen2_5_vl", "chain"),
+        ("eagle3", "llava", "ragged"),
+        ("eagle3-axes", "qwen2_5_vl", "dynamic"),
+    ],
+)
+def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind: str, family: str, tree: str) -> None:
+    heads.check_memory(family, tree, kind=kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("medusa", "dynamic"), ("medusa", "chain")]
+    ("kind", "family", "tree"),
+    [
+        ("eagle", "llava", "dynamic"),
+        ("eagle", "llava", "ragged"),
+        ("eagle3", "llava", "dynamic"),
+        ("eagle3-axes", "qwen2_5_vl", "ragged"),
+        ("medusa", "llava", "dynamic"),
+        ("medusa", "llava", "chain"),
+    ],
 )
-def test_every_draft_is_the_one_that_a_slow_head_makes(kind: str, tree: str) -> None:
-    heads.check_drafts(kind, "llava", tree)
+def test_every_draft_is_the_one_that_a_slow_head_makes(kind: str, family: str, tree: str) -> None:
+    heads.check_drafts(kind, family, tree)
 
 
 def test_a_model_may_draft_a_dynamic_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,179 @@
+"""Train EAGLE-3 heads with several draft steps per token ("training-time test").
+
+In step k, position t reads the head's own output of step k − 1 and the embedding of token t + 1 + k, and predicts token
+t + 2 + k. It attends to the pairs of step 0 up to t, which have the target's features, and to its own pairs of steps 1
+to k, as in decoding. Li et al. 2025 (arXiv 2503.01840), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, LlamaConfig
+
+from models.contract import TargetModel
+from models.heads.eagle import LAYER_FIELDS
+from models.heads.eagle3 import Eagle3Network, Eagle3Shape
+from models.heads.teacher import States
+from models.heads.training import HeadTask
+
+IMPLEMENTATION = "draftfleet_draft_steps"
+STEP_DECAY = 0.8
+"""Weight of a draft step in the loss, relative to the step before; from the public code."""
+
+
+class DraftSteps:
+    """Keys and values (b, H_kv, L, D_h) of all draft steps so far, by layer, for the attention of the next step."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, list[Tensor]] = {}
+        self._values: dict[int, list[Tensor]] = {}
+
+    def add(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add a step's keys and values of a layer; return those of all steps, one behind the other."""
+        keys, values = self._keys.setdefault(layer, []), self._values.setdefault(layer, [])
+        keys.append(key)
+        values.append(value)
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+
+def attend_steps(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    steps: DraftSteps | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention output (b, L, H, D_h) over the pairs of all draft steps, as transformers expects it."""
+    assert steps is not None, "attention of training needs the draft steps"
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    keys, values = steps.add(layer, key, value)
+    grouped = query.shape[1] != keys.shape[1]
+    mixed = F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(IMPLEMENTATION, attend_steps)
+
+
+class Eagle3Task(HeadTask):
+    """EAGLE-3 loss: cross-entropy between the target's and the head's distributions over the draft vocabulary.
+
+    Step k has weight 0.8^k. Positions whose likeliest token is outside the draft vocabulary have no loss. `target_head`
+    is the output layer of the target, `num_draft_steps` the number of steps.
+    """
+
+    def __init__(self, network: Eagle3Network, target_head: nn.Module, vocab_size: int, num_draft_steps: int) -> None:
+        self.module = self.network = network
+        self.feature_layers = network.feature_layers
+        self.head = network.output_layer(vocab_size)
+        self._target_head = target_head
+        self._num_draft_steps = num_draft_steps
+        self._is_drafted = torch.zeros(vocab_size, dtype=torch.bool, device=network.token_ids.device)
+        self._is_drafted[network.token_ids] = True
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        return [int(wanted[2 + step :].sum()) for step in range(self._num_draft_steps)]
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        terms = []
+        dtype = next(self._target_head.parameters()).dtype
+        for step, outputs in enumerate(self._unroll(states, states.features + noise)):
+            use = states.wanted[:, 2 + step :]
+            with torch.no_grad():
+                wanted: Tensor = self._target_head(states.hidden[:, 1 + step : -1][use].to(dtype)).float()
+                is_drafted = self._is_drafted[wanted.argmax(dim=-1)]
+                probs = wanted[:, self.network.token_ids].softmax(dim=-1)
+            mine = self.head(outputs[:, : use.shape[1]][use])[:, self.network.token_ids]
+            losses = F.cross_entropy(mine.float(), probs, reduction="none")
+            terms.append(STEP_DECAY**step * (losses * is_drafted).sum())
+        return torch.stack(terms)
+
+    def logits(self, states: States) -> Tensor:
+        outputs = next(self._unroll(states, states.features))
+        logits: Tensor = self.head(outputs[:, :-1])
+        return logits.float()
+
+    def _unroll(self, states: States, features: Tensor) -> Iterator[Tensor]:
+        """Yield the head's outputs (b, L − 1, D) of each step; the last `step` positions have no valid input."""
+        network = self.network
+        tokens = torch.where(states.tokens < network.vocab_size, states.tokens, 0)
+        embeds = network.embed_tokens(tokens)
+        embeds = torch.where(states.visual[:, :, None], states.received.to(embeds.dtype), embeds)[:, 1:]
+        num_pairs = embeds.shape[1]
+        places = torch.arange(num_pairs, device=embeds.device)
+        positions = states.positions[..., :-1] if network.takes_axes else places[None]
+        causal, own = places[:, None] >= places, places[:, None] == places
+        outputs = network.project(features[:, :-1])
+        # An engine may have replaced the implementation.
+        network.set_attn_implementation(IMPLEMENTATION)
+        steps = DraftSteps()
+        for step in range(self._num_draft_steps):
+            mask = torch.cat([causal, *[own] * step], dim=1)[None, None]
+            ahead = F.pad(embeds[:, step:], (0, 0, 0, step))
+            inputs = network.fuse(ahead, outputs)
+            outputs = network(inputs, positions + step, attention_mask=mask, steps=steps).last_hidden_state
+            yield outputs
+
+
+def default_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """Return the usual feature layers of a target with `num_layers` layers: 2, N / 2 and N − 3, or evenly spaced ones
+    if the target has too few layers."""
+    usual = (2, num_layers // 2, num_layers - 3)
+    if usual[0] < usual[1] < usual[2]:
+        return usual
+    spaced = {max(1, min(num_layers - 1, round(part * num_layers / 4))) for part in (1, 2, 3)}
+    return tuple(sorted(spaced))
+
+
+def fresh_eagle3(
+    target: TargetModel,
+    seed: int,
+    num_draft_steps: int = 3,
+    token_ids: Sequence[int] | None = None,
+    feature_layers: Sequence[int] | None = None,
+    rotary: nn.Module | None = None,
+) -> Eagle3Task:
+    """Create an EAGLE-3 head of one layer with the target's sizes, initialized from `seed`.
+
+    `token_ids` is the draft vocabulary, by default all tokens of the target's output layer; its rows initialize the
+    head's own. The token embedding is the target's and frozen. `rotary` is passed to `Eagle3Network`.
+    """
+    config: Any = target.decoder.config
+    fields = {name: getattr(config, name, None) for name in LAYER_FIELDS}
+    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
+    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    chosen = {name: value for name, value in fields.items() if value is not None}
+    layers = LlamaConfig(**chosen, rope_parameters=rope, num_hidden_layers=1, vocab_size=embedding.shape[0])
+    num_tokens = min(target.vocab_size, embedding.shape[0])
+    ids = torch.tensor(sorted(token_ids) if token_ids is not None else range(num_tokens), dtype=torch.long)
+    layer_ids = tuple(feature_layers or default_feature_layers(config.num_hidden_layers))
+    shape = Eagle3Shape(layers, len(ids), config.hidden_size, layer_ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Eagle3Network(shape, rotary)
+    network.token_ids = ids
+    with torch.no_grad():
+        network.embed_tokens.weight.copy_(embedding)
+        output: Any = target.head
+        network.lm_head.weight.copy_(output.weight[ids.to(target.device)])
+        network.norm.weight.copy_(_final_norm(target.decoder))
+    network.embed_tokens.weight.requires_grad_(False)
+    network.to(target.device)
+    return Eagle3Task(network, target.head, target.vocab_size, num_draft_steps)
+
+
+def _final_norm(decoder: nn.Module) -> Tensor:
+    """Return the weight of the target's final norm, ones for norms that have none."""
+    norm: Any = getattr(decoder, "norm", None)
+    weight: Tensor = getattr(norm, "weight", torch.ones(()))
+    return weight
