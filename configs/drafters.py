@@ -71,6 +71,13 @@ class MedusaDrafter(Section):
     """Tokens that are drafted; all if left out."""
 
 
+class BlockDrafter(Section):
+    """A block drafter (DFlash): one forward drafts all levels from the states of several target layers; `model.drafter`
+    names its checkpoint, in the format of DFlash or speculators."""
+
+    kind: Literal["block"] = "block"
+
+
 class LayerSkipDrafter(Section):
     """Self-speculation: some of the target's own layers, then its output layer; no checkpoint and no KV cache."""
 
@@ -117,6 +124,13 @@ class LookupDrafter(Section):
 
 
 Drafter = Annotated[
-    NoDrafter | ModelDrafter | EagleDrafter | Eagle3Drafter | MedusaDrafter | LayerSkipDrafter | LookupDrafter,
+    NoDrafter
+    | ModelDrafter
+    | EagleDrafter
+    | Eagle3Drafter
+    | MedusaDrafter
+    | BlockDrafter
+    | LayerSkipDrafter
+    | LookupDrafter,
     Field(discriminator="kind"),
 ]

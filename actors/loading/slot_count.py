@@ -18,6 +18,7 @@ from configs.pool import EnginePool
 from decoding.drafters.model import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel
+from models.heads.block import BlockNetwork
 from models.heads.eagle import FeatureStack
 from models.heads.medusa import MedusaHeads
 from models.kv.sizing import position_bytes
@@ -92,5 +93,7 @@ def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:
     """Return the drafter's KV cache bytes per position on each device; empty if it has no KV cache."""
     if drafter is None or isinstance(drafter, MedusaHeads):
         return {}
+    if isinstance(drafter, BlockNetwork):
+        return position_bytes(drafter.context, drafter.hidden_size)
     decoder = drafter if isinstance(drafter, FeatureStack) else drafter.decoder
     return position_bytes(decoder, drafter.hidden_size)

@@ -21,7 +21,7 @@ from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticT
 from decoding.trees.static import SPECVLM_PATHS
 from models.loading.vocabulary import SlicedHead
 from tests import toys
-from tests.conformance import checks, heads
+from tests.conformance import block, checks, heads
 from tests.conformance.relaxation import NEIGHBOURS
 
 Make = Callable[[str], Method]
@@ -68,6 +68,11 @@ def skipping(layers: list[int], tree: Callable[[], TreePolicy]) -> Make:
     return lambda _: Method(LayerSkipDrafter(layers), tree(), Exact())
 
 
+def blocks(tree: Callable[[], TreePolicy]) -> Make:
+    """A method that drafts with a block drafter on the target."""
+    return lambda family: Method(block.make_drafter(family, toys.target(family)), tree(), Exact())
+
+
 def five() -> TreePolicy:
     return Chain(5)
 
@@ -108,6 +113,9 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "layer-skip-dynamic": (skipping([0], lambda: DynamicTree(4, 3, 5)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "medusa": (headed("medusa", bush), ("llama",)),
+    "block": (blocks(lambda: Chain(4)), ("llama", "llava", "qwen2_5_vl")),
+    "block-tree": (blocks(bush), ("llama", "llava", "qwen2_5_vl")),
+    "block-dynamic": (blocks(lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "lvspec-zero": (drafted([Pruned(0.5)], five, LVSpec(0.0, 3, position_shift=False)), VISUAL),
     "lvspec-tree-zero": (drafted([Full()], two_branches, LVSpec(0.0, 3, position_shift=False)), VISUAL),
     "fly-zero": (drafted([Full()], five, Fly(min_entropy=100.0, window=1)), EVERY),

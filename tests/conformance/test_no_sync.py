@@ -20,16 +20,26 @@ from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
-from decoding.drafters import EagleDrafter, LayerSkipDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import (
+    BlockDrafter,
+    EagleDrafter,
+    LayerSkipDrafter,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NoDrafter,
+)
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
+from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
+from tests.conformance import block
 from tests.conformance.relaxation import NEIGHBOURS
 
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
@@ -56,6 +66,10 @@ def one(target: Target, model: Target) -> Drafter:
 def ensemble(policy: Policy, window: int = 0) -> Callable[[Target, Target], Drafter]:
     options = EnsembleOptions(policy, window=window, steps=4)
     return lambda _, model: ModelDrafter(model, [Full(), Full()], toys.VOCAB_SIZE, Ensemble(options))
+
+
+def block_drafter(target: Target) -> Drafter:
+    return BlockDrafter(BlockNetwork(block.shape()), target.decoder.get_input_embeddings(), target.head)  # type: ignore[operator]
 
 
 def bush() -> TreePolicy:
@@ -86,6 +100,8 @@ METHODS: dict[str, Parts] = {
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
     "layer-skip": (lambda *_: LayerSkipDrafter([0]), lambda: Chain(4), Exact),
     "layer-skip-dynamic": (lambda *_: LayerSkipDrafter([1]), lambda: DynamicTree(4, 3, 5), Exact),
+    "block": (lambda target, _: block_drafter(target), lambda: Chain(4), Exact),
+    "block-dynamic": (lambda target, _: block_drafter(target), lambda: DynamicTree(4, 3, 16), Exact),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
 }
