@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from configs.contexts import EnsembleChoice
 from configs.section import Place, Section
+
+MAX_LAYERS = 1000
+"""Most layers of a target, for options that name layers."""
 
 
 class DraftVocabulary(Section):
@@ -67,6 +71,39 @@ class MedusaDrafter(Section):
     """Tokens that are drafted; all if left out."""
 
 
+class BlockDrafter(Section):
+    """A block drafter (DFlash): one forward drafts all levels from the states of several target layers; `model.drafter`
+    names its checkpoint, in the format of DFlash or speculators."""
+
+    kind: Literal["block"] = "block"
+
+
+class LayerSkipDrafter(Section):
+    """Self-speculation: some of the target's own layers, then its output layer; no checkpoint and no KV cache."""
+
+    kind: Literal["layer_skip"] = "layer_skip"
+    layers: (
+        Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+        | Annotated[tuple[Annotated[int, Field(ge=0, lt=MAX_LAYERS)], ...], Field(min_length=1, max_length=MAX_LAYERS)]
+    )
+    """A number n: the target's first n layers (early exit). A list: the layers with these indices, from 0, in ascending
+    order; the others are skipped. Fewer than the target has."""
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all if left out."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> LayerSkipDrafter:
+        indices = self.indices
+        if any(one >= other for one, other in pairwise(indices)):
+            raise ValueError(f"layers: {list(indices)} is not in ascending order, each layer once")
+        return self
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Indices of the layers that the drafter runs, ascending."""
+        return tuple(range(self.layers)) if isinstance(self.layers, int) else self.layers
+
+
 class LookupDrafter(Section):
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens in prompt or output."""
 
@@ -87,5 +124,13 @@ class LookupDrafter(Section):
 
 
 Drafter = Annotated[
-    NoDrafter | ModelDrafter | EagleDrafter | Eagle3Drafter | MedusaDrafter | LookupDrafter, Field(discriminator="kind")
+    NoDrafter
+    | ModelDrafter
+    | EagleDrafter
+    | Eagle3Drafter
+    | MedusaDrafter
+    | BlockDrafter
+    | LayerSkipDrafter
+    | LookupDrafter,
+    Field(discriminator="kind"),
 ]

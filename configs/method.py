@@ -163,9 +163,16 @@ class Method(Section):
         return (self,) if self.auto is None else self.auto.methods
 
     @property
+    def places(self) -> dict[str, Method]:
+        """The methods that the job file spells out, by dotted path: this method, or the candidates of `auto`."""
+        if self.auto is None:
+            return {"method": self}
+        return {f"method.auto.candidates.{place}": one for place, one in enumerate(self.auto.candidates)}
+
+    @property
     def needs_checkpoint(self) -> bool:
         """Whether the drafter needs weights from `model.drafter`."""
-        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "medusa")
+        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "medusa", "block")
 
     @property
     def drafting(self) -> Method:

@@ -35,6 +35,7 @@ _ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "images_lantern": ("zoo_images", "lantern_zoo"),
     "images_lantern_coupled": ("zoo_images", "lantern_coupled_zoo"),
     "images_lantern_pp": ("zoo_images", "lantern_pp"),
+    "layer_skip": ("zoo_caption_plain", "layer_skip_zoo"),
     "lookup": ("zoo_caption_plain", "lookup"),
     "tabed_mtcp": ("zoo_caption", "tabed_mtcp_zoo"),
     "video_lvspec": ("zoo_videos", "lvspec"),

@@ -112,7 +112,8 @@ class Model(Section):
 
     target: TargetCheckpoint
     drafter: Checkpoint | None = None
-    """A smaller model, an EAGLE head or Medusa heads for the target; not needed by the drafters `none` and `lookup`."""
+    """A smaller model, an EAGLE head, Medusa heads or a block drafter for the target; not needed by the drafters
+    `none`, `lookup` and `layer_skip`."""
 
 
 class Sampling(Section):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
+from configs.drafters import BlockDrafter
 from configs.method import Method
 from configs.pool import ActorPool, EnginePool
 from configs.schema import SHORT_PROMPT, DatasetJob, Job, Sink, Weights
@@ -63,7 +64,7 @@ class ImageModel(Section):
     """A LlamaGen checkpoint: a published `.pt` file, a folder of LANTERN or of this project, or a hub id
     `owner/name/file`."""
     drafter: Weights | None = None
-    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafter `none`."""
+    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafters `none` and `layer_skip`."""
     vq: Weights | None = None
     """The VQ model; not needed without images, unless the acceptance is `lantern`."""
     condition: TextEncoder | None = None
@@ -191,6 +192,8 @@ class SynthesizeJob(DatasetJob):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
+        if any(isinstance(one.drafter, BlockDrafter) for one in method.methods):
+            raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
         if isinstance(method.acceptance, LVSpecAcceptance):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
         if isinstance(method.acceptance, LanternAcceptance) and self.model.vq is None:

@@ -17,7 +17,7 @@ from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.types import Request
 from models.inputs.prefix import Prefix
-from models.kv.lanes import SlotBatch
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 class StepNoise:
@@ -50,7 +50,8 @@ class EngineSpec:
     `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never relax.
     `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's KV cache rows per sample, whose
     logits `guidance` merges. While drafting is paused, a sample generates at most `max_missed_tokens` tokens.
-    `max_prefill_tokens` limits the tokens of one prefill forward; None is no limit.
+    `max_prefill_tokens` limits the tokens of one prefill forward; None is no limit. `lanes` is the target over its KV
+    cache, for drafters with `shares_cache`; it is None in tests of single parts.
     """
 
     num_slots: int
@@ -68,6 +69,7 @@ class EngineSpec:
     guidance: Guidance | None = None
     max_missed_tokens: int = 0
     max_prefill_tokens: int | None = None
+    lanes: LaneModel | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Drafter(ABC):
     feature_layers: tuple[int, ...] = ()
     """States of the target that the drafter reads, see `models.kv.lanes.LaneModel`; empty for none."""
     needs_attention: bool = False
+    shares_cache: bool = False
+    """Whether `draft` runs nodes in scratch positions of the target's KV cache."""
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate state."""
@@ -205,6 +209,10 @@ class TreePolicy(ABC):
     max_grown_nodes: int
     checks_numbers: bool = False
     """Whether the policy reads `Level.given` and sets `DraftTree.failed`; otherwise it reads `Level.logits`."""
+
+    def num_scratch(self, shares_cache: bool) -> int:
+        """Return the scratch positions that a step uses in the target's KV cache; see `Drafter.shares_cache`."""
+        return max(self.max_nodes, 1 + self.max_frontier_nodes) if shares_cache else self.max_nodes
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""

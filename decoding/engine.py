@@ -55,7 +55,8 @@ class Engine:
         self.max_row_s = max_row_s
         self.stats = EngineStats()
         layers = method.drafter.feature_layers
-        self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes, layers)
+        capacity = max_context_tokens + method.tree.num_scratch(method.drafter.shares_cache)
+        self._lanes = target.lanes(slots, target.num_lanes, capacity, layers)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._queue = self._admission.queue
@@ -82,6 +83,7 @@ class Engine:
             guidance=self._slots.guidance,
             max_missed_tokens=max_context_tokens if method.controller.can_be_off else 0,
             max_prefill_tokens=max_prefill_tokens,
+            lanes=self._lanes,
         )
         method.drafter.open(spec)
         method.tree.open(spec)

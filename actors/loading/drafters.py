@@ -8,21 +8,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from actors.loading.method import num_medusa_levels
+from actors.loading.method import num_drafted_levels
 from configs.contexts import CaptionContext
-from configs.drafters import Eagle3Drafter, EagleDrafter, MedusaDrafter
+from configs.drafters import BlockDrafter, Eagle3Drafter, EagleDrafter, LayerSkipDrafter, MedusaDrafter
 from configs.load import ConfigError
+from configs.method import Method as MethodChoice
 from configs.schema import CaptionJob, Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
 from models.backends.select import resolve_device
+from models.heads.block import BlockNetwork, BlockShape
+from models.heads.block_files import load_block, read_block_shape
 from models.heads.eagle import WEIGHT_NAMES as EAGLE_NAMES
 from models.heads.eagle import EagleNetwork, load_eagle, read_eagle_shape
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_files import WEIGHT_NAMES as EAGLE3_NAMES
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, read_verifier
+from models.heads.eagle3_files import load_eagle3, read_eagle3_shape
 from models.heads.files import fingerprint, head_folder
 from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
 from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
+from models.heads.speculators import WEIGHT_NAMES as SPECULATORS_NAMES
+from models.heads.speculators import read_verifier
 from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
 from models.llamagen.condition import T5Condition, load_t5
@@ -34,7 +38,7 @@ from models.loading.checkpoints import CheckpointError, CheckpointRef
 from models.target import Target
 
 Found = TypeVar("Found")
-Head = EagleNetwork | Eagle3Network | MedusaHeads
+Head = EagleNetwork | Eagle3Network | MedusaHeads | BlockNetwork
 WHERE = "model.drafter"
 ADVICE = "take a head that was trained for this target"
 
@@ -50,7 +54,7 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
     """Return whether `model.drafter` is a head for the target, and not an independent model."""
-    return isinstance(config.method.drafting.drafter, (EagleDrafter, Eagle3Drafter, MedusaDrafter))
+    return isinstance(config.method.drafting.drafter, (EagleDrafter, Eagle3Drafter, MedusaDrafter, BlockDrafter))
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
@@ -59,12 +63,18 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
     names: Sequence[str] = MEDUSA_NAMES
     kind = config.method.drafting.drafter
     if isinstance(kind, Eagle3Drafter):
-        names = EAGLE3_NAMES
+        names = SPECULATORS_NAMES
         num_layers = target.get_text_config().num_hidden_layers
         eagle3 = read_at(WHERE, head, lambda ref: read_eagle3_shape(ref, num_layers))
         _check_width(head.path, eagle3.target_hidden_size, hidden_size)
         _check_tokens(head.path, eagle3.vocab_size, front_end)
         _check_verifier(head, target)
+    elif isinstance(kind, BlockDrafter):
+        names = SPECULATORS_NAMES
+        num_layers = target.get_text_config().num_hidden_layers
+        _check_block(
+            config, head, read_at(WHERE, head, lambda ref: read_block_shape(ref, num_layers)), target, front_end
+        )
     elif isinstance(kind, EagleDrafter):
         names = EAGLE_NAMES
         eagle = read_at(WHERE, head, read_eagle_shape)
@@ -106,6 +116,25 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
             )
 
 
+def check_layers(method: MethodChoice, target: str, num_layers: int) -> None:
+    """Raise ConfigError unless each drafter `layer_skip` skips some of the `num_layers` layers of `target`, a path."""
+    for where, one in method.places.items():
+        if not isinstance(one.drafter, LayerSkipDrafter):
+            continue
+        layers, indices = one.drafter.layers, one.drafter.indices
+        if indices[-1] >= num_layers:
+            asked = f"the first {layers} layers" if isinstance(layers, int) else f"layer {indices[-1]}"
+            raise ConfigError(
+                f"{where}.drafter.layers: it names {asked}, and {target} has {num_layers} layers, 0 to "
+                f"{num_layers - 1}; name fewer than all of them"
+            )
+        if len(indices) == num_layers:
+            raise ConfigError(
+                f"{where}.drafter.layers: it names all {num_layers} layers of {target}, so that a draft would cost as "
+                "much as the target; name fewer"
+            )
+
+
 def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarget) -> Head:
     """Load the head onto its target's device. Medusa heads from the hub are compared with the target only here.
 
@@ -119,6 +148,10 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     kind = config.method.drafting.drafter
     if isinstance(kind, Eagle3Drafter):
         return _load_eagle3(weights, target)
+    if isinstance(kind, BlockDrafter):
+        assert isinstance(target, Target), "the schema refuses block drafters for images"
+        num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
+        return read_at(WHERE, weights, lambda ref: load_block(ref, num_layers, weights.dtype, device))
     if not isinstance(kind, EagleDrafter):
         heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
         tokens = target.front_end if isinstance(target, Target) else target.gpt.shape
@@ -162,11 +195,29 @@ def _check_medusa(
         raise ConfigError(
             f"{WHERE}: {path} knows {heads.vocab_size} codes, and the target {tokens.vocab_size}; {ADVICE}"
         )
-    levels = num_medusa_levels(config.method)
+    levels = num_drafted_levels(config.method, "medusa")
     if levels > heads.num_heads:
         raise ConfigError(
             f"method.tree: it drafts {levels} levels deep, and model.drafter has {heads.num_heads} Medusa heads, one "
             "per level; take a shallower tree"
+        )
+
+
+def _check_block(config: CaptionJob, head: Weights, shape: BlockShape, target: Any, front_end: FrontEnd) -> None:
+    text = target.get_text_config()
+    _check_width(head.path, shape.hidden_size, text.hidden_size)
+    _check_tokens(head.path, shape.vocab_size, front_end)
+    if shape.vocab_size > text.vocab_size:
+        raise ConfigError(
+            f"{WHERE}: {head.path} has a vocabulary of {shape.vocab_size} tokens, and the target of "
+            f"{text.vocab_size}; {ADVICE}"
+        )
+    _check_verifier(head, target)
+    levels = num_drafted_levels(config.method, "block")
+    if levels > shape.max_levels:
+        raise ConfigError(
+            f"method.tree: it drafts {levels} levels deep, and a block of model.drafter has {shape.max_levels} drafts; "
+            "take a shallower tree"
         )
 
 

@@ -15,6 +15,7 @@ from actors.loading import loaded_pair
 from actors.loading.drafters import (
     Head,
     check_image_drafter,
+    check_layers,
     is_head,
     load_gpt_target,
     load_head,
@@ -130,6 +131,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
             check_neighbours(config.method.acceptance, vq.codebook_size)
         image_px = target.grid * vq.factor
         refs["vq"] = model.vq
+    check_layers(config.method, model.target.path, target.num_layers)
     if model.drafter is not None and config.method.needs_checkpoint:
         check_image_drafter(config, model.drafter, target)
         refs["drafter"] = model.drafter

@@ -22,20 +22,29 @@ from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditi
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
-from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import (
+    BlockDrafter,
+    EagleDrafter,
+    LayerSkipDrafter,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NoDrafter,
+)
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths
 from decoding.trees.static import NAMED_PATHS, SPECVLM_PATHS
 from models.captioner import Captioner
 from models.contract import TargetModel
+from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, FeatureStack
 from models.heads.eagle3 import Eagle3Network
 from models.heads.medusa import MedusaHeads
 from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, nearest_codes
 from models.loading.checkpoints import CheckpointRef
 
-DrafterModel = TargetModel | EagleNetwork | Eagle3Network | MedusaHeads
+DrafterModel = TargetModel | EagleNetwork | Eagle3Network | MedusaHeads | BlockNetwork
 
 
 def _static(name: str | None, branching: tuple[int, ...], paths: tuple[tuple[int, ...], ...]) -> StaticTree:
@@ -107,9 +116,9 @@ def build_tree(config: MethodChoice) -> TreePolicy:
     return tree
 
 
-def num_medusa_levels(config: MethodChoice) -> int:
-    """Return the number of levels of the deepest tree that Medusa heads draft, one level per head."""
-    drafting = [one for one in config.methods if one.drafter.kind == "medusa"]
+def num_drafted_levels(config: MethodChoice, kind: str) -> int:
+    """Return the number of levels of the deepest tree that drafters of this kind draft; 0 if there are none."""
+    drafting = [one for one in config.methods if one.drafter.kind == kind]
     return max((build_tree(one).max_levels for one in drafting), default=0)
 
 
@@ -152,17 +161,24 @@ def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetMod
         return NoDrafter()
     if isinstance(choice, choices.LookupDrafter):
         return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+    if isinstance(choice, choices.LayerSkipDrafter):
+        head = None if choice.vocabulary is None else slice_head(target.head, choice.vocabulary, target)
+        return LayerSkipDrafter(choice.indices, head, merge)
     if isinstance(choice, choices.EagleDrafter):
         assert isinstance(model, EagleNetwork)
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
     if isinstance(choice, choices.Eagle3Drafter):
         assert isinstance(model, Eagle3Network)
         return EagleDrafter(model, model.output_layer(target.vocab_size), target.num_lanes, merge)
+    if isinstance(choice, choices.BlockDrafter):
+        assert isinstance(model, BlockNetwork)
+        embedding = model.embedding(target.decoder.get_input_embeddings())  # type: ignore[operator]
+        return BlockDrafter(model, embedding, model.output_layer(target.head, target.vocab_size))
     if isinstance(choice, choices.MedusaDrafter):
         assert isinstance(model, MedusaHeads)
         return MedusaDrafter(slice_medusa(model, choice.vocabulary, target), target.num_lanes, merge)
     assert model is not None, "the schema requires model.drafter for the drafter 'model'"
-    assert not isinstance(model, (FeatureStack, MedusaHeads))
+    assert not isinstance(model, (FeatureStack, MedusaHeads, BlockNetwork))
     contexts: list[Context] = [_build(CONTEXTS, context) for context in config.contexts]
     if target.num_lanes > 1:
         assert len(contexts) == 1, "the schema allows no ensemble for an image model"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.loading import loaded_pair
-from actors.loading.drafters import Head, check_head, is_head, load_head, read_at
+from actors.loading.drafters import Head, check_head, check_layers, is_head, load_head, read_at
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContext
@@ -76,10 +76,8 @@ def check(config: CaptionJob) -> PairInfo:
     for place, context in enumerate(method.contexts):
         if isinstance(context, CaptionContext):
             *_, revisions[f"captioner_{place}"] = _describe(f"method.contexts.{place}", context)
-    candidates = {"method": method}
-    if method.auto is not None:
-        candidates = {f"method.auto.candidates.{place}": one for place, one in enumerate(method.auto.candidates)}
-    for place, (where, one) in enumerate(candidates.items()):
+    check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
+    for place, (where, one) in enumerate(method.places.items()):
         choice = getattr(one.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content

@@ -12,15 +12,16 @@ from collections.abc import Iterable
 import torch
 
 from actors.loading.method import DrafterModel, build_tree
-from configs.drafters import ModelDrafter, NoDrafter
+from configs.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
 from configs.method import Method
 from configs.pool import EnginePool
 from decoding.drafters.model import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel
+from models.heads.block import BlockNetwork
 from models.heads.eagle import FeatureStack
 from models.heads.medusa import MedusaHeads
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ def slot_bytes(
 ) -> Sizes:
     """Return the bytes of one slot on each device: KV caches of target and drafter, and logits."""
     tree = build_tree(method)
-    positions = target.num_lanes * (max_context_tokens + tree.max_nodes + 1)
+    num_scratch = tree.num_scratch(isinstance(method.drafter, LayerSkipDrafter))
+    positions = target.num_lanes * (max_context_tokens + num_scratch + 1)
     sizes = Sizes({device: positions * num_bytes for device, num_bytes in target_position.items()})
     if method.needs_checkpoint:
         is_model = isinstance(method.drafter, ModelDrafter)
@@ -91,5 +93,7 @@ def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:
     """Return the drafter's KV cache bytes per position on each device; empty if it has no KV cache."""
     if drafter is None or isinstance(drafter, MedusaHeads):
         return {}
+    if isinstance(drafter, BlockNetwork):
+        return position_bytes(drafter.context, drafter.hidden_size)
     decoder = drafter if isinstance(drafter, FeatureStack) else drafter.decoder
     return position_bytes(decoder, drafter.hidden_size)

@@ -1,9 +1,19 @@
 """Drafters: propose draft tokens."""
 
+from decoding.drafters.block import BlockDrafter
 from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.layer_skip import LayerSkipDrafter
 from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
 
-__all__ = ["EagleDrafter", "LookupDrafter", "MedusaDrafter", "ModelDrafter", "NoDrafter"]
+__all__ = [
+    "BlockDrafter",
+    "EagleDrafter",
+    "LayerSkipDrafter",
+    "LookupDrafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "NoDrafter",
+]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decoding.contracts import Context, Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
+from decoding.drafters.scratch import ScratchNodes
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
@@ -33,8 +34,7 @@ class ModelDrafter(Drafter):
     """Drafter with a language `model`; `vocab_size` is the target's. Ids in both vocabularies must be equal tokens.
 
     State per slot: `_pending` (S, P), tokens not run yet, and `_num_pending` (S,), their number, with the upper bound
-    `_most_pending` on the host. State per step: `_levels`, the grown nodes in the order of their scratch positions; and
-    `_sees` (b, G, M), the scratch positions visible to each node, None for chains.
+    `_most_pending` on the host. State per step: `_nodes`, the nodes in scratch positions.
     """
 
     name = "model"
@@ -61,10 +61,9 @@ class ModelDrafter(Drafter):
         capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, widest) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
         self.merge.open(spec, len(self.contexts))
-        self._max_scratch = spec.max_frontier_nodes
-        self._max_grown = spec.max_grown_nodes
         self._max_prefill_tokens = spec.max_prefill_tokens
         device = self.model.device
+        self._nodes = ScratchNodes(spec, device, has_root=False)
         num_columns = sum(catch_up_widths(most_pending)[-1])
         self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
         self._pending_first = self._pending[:, :CATCH_UP]
@@ -72,17 +71,13 @@ class ModelDrafter(Drafter):
         self._most_pending = [0] * num_slots
         self._skipped: set[int] = set()
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
-        self._numbers = torch.arange(max(widest, self._max_scratch), device=device)
-        self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
-        # Row n marks the first n scratch positions.
-        self._first = torch.ones(self._max_scratch + 1, self._max_scratch, dtype=torch.bool, device=device).tril(-1)
+        self._numbers = torch.arange(widest, device=device)
         # Entry n: upper bounds of a row's accepted drafts that were run, if n were run, and of all its accepted drafts.
-        runs = torch.arange(self._max_scratch + 1)
+        runs = torch.arange(self._nodes.capacity + 1)
         most = torch.stack([runs, torch.full_like(runs, torch.iinfo(torch.long).max)], dim=1)
         self._limits = most.to(device).unbind()
-        # Cached views by rows and width or scratch position, because each operation between two forwards takes time.
+        # Cached views by rows and width, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._continuations: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
@@ -113,9 +108,7 @@ class ModelDrafter(Drafter):
         widths = catch_up_widths(max(self._most_pending[slot] for slot in slots.ids))
         count = slots.of(self._num_pending)
         b = count.shape[0]
-        self._num_scratch = 0
-        self._levels: list[Tensor] = []
-        self._sees: Tensor | None = None
+        self._nodes.clear()
         after_root: Tensor | None = None
         for start, width in widths:
             here = (count - start if start else count).clamp(0, width)
@@ -135,27 +128,7 @@ class ModelDrafter(Drafter):
 
     def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Run the frontier in scratch positions; return hidden states (b, R, F, D)."""
-        b, width = frontier.nodes.shape
-        start = self._num_scratch
-        # While every level has one node, each node attends to all earlier nodes, and parents are not needed.
-        is_line = start == frontier.depth - 1
-        if is_line and width == 1:
-            depth, sees = self._chain_continuation(b, start)
-        else:
-            # The root is already committed, so a node of depth 1 has the row's next position.
-            depth = torch.full_like(frontier.tokens, frontier.depth - 1)
-            if self._sees is None:
-                shape = (b, self._max_grown, self._max_scratch)
-                self._sees = torch.zeros(shape, dtype=torch.bool, device=frontier.nodes.device)
-            if is_line:
-                above = self._first[start].expand(b, width, -1)
-            else:
-                above = self._sees.gather(1, frontier.parents[:, :, None].expand(-1, -1, self._max_scratch))
-            sees = above | self._itself[start : start + width]
-            self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
-            sees = sees[:, :, : start + width]
-        self._levels.append(frontier.nodes)
-        self._num_scratch += width
+        depth, sees, start = self._nodes.place(frontier)
         self.num_forwards += 1
         return self.lanes.forward(slots, self._in_vocabulary(frontier.tokens), depth, sees, start)
 
@@ -165,13 +138,6 @@ class ModelDrafter(Drafter):
             depth = self._numbers[:width].expand(b, -1)
             self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._pending_inputs[b, width]
-
-    def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Return depth (b, 1) and mask (b, 1, place + 1) of a chain's node in scratch position `place`."""
-        if (b, place) not in self._continuations:
-            sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
-            self._continuations[b, place] = self._numbers[place].expand(b, 1), sees
-        return self._continuations[b, place]
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         slots, tree = judgement.slots, judgement.tree
@@ -190,11 +156,11 @@ class ModelDrafter(Drafter):
         num_taken = verdict.n - 1
         if tree.is_chain and not self.merge.learns:
             # A chain's nodes, except the last, were run in order, so they are already at their KV positions.
-            ends = torch.minimum(num_taken[:, None], self._limits[self._num_scratch])
+            ends = torch.minimum(num_taken[:, None], self._limits[self._nodes.num_nodes])
             has = ends[:, 0]
             self.lanes.commit(slots, verdict.path[:, :0], has)
         else:
-            columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
+            columns = self._nodes.columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
             if self.merge.learns:
                 # The root was merged first, then the nodes in the order of their scratch positions.
                 places = torch.where(columns >= 0, columns + 1, -1)
@@ -214,14 +180,6 @@ class ModelDrafter(Drafter):
         places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
         rest = slots.some([slots.ids[place] for place in places])
         return rest, values[torch.tensor(places, dtype=torch.long, device=values.device)]
-
-    def _columns_of(self, grown: Tensor) -> Tensor:
-        """Return the scratch positions (b, D) of `grown` nodes (b, D); −1 for nodes that were not run."""
-        columns = grown.new_full((grown.shape[0], self._max_grown), -1)
-        if self._levels:
-            nodes = torch.cat(self._levels, dim=1)
-            columns.scatter_(1, nodes, self._numbers[: nodes.shape[1]].expand_as(nodes))
-        return columns.gather(1, grown)
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)

@@ -15,6 +15,7 @@ Node j is written to position 3 + j. `visible` is ancestors-or-self. Row i of th
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -236,6 +237,27 @@ def run_decoder(
     return inputs.behind(out.last_hidden_state)
 
 
+def some_layers(decoder: nn.Module, indices: Sequence[int]) -> nn.Module:
+    """Return a decoder that runs only the layers `indices`; it shares all modules, and layers keep their KV cache."""
+    every: nn.ModuleList = decoder.layers  # type: ignore[assignment]
+    layers = [every[index] for index in indices]
+    first, last = next(decoder.parameters()).device, layers[-1]
+    if next(last.parameters()).device != first:
+        # In a model on several devices, only the decoder's own last layer returns its states to the first device.
+        last = layers[-1] = copy.copy(last)
+        last._forward_hooks = last._forward_hooks.copy()
+        last.register_forward_hook(lambda _layer, _args, out: _on_device(out, first))
+    view = copy.copy(decoder)
+    view._modules = dict(decoder._modules)
+    view.layers = nn.ModuleList(layers)
+    return view
+
+
+def _on_device(out: Any, device: torch.device) -> Any:
+    """Move a layer's output, a tensor or a tuple of tensors, to a device."""
+    return out.to(device) if isinstance(out, Tensor) else tuple(_on_device(part, device) for part in out)
+
+
 class DecoderRunner:
     """Run a decoder eagerly. Backends subclass it; one runner serves any number of KV caches."""
 
@@ -259,6 +281,10 @@ class DecoderRunner:
     ) -> Tensor:
         """See `run_decoder`."""
         return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
+
+    def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
+        """Return a runner of only the layers `indices`, in ascending order, over the KV caches of this runner."""
+        return DecoderRunner(some_layers(self.decoder, indices))
 
     def output_layer(self, head: nn.Module) -> nn.Module:
         """Return the output layer for use with this runner, such as one with packed weights; here `head` itself."""

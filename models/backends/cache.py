@@ -94,6 +94,16 @@ class RaggedCache:
                 memory[rows.to(memory.device), :, start:end] = 0.0
         self.lens[rows] = 0
 
+    def wipe_scratch(self, num_leading_rows: int, start: int, end: int) -> None:
+        """Zero the scratch positions from `start` to `end` of the leading rows, in all layers."""
+        if start >= end:
+            return
+        columns = self.lens[:num_leading_rows, None] + torch.arange(start, end, device=self.lens.device)
+        rows = torch.arange(num_leading_rows, device=columns.device)[:, None]
+        for memory in (*self.keys, *self.values):
+            if memory is not None:
+                memory[rows.to(memory.device), :, columns.to(memory.device)] = 0.0
+
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""
         self.lens.index_add_(0, rows, count)

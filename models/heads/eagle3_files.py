@@ -16,11 +16,18 @@ from transformers import LlamaConfig, Qwen3Config
 
 from models.heads import files
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
+from models.heads.speculators import (
+    IGNORED,
+    MAX_LAYERS,
+    MODEL_TYPE,
+    OFFSETS,
+    WEIGHT_NAMES,
+    draft_token_ids,
+    part,
+    whole,
+)
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
-WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
-MAX_LAYERS = 16
-"""Most decoder layers and feature layers of a head."""
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
 _FIELDS = (
     *_SIZES,
@@ -29,10 +36,8 @@ _FIELDS = (
 )
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _MODEL_TYPES: dict[str, type[Any]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
-_EMBEDDING, _OFFSETS = "embed_tokens.weight", "d2t"
-_SPECULATORS, _LAYER_IDS = "speculators_model_type", "eagle_aux_hidden_state_layer_ids"
-# Training of speculators stores parts of the target; EAGLE stores tables that follow from the configuration.
-_IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
+_EMBEDDING = "embed_tokens.weight"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def read_eagle3_shape(ref: CheckpointRef, num_target_layers: int) -> Eagle3Shape:
@@ -46,13 +51,6 @@ def read_eagle3_shape(ref: CheckpointRef, num_target_layers: int) -> Eagle3Shape
         tensors = _read(folder)
         _check(ref, shape, tensors)
     return shape
-
-
-def read_verifier(ref: CheckpointRef) -> tuple[str, ...]:
-    """Return the architectures of the target that a head was trained for; empty if its file does not name them."""
-    config = files.read_json(files.head_folder(ref, WEIGHT_NAMES, weights=False))
-    verifier = _part(_part(config, "speculators_config"), "verifier")
-    return tuple(str(name) for name in verifier.get("architectures") or ())
 
 
 def load_eagle3(
@@ -73,8 +71,8 @@ def load_eagle3(
     tensors = _read(folder)
     _check(ref, shape, tensors)
     network = Eagle3Network(shape, rotary)
-    network.token_ids = _token_ids(ref, shape, tensors)
-    weights = {name: value for name, value in tensors.items() if name != _OFFSETS}
+    network.token_ids = draft_token_ids(ref.path, tensors, shape.draft_vocab_size, shape.vocab_size)
+    weights = {name: value for name, value in tensors.items() if name != OFFSETS}
     if _EMBEDDING not in weights:
         if embedding.shape[1] != shape.hidden_size or embedding.shape[0] < shape.vocab_size:
             raise CheckpointError(
@@ -114,7 +112,7 @@ def save_eagle3(
     }
     config: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
-        _SPECULATORS: "eagle3",
+        MODEL_TYPE: "eagle3",
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
@@ -137,7 +135,7 @@ def save_eagle3(
     used[ids] = True
     state = dict(network.state_dict())
     weights = {name: value if dtype is None else value.to(dtype) for name, value in state.items()}
-    tables = {_OFFSETS: ids - torch.arange(len(ids)), "t2d": used}
+    tables = {OFFSETS: ids - torch.arange(len(ids)), "t2d": used}
     files.write_checkpoint(folder, config | dict(extra or {}), weights | tables, None)
 
 
@@ -145,12 +143,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a head under the names of `Eagle3Network`, with the offsets of draft ids if they exist."""
     found = files.read_tensors(files.weight_file(folder, WEIGHT_NAMES))
     renamed = {name.replace("midlayer.", "layers.0.", 1): value for name, value in found.items()}
-    return {name: value for name, value in renamed.items() if not name.endswith(_IGNORED)}
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = config.get(name)
-    return value if isinstance(value, dict) else {}
+    return {name: value for name, value in renamed.items() if not name.endswith(IGNORED)}
 
 
 def _shape(ref: CheckpointRef, folder: Path, num_target_layers: int) -> Eagle3Shape:
@@ -158,25 +151,25 @@ def _shape(ref: CheckpointRef, folder: Path, num_target_layers: int) -> Eagle3Sh
     if not config:
         raise CheckpointError(f"{folder}: an EAGLE-3 head needs its config.json")
     where = f"{ref.path}: config.json"
-    is_speculators = _SPECULATORS in config
-    if is_speculators and config[_SPECULATORS] != "eagle3":
-        raise CheckpointError(f"{where}: {_SPECULATORS} is {config[_SPECULATORS]!r}, which is no EAGLE-3 head")
+    is_speculators = MODEL_TYPE in config
+    if is_speculators and config[MODEL_TYPE] != "eagle3":
+        raise CheckpointError(f"{where}: {MODEL_TYPE} is {config[MODEL_TYPE]!r}, which is no EAGLE-3 head")
     if not is_speculators and "draft_vocab_size" not in config:
         raise CheckpointError(
-            f"{where}: it has neither {_SPECULATORS} nor draft_vocab_size, so it describes no EAGLE-3 head; "
+            f"{where}: it has neither {MODEL_TYPE} nor draft_vocab_size, so it describes no EAGLE-3 head; "
             "an EAGLE-1/2 head has drafter kind eagle"
         )
-    given = _part(config, "transformer_layer_config") if is_speculators else config
+    given = part(config, "transformer_layer_config") if is_speculators else config
     layers, sections = _layer_config(given, where)
     flags = {name: config[name] for name in _FLAGS if config.get(name) is not None}
     if wrong := [name for name, value in flags.items() if not isinstance(value, bool)]:
         raise CheckpointError(f"{where}: {wrong[0]} must be true or false")
     if flags.get("norm_before_fc") and flags.get("fc_norm"):
         raise CheckpointError(f"{where}: norm_before_fc and fc_norm exclude each other")
-    draft = _whole(config, "draft_vocab_size", where, layers.vocab_size)
+    draft = whole(config, "draft_vocab_size", where, layers.vocab_size)
     if draft > layers.vocab_size:
         raise CheckpointError(f"{where}: draft_vocab_size is {draft}, above vocab_size {layers.vocab_size}")
-    width = _whole(config, "target_hidden_size", where, layers.hidden_size)
+    width = whole(config, "target_hidden_size", where, layers.hidden_size)
     layer_ids = _layer_ids(config, where, num_target_layers)
     return Eagle3Shape(layers, draft, width, layer_ids, mrope_sections=sections, **flags)
 
@@ -184,17 +177,17 @@ def _shape(ref: CheckpointRef, folder: Path, num_target_layers: int) -> Eagle3Sh
 def _layer_config(given: Mapping[str, Any], where: str) -> tuple[LlamaConfig, tuple[int, ...]]:
     """Return the configuration of the decoder layers, and the sections of three rotary axes (empty for one axis)."""
     for name in _SIZES:
-        _whole(given, name, where, None)
+        whole(given, name, where, None)
     model_type = given.get("model_type", "llama")
     if model_type not in _MODEL_TYPES:
         raise CheckpointError(f"{where}: layers of model_type {model_type!r} are not known; llama and qwen3 are")
     if "sliding_attention" in (given.get("layer_types") or ()):
         raise CheckpointError(f"{where}: layers with sliding attention are not supported")
-    num_layers = _whole(given, "num_hidden_layers", where, 1)
+    num_layers = whole(given, "num_hidden_layers", where, 1)
     if num_layers > MAX_LAYERS:
         raise CheckpointError(f"{where}: {num_layers} layers are above the limit of {MAX_LAYERS}")
     fields = {name: given[name] for name in _FIELDS if given.get(name) is not None} | {"num_hidden_layers": num_layers}
-    rope = dict(_part(fields, "rope_parameters") or _part(fields, "rope_scaling"))
+    rope = dict(part(fields, "rope_parameters") or part(fields, "rope_scaling"))
     sections = tuple(rope.get("mrope_section") or ())
     if sections:
         if rope.get("mrope_interleaved"):
@@ -217,7 +210,7 @@ def _layer_ids(config: Mapping[str, Any], where: str, num_target_layers: int) ->
     `speculators` and vLLM store these indices. The `eagle_config` of SpecForge and SGLang stores the layers whose
     outputs are features, one less. The default of all formats is 2, N / 2 and N − 3 of N layers.
     """
-    inner = _part(config, "eagle_config").get(_LAYER_IDS)
+    inner = part(config, "eagle_config").get(_LAYER_IDS)
     given = config.get(_LAYER_IDS) if inner is None else inner
     if given is None:
         if num_target_layers < 3:
@@ -238,41 +231,14 @@ def _layer_ids(config: Mapping[str, Any], where: str, num_target_layers: int) ->
     return indices
 
 
-def _whole(config: Mapping[str, Any], name: str, where: str, default: int | None) -> int:
-    value = config.get(name)
-    value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise CheckpointError(f"{where}: it must give {name} as a positive whole number")
-    return value
-
-
-def _token_ids(ref: CheckpointRef, shape: Eagle3Shape, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the target's ids of the draft vocabulary, (V_d,)."""
-    numbers = torch.arange(shape.draft_vocab_size)
-    if _OFFSETS not in tensors:
-        return numbers
-    offsets = tensors[_OFFSETS]
-    if offsets.is_floating_point() or offsets.dtype == torch.bool:
-        raise CheckpointError(f"{ref.path}: {_OFFSETS} must hold whole numbers, not {offsets.dtype}")
-    ids = numbers + offsets.long()
-    outside = ids[(ids < 0) | (ids >= shape.vocab_size)]
-    if len(outside):
-        raise CheckpointError(
-            f"{ref.path}: {_OFFSETS} names token {int(outside[0])}, and the vocabulary has {shape.vocab_size} tokens"
-        )
-    if len(set(ids.tolist())) < len(ids):
-        raise CheckpointError(f"{ref.path}: {_OFFSETS} maps two draft tokens to one token of the target")
-    return ids
-
-
 def _check(ref: CheckpointRef, shape: Eagle3Shape, tensors: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless the tensors of a file have the names and shapes of `shape`, and finite values."""
     with torch.device("meta"):
         expected = files.shapes_of(Eagle3Network(shape, nn.Identity()).state_dict())
-    if shape.draft_vocab_size < shape.vocab_size or _OFFSETS in tensors:
-        expected[_OFFSETS] = (shape.draft_vocab_size,)
+    if shape.draft_vocab_size < shape.vocab_size or OFFSETS in tensors:
+        expected[OFFSETS] = (shape.draft_vocab_size,)
     if _EMBEDDING not in tensors and shape.target_hidden_size == shape.hidden_size:
         del expected[_EMBEDDING]
     files.expect_shapes(ref.path, files.shapes_of(tensors), expected)
     files.expect_finite(ref.path, tensors)
-    _token_ids(ref, shape, tensors)
+    draft_token_ids(ref.path, tensors, shape.draft_vocab_size, shape.vocab_size)

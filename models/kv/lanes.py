@@ -109,6 +109,8 @@ class LaneModel:
         self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
+        # Scratch positions that other runners have written since the own one ran.
+        self._num_temporary = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -197,17 +199,37 @@ class LaneModel:
             none = self.axes.new_zeros(NUM_AXES)
             self.axes[rows] = torch.stack([none if one is None else one for one in offsets])
 
-    def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
+    def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
+        """Return a runner of only the layers `indices`, in ascending order, for `forward`."""
+        return self._run.of_layers(indices)
+
+    def forward(
+        self,
+        slots: SlotBatch,
+        tokens: Tensor,
+        depth: Tensor,
+        visible: Tensor,
+        offset: int = 0,
+        other: DecoderRunner | None = None,
+    ) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → states (b, R, N, W).
 
         Node i is written to scratch position `offset + i` and reads the committed positions and the scratch positions
         that `visible` marks. Its rotary position is the next position of the row plus `depth`. See `split` for states.
+        `other` replaces the model's own runner, such as a result of `of_layers`; it returns no features, and its keys
+        and values are temporary: the next forward of the own runner replaces or removes them.
         """
         embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
-        return self.forward_embeds(slots, embeds, depth, visible, offset)
+        return self.forward_embeds(slots, embeds, depth, visible, offset, other)
 
     def forward_embeds(
-        self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
+        self,
+        slots: SlotBatch,
+        embeds: Tensor,
+        depth: Tensor,
+        visible: Tensor,
+        offset: int = 0,
+        other: DecoderRunner | None = None,
     ) -> Tensor:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
@@ -228,7 +250,15 @@ class LaneModel:
         step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
-        states = self._run(embeds, positions, step, {}, self._recorded).view(b, self.num_lanes, num_nodes, -1)
+        if other is not None:
+            self._num_temporary = max(self._num_temporary, offset + num_nodes)
+        elif self._num_temporary:
+            # A NaN at a position that this forward does not write would spread; see `admit`.
+            self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_temporary)
+            self._num_temporary = 0
+        recorded = self._recorded if other is None else ()
+        states = (other or self._run)(embeds, positions, step, {}, recorded)
+        states = states.view(b, self.num_lanes, num_nodes, -1)
         return states[self._blocks[slots.index]] if is_mixed else states
 
     def _lead(self, slots: SlotBatch) -> bool:
@@ -280,24 +310,3 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """Repeat values of slots (b, …) for their rows (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
-
-
-@torch.inference_mode()
-def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
-    """Return the bytes of keys and values of one position of one row, summed over layers, by device.
-
-    They are measured by a prefill of two positions, for any decoder architecture.
-    """
-    weight = next(decoder.parameters())
-    length, device = 2, weight.device
-    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
-    numbers = torch.arange(length, device=device)
-    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
-    first = SlotBatch(numbers[:1], (0,), (0,))
-    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
-    sizes: dict[torch.device, int] = {}
-    for memory in (*lanes.cache.keys, *lanes.cache.values):
-        assert memory is not None, "a layer of the decoder has written nothing"
-        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
-        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
-    return sizes

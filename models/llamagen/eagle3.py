@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
-from models.heads.eagle3_files import WEIGHT_NAMES, load_eagle3, read_eagle3_shape
+from models.heads.eagle3_files import load_eagle3, read_eagle3_shape
 from models.heads.files import head_folder, read_json
+from models.heads.speculators import WEIGHT_NAMES
 from models.llamagen.eagle import other_image, pair_rotary
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape

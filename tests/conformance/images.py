@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Lantern
 from decoding.contracts import Drafter
-from decoding.drafters import MedusaDrafter, NoDrafter
+from decoding.drafters import LayerSkipDrafter, MedusaDrafter, NoDrafter
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.heads.medusa import MedusaHeads, MedusaShape
@@ -47,6 +47,10 @@ METHODS: dict[str, Make] = {
     "sd-chain": lambda of, kind: Method(images.smaller(of, kind), Chain(5), Exact()),
     "sd-tree": lambda of, kind: Method(images.smaller(of, kind), StaticTree(branching_paths([3, 2, 1])), Exact()),
     "sd-dynamic": lambda of, kind: Method(images.smaller(of, kind), DynamicTree(4, 3, 16), Exact()),
+    "layer-skip": lambda of, kind: Method(LayerSkipDrafter([0], merge=images.merge_of(of)), Chain(5), Exact()),
+    "layer-skip-tree": lambda of, kind: Method(
+        LayerSkipDrafter([1], merge=images.merge_of(of)), StaticTree(branching_paths([3, 2, 1])), Exact()
+    ),
     "medusa": lambda of, kind: Method(medusa(of), StaticTree(branching_paths([3, 2, 1])), Exact()),
     "lantern-zero": lambda of, kind: Method(
         images.smaller(of, kind), DynamicTree(4, 3, 16), Lantern(NEIGHBOURS, 40, 0.0)

@@ -15,13 +15,13 @@ from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
-from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import LayerSkipDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from decoding.trees.static import SPECVLM_PATHS
 from models.loading.vocabulary import SlicedHead
 from tests import toys
-from tests.conformance import checks, heads
+from tests.conformance import block, checks, heads
 from tests.conformance.relaxation import NEIGHBOURS
 
 Make = Callable[[str], Method]
@@ -63,6 +63,16 @@ def headed(kind: str, tree: Callable[[], TreePolicy]) -> Make:
     return lambda family: Method(heads.make_drafter(kind, toys.target(family)), tree(), Exact())
 
 
+def skipping(layers: list[int], tree: Callable[[], TreePolicy]) -> Make:
+    """A method that drafts with some of the target's layers."""
+    return lambda _: Method(LayerSkipDrafter(layers), tree(), Exact())
+
+
+def blocks(tree: Callable[[], TreePolicy]) -> Make:
+    """A method that drafts with a block drafter on the target."""
+    return lambda family: Method(block.make_drafter(family, toys.target(family)), tree(), Exact())
+
+
 def five() -> TreePolicy:
     return Chain(5)
 
@@ -97,8 +107,15 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "tabed-vocabulary": (sliced(MT, bush, policy="error"), VISUAL),
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
+    "layer-skip": (skipping([0], five), EVERY),
+    "layer-skip-tree": (skipping([1], specvlm), EVERY),
+    # The drafter runs more nodes than the tree keeps.
+    "layer-skip-dynamic": (skipping([0], lambda: DynamicTree(4, 3, 5)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "medusa": (headed("medusa", bush), ("llama",)),
+    "block": (blocks(lambda: Chain(4)), ("llama", "llava", "qwen2_5_vl")),
+    "block-tree": (blocks(bush), ("llama", "llava", "qwen2_5_vl")),
+    "block-dynamic": (blocks(lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "lvspec-zero": (drafted([Pruned(0.5)], five, LVSpec(0.0, 3, position_shift=False)), VISUAL),
     "lvspec-tree-zero": (drafted([Full()], two_branches, LVSpec(0.0, 3, position_shift=False)), VISUAL),
     "fly-zero": (drafted([Full()], five, Fly(min_entropy=100.0, window=1)), EVERY),

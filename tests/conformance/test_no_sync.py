@@ -20,16 +20,26 @@ from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
-from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import (
+    BlockDrafter,
+    EagleDrafter,
+    LayerSkipDrafter,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NoDrafter,
+)
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
+from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
+from tests.conformance import block
 from tests.conformance.relaxation import NEIGHBOURS
 
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
@@ -58,6 +68,10 @@ def ensemble(policy: Policy, window: int = 0) -> Callable[[Target, Target], Draf
     return lambda _, model: ModelDrafter(model, [Full(), Full()], toys.VOCAB_SIZE, Ensemble(options))
 
 
+def block_drafter(target: Target) -> Drafter:
+    return BlockDrafter(BlockNetwork(block.shape()), target.decoder.get_input_embeddings(), target.head)  # type: ignore[operator]
+
+
 def bush() -> TreePolicy:
     return StaticTree(branching_paths([2, 2, 1]))
 
@@ -84,6 +98,10 @@ METHODS: dict[str, Parts] = {
     "lantern": (one, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),
     "lantern++": (one, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
+    "layer-skip": (lambda *_: LayerSkipDrafter([0]), lambda: Chain(4), Exact),
+    "layer-skip-dynamic": (lambda *_: LayerSkipDrafter([1]), lambda: DynamicTree(4, 3, 5), Exact),
+    "block": (lambda target, _: block_drafter(target), lambda: Chain(4), Exact),
+    "block-dynamic": (lambda target, _: block_drafter(target), lambda: DynamicTree(4, 3, 16), Exact),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
 }
@@ -121,13 +139,14 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         if isinstance(rule, Lantern):
             # A table comes from the disk, with numbers in it.
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
+        capacity = 64 + tree.num_scratch(method.drafter.shares_cache)
+        lanes = target.lanes(3, 1, capacity, method.drafter.feature_layers)
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
-            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64,
+            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64, lanes=lanes,
         )  # fmt: skip
         for part in (method.drafter, tree, method.acceptance):
             part.open(spec)
-        lanes = target.lanes(3, 1, 64 + tree.max_nodes)
         table = SlotTable(3, target.vocab_size, target.device)
         lengths = (6, 9, 4)
         progress = [
@@ -138,7 +157,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden[i, :, : p.length]) for i, p in enumerate(prefixes)]
+        probes = [Probe(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, table.root[slots.index], probes)

@@ -34,6 +34,7 @@ class SickDrafter:
         self.name = inner.name
         self.num_forwards = 0
         self.feature_layers, self.needs_attention = inner.feature_layers, inner.needs_attention
+        self.shares_cache = inner.shares_cache
         self.is_sick, self.value, self.from_level = is_sick, value, from_level
         self.raises_in, self.error = raises_in, error
         self.engine: Engine | None = None

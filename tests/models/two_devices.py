@@ -1,11 +1,12 @@
 """A process with two fake devices: tensors have a device, cannot be mixed, and hold no data.
 
-`python -m tests.models.two_devices` runs a model whose second layer is on the second device; a separate process,
+`python -m tests.models.two_devices` runs a model with layers on the second device; a separate process,
 because torch cannot unregister a device. Exits with an error when one operation gets tensors of both devices.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -62,23 +63,27 @@ def run(lanes: LaneModel, device: torch.device, probe: bool = False) -> list[tor
     visible = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]] * 2, dtype=torch.bool, device=device)
     drafted = lanes.forward(both, tokens, depth, visible)
     lanes.commit(both, torch.tensor([[0, 2], [0, 1]], device=device), torch.tensor([2, 1], device=device))
+    some = lanes.forward(both, tokens, depth, visible, 0, lanes.of_layers([1]))
     after = lanes.forward(both, tokens, depth, visible)
     again = lanes.admit(slots(0), [[prefix(4)]])
-    results = [filled.last, drafted, lanes.logits(after), again.hidden]
+    results = [filled.last, drafted, some, lanes.logits(after), again.hidden]
     return [*results, *filled.received]
 
 
 def model_on(first: torch.device, second: torch.device, connected: bool) -> LaneModel:
-    """A model with its second layer on the second device."""
-    model = LlamaForCausalLM(toys.text_config()).eval()
+    """A model with its second and third layer on the second device."""
+    config = copy.deepcopy(toys.text_config())
+    config.num_hidden_layers = 3
+    model = LlamaForCausalLM(config).eval()
+    others = set(model.model.layers[1:].modules())
     for module in model.modules():
-        place = second if module in set(model.model.layers[1].modules()) else first
+        place = second if module in others else first
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=place), requires_grad=False))
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, torch.empty_like(buffer, device=place))
     if connected:
-        connect(model.model.layers, [first, second], first)
+        connect(model.model.layers, [first, second, second], first)
     return LaneModel(model.model, model.lm_head, num_slots=3, num_lanes=1, capacity=64)
 
 
@@ -92,7 +97,7 @@ def main(connected: bool) -> None:
             lanes = model_on(first, second, connected)
             assert {result.device for result in run(lanes, first, probe)} == {first}
             for memories in (lanes.cache.keys, lanes.cache.values):
-                assert [memory.device for memory in memories if memory is not None] == [first, second]
+                assert [memory.device for memory in memories if memory is not None] == [first, second, second]
             assert lanes.cache.lens.device == first
         rows = torch.arange(2, device=first)
         cache = RaggedCache(2, 8, 4, first)

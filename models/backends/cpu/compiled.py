@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, LayerInputs, run_decoder
+from models.backends.attention import AttentionStep, DecoderRunner, LayerInputs, run_decoder, some_layers
 from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
@@ -49,9 +49,9 @@ class CompiledDecoder(DecoderRunner):
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__(decoder)
-        self.has_failed = False
         self.compiled: set[Kind] = set()
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
+        self._indices: Sequence[int] = range(len(layers))
         self._graph = LayerGraph(layers)
         self._frames: dict[tuple[Kind, int], DecoderFrame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
@@ -62,9 +62,21 @@ class CompiledDecoder(DecoderRunner):
             _CompiledLayer(index, layer, self._graph) for index, layer in enumerate(layers)
         )
 
+    def of_layers(self, indices: Sequence[int]) -> CompiledDecoder:
+        # The copy shares the graph, the kinds that were compiled and the packed weights.
+        one = copy.copy(self)
+        one.decoder, one._indices, one._frames = some_layers(self.decoder, indices), tuple(indices), {}
+        one._compiled_decoder = some_layers(self._compiled_decoder, indices)
+        return one
+
     @property
     def mode(self) -> str:  # type: ignore[override]
         return "eager, compiling failed" if self.has_failed else "compiled"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether compilation failed for this runner or for one that shares its graph."""
+        return self._graph.has_failed
 
     def output_layer(self, head: nn.Module) -> nn.Module:
         return pack_head(head)
@@ -96,7 +108,7 @@ class CompiledDecoder(DecoderRunner):
             form = kind, positions.dim()
             if (frame := self._frames.get(form)) is not None:
                 inputs = LayerInputs((), wanted)
-                last = self._graph.run_all(embeds, step, frame.before(embeds, positions), inputs)
+                last = self._graph.run(self._indices, embeds, step, frame.before(embeds, positions), inputs)
                 return inputs.behind(frame.after(last))
             if form in self._frames:
                 return run_decoder(self._compiled_decoder, embeds, positions, step, {}, wanted)
@@ -107,7 +119,7 @@ class CompiledDecoder(DecoderRunner):
             frame = recorder.frame(embeds, positions, hidden)
             if frame is not None:
                 # The frame is used only if it repeats the forward bitwise; it writes the same keys and values.
-                repeated = frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
+                repeated = frame.after(self._graph.run(self._indices, embeds, step, frame.before(embeds, positions)))
                 frame = frame if torch.equal(repeated, hidden) else None
             self._frames[form] = frame
             return found
@@ -145,7 +157,7 @@ class CompiledDecoder(DecoderRunner):
 
     def _fall_back(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep], wanted: Sequence[int]) -> Tensor:
         logger.warning("forwards run uncompiled, which is slower: %s", reason)
-        self.has_failed = True
+        self._graph.has_failed = True
         self.compiled.clear()
         return run_decoder(self.decoder, *forward, {}, wanted)
 

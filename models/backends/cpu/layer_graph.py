@@ -2,7 +2,7 @@
 
 Guards before a call of torch.compile and side effects on Python objects after it take twice the time of a small layer.
 Both depend on the arguments' lengths only, so lengths that were run once are mapped to their graph, which is then
-called directly. `run_all` also skips torch's wrapper of the generated code. Decision 27 has the speedups.
+called directly. `run` also skips torch's wrapper of the generated code. Decision 27 has the speedups.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class _Graph:
 class LayerGraph:
     """Runs the layers of a decoder, which must have equal structure, with one shared compiled graph.
 
-    If `recorder` is set, each layer reports its call to it.
+    If `recorder` is set, each layer reports its call to it. `has_failed` is set after a compilation failure.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.recorder: FrameRecorder | None = None
+        self.has_failed = False
         self._weights = [dict(layer.named_parameters()) for layer in layers]
         # The traced layer has meta weights, and index 0 in a cache of one layer.
         self._template = copy.deepcopy(layers[0]).to("meta")
@@ -89,17 +90,22 @@ class LayerGraph:
             self._graphs[lengths] = self._latest
         return out
 
-    def run_all(
-        self, hidden: Tensor, step: AttentionStep, given: dict[str, Any], recorded: LayerInputs | None = None
+    def run(
+        self,
+        indices: Sequence[int],
+        hidden: Tensor,
+        step: AttentionStep,
+        given: dict[str, Any],
+        recorded: LayerInputs | None = None,
     ) -> Tensor:
-        """Run all layers in turn over `hidden` (r, N, D) with the same other arguments `given`.
+        """Run the layers `indices` in turn over `hidden` (r, N, D) with the same other arguments `given`.
 
         Each layer's input is added to `recorded`.
         """
         recorded = recorded or LayerInputs((), ())
         graph = self._graphs.get(_lengths(hidden, step))
         if graph is None or graph.pick is None or graph.generated is None:
-            for index in range(len(self._weights)):
+            for index in indices:
                 recorded.add(index, hidden)
                 hidden = self(index, hidden, step, given)
             return hidden
@@ -107,13 +113,13 @@ class LayerGraph:
             graph.layer_inputs = [self._weight_inputs(graph, weights) for weights in self._weights]
         # Layers return contiguous states; the generated code requires the same of the first input.
         hidden = hidden.contiguous()
-        inputs = graph.pick(self._arguments(0, hidden, step, given))
+        inputs = graph.pick(self._arguments(indices[0], hidden, step, given))
         # Besides the weights, these three inputs differ between layers.
         hidden_at, key_at, value_at = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
         shared = [(at, value) for at, value in enumerate(inputs) if graph.layer_inputs[0][at] is None]
-        for index, weights in enumerate(graph.layer_inputs):
+        for index in indices:
             recorded.add(index, hidden)
-            arguments = weights.copy()
+            arguments = graph.layer_inputs[index].copy()
             for at, value in shared:
                 arguments[at] = value
             arguments[hidden_at] = hidden

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, run_decoder
+from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
 from models.backends.cache import RaggedCache
 from models.backends.cuda.tree_attention import TwoParts
 
@@ -78,6 +78,9 @@ class CapturedDecoder(DecoderRunner):
         super().__init__(decoder)
         self._recorder = recorder
         self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[object, ...], _Recording]]()
+
+    def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
+        return CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
 
     @property
     def num_recordings(self) -> int:

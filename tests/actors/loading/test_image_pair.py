@@ -12,7 +12,7 @@ from actors.loading.image_pair import load, load_painter
 from configs.load import ConfigError, validate
 from configs.synthesis import SynthesizeJob
 from models.heads.eagle import EagleNetwork
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 from models.llamagen.vq_files import save_vq
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
 

@@ -22,7 +22,7 @@ from configs.pool import EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan_text import engines
 from tests import toys
@@ -40,6 +40,7 @@ def method(**sections: Any) -> Method:
 
 PLAIN = method()
 CHAIN = method(drafter={"kind": "model"}, tree={"kind": "chain", "length": 4})
+SKIP = method(drafter={"kind": "layer_skip", "layers": 1}, tree={"kind": "dynamic", "top_k": 8, "total_tokens": 5})
 LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "text_only"}])
 
 
@@ -58,7 +59,7 @@ def sizes(one: Method, context: int = 160) -> int:
     return slot_bytes(one, target, column, column, context)[CPU]
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES], ids=["plain", "chain", "lanes"])
+@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
 def test_as_many_slots_are_taken_as_fit_and_no_more(one: Method) -> None:
     each = sizes(one)
     assert [count(free, one)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
@@ -81,7 +82,7 @@ def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
     assert reason.startswith("the rows of 2 batches in flight (not 32 by ")
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES], ids=["plain", "chain", "lanes"])
+@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
 def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
     built = build_method(one, drafter if one.needs_checkpoint else None, target)
@@ -97,13 +98,13 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -
         for memory in (*cache.keys, *cache.values)
         if memory is not None
     )
-    num_nodes = built.tree.max_nodes if one.needs_checkpoint else 1
+    num_nodes = 1 if one is PLAIN else built.tree.max_nodes
     logits = LOGIT_COPIES * num_nodes * toys.VOCAB_SIZE * 4
     # A drafter's scratch is sized for the widest catch-up, which has 125 positions more than this one.
     assert held / 8 + logits <= sizes(one)
     spare = (
         0
-        if one is PLAIN
+        if not one.needs_checkpoint
         else 140 * len(one.contexts) * sum(position_bytes(drafter.decoder, drafter.hidden_size).values())
     )
     assert sizes(one) <= held / 8 + logits + spare

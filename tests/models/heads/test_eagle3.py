@@ -21,7 +21,8 @@ from decoding.step import grow_tree
 from decoding.tree import DraftTree, Frontier
 from decoding.trees import DynamicTree
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, read_verifier, save_eagle3
+from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, save_eagle3
+from models.heads.speculators import read_verifier
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointError, CheckpointRef

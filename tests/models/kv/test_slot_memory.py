@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.backends.select import backend_for
-from models.kv.lanes import position_bytes
+from models.kv.sizing import position_bytes
 from tests import toys
 from tests.conformance import checks, heads
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
-from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.backends.cpu import layer_graph, packing
 from models.backends.cpu.compiled import CompiledDecoder, Kind, can_compile
@@ -23,7 +23,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests import toys
-from tests.conformance import checks
+from tests.conformance import checks, layer_skip
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
 
@@ -158,6 +158,45 @@ def test_a_compiled_pair_gives_the_output_of_the_uncompiled_pair() -> None:
             assert target._run is not None
             assert Kind(False, False, False) in target._run.compiled
     assert results[0] == results[1]
+
+
+def deep_target() -> Target:
+    return layer_skip.target("deep")
+
+
+def test_some_layers_share_the_graph_and_the_packed_weights_of_all_and_equal_uncompiled_ones() -> None:
+    wanted = checks.requests("llama", 7)
+    results, sizes = [], []
+    for compiles in (False, True):
+        target = deep_target()
+        if compiles:
+            assert target.compile()
+        for layers in ([0, 3], [1]):
+            before = len(packing._packed)
+            method = Method(LayerSkipDrafter(layers), StaticTree(branching_paths([2, 2])), Exact())
+            engine = Engine(target, method, 3, 128)
+            results.append(outcome(checks.run(engine, wanted)))
+            sizes.append(len(packing._packed) - before)
+            some: Any = method.drafter
+            if compiles:
+                assert some._runner._graph is target._run._graph  # type: ignore[union-attr]
+                assert Kind(False, False, False) in some._runner.compiled
+                # The frame of these layers was proven, so their forwards skip the decoder's own code.
+                assert all(frame is not None for frame in some._runner._frames.values())
+    assert results[:2] == results[2:]
+    # All weights of four layers and the output layer are packed for the first drafter, and none for the second.
+    assert sizes == [0, 0, 4 * 4 + 1, 0]
+
+
+def test_if_compilation_fails_for_some_layers_all_run_uncompiled() -> None:
+    target = deep_target()
+    assert target.compile()
+    run = target._run
+    assert isinstance(run, CompiledDecoder)
+    some = run.of_layers([0, 2])
+    some._graph.has_failed = True
+    assert run.has_failed
+    assert run.mode == some.mode == "eager, compiling failed"
 
 
 def test_without_a_working_compiler_the_model_runs_uncompiled_with_a_warning(

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from decoding import Engine, Method
 from decoding.acceptance import Exact
 from decoding.contexts import Full
-from decoding.drafters import ModelDrafter
+from decoding.drafters import LayerSkipDrafter, ModelDrafter
 from decoding.trees import StaticTree, branching_paths
 from models.backends.cuda.graphs import ROWS, CapturedDecoder
 from models.kv.lanes import LaneModel, SlotBatch
@@ -113,6 +113,21 @@ def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkey
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
     got, _ = decode_all("llava", 3, True)
     assert got != expected
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_some_of_the_layers_are_captured_on_their_own_over_the_same_cache(family: str) -> None:
+    results, runs = [], []
+    for wraps in (False, True):
+        target = toys.target(family)
+        whole = captured(target) if wraps else None
+        drafter = LayerSkipDrafter([1])
+        engine = Engine(target, Method(drafter, StaticTree(branching_paths([2, 2])), Exact()), 3, 128)
+        done = checks.run(engine, checks.requests(family, 9))
+        results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+        runs += [whole, drafter._runner]
+    assert results[0] == results[1]
+    assert all(isinstance(run, CapturedDecoder) and run.num_recordings > 0 for run in runs[2:])
 
 
 def batch(num_slots: int) -> SlotBatch:

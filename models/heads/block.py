@@ -1,0 +1,131 @@
+"""Define the block drafter network (DFlash): one forward predicts a whole block of tokens from the target's states.
+
+The block is the pending token and mask tokens; its positions attend to each other in both directions, and to keys and
+values of the target's projected features at all earlier positions. The output at mask i predicts the token at its own
+position, the i-th after the pending one. Chen et al. 2026 (arXiv 2602.06036).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from models.backends.attention import AttentionStep
+from models.heads.eagle import LlamaStack
+from models.loading.vocabulary import SlicedHead
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Configuration of a block drafter.
+
+    `layers` configures the decoder layers. `feature_layers` are indices as for `models.kv.lanes.LaneModel`.
+    `block_size` counts the pending token and the masks. The file may have an own token embedding and an own output
+    layer, of `draft_vocab_size` rows; otherwise those of the target are used.
+    """
+
+    layers: Qwen3Config
+    feature_layers: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    draft_vocab_size: int
+    has_embedding: bool = False
+    has_head: bool = False
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.layers.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.layers.vocab_size)
+
+    @property
+    def max_levels(self) -> int:
+        """Number of tokens that one block drafts."""
+        return self.block_size - 1
+
+
+class BlockNetwork(LlamaStack):
+    """Projection `fc` of the target's features, and decoder layers over a block. Qwen3 layers for any target.
+
+    `context` runs under a `LaneModel` and fills its KV cache; the network itself runs over the same cache, as another
+    runner. `token_ids` (V_d,) are the target's ids of the draft vocabulary. `embed_tokens` and `lm_head` are absent if
+    the target's are used.
+    """
+
+    token_ids: Tensor
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.config = config = shape.layers
+        config._attn_implementation = "sdpa"
+        self.hidden_size, self.feature_layers = shape.hidden_size, shape.feature_layers
+        self.fc = nn.Linear(len(shape.feature_layers) * self.hidden_size, self.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(self.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(self.hidden_size, eps=config.rms_norm_eps)
+        self.rotary = Qwen3RotaryEmbedding(config)
+        if shape.has_embedding:
+            self.embed_tokens = nn.Embedding(shape.vocab_size, self.hidden_size)
+        if shape.has_head:
+            self.lm_head = nn.Linear(self.hidden_size, shape.draft_vocab_size, bias=False)
+        self.register_buffer("token_ids", torch.arange(shape.draft_vocab_size), persistent=False)
+
+    @property
+    def context(self) -> BlockContext:
+        """The decoder that writes projected features to the KV cache."""
+        return BlockContext(self)
+
+    def project(self, features: Tensor) -> Tensor:
+        """Project the states of `feature_layers` side by side (…, F) to states (…, D)."""
+        projected: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        return projected
+
+    def embedding(self, target: nn.Module) -> nn.Module:
+        """Return the token embedding: the own one, or the target's."""
+        return self.embed_tokens if self.shape.has_embedding else target
+
+    def output_layer(self, head: nn.Module, vocab_size: int) -> nn.Module:
+        """Return the layer that computes logits (…, V) of outputs (…, D): the own one, or the target's `head`."""
+        if not self.shape.has_head:
+            return head
+        if self.token_ids.tolist() == list(range(vocab_size)):
+            return self.lm_head
+        return SlicedHead(self.lm_head, self.token_ids, vocab_size)
+
+
+class BlockContext(nn.Module):
+    """Writes keys and values of projected features to the KV cache; no layer is run, and no position is read."""
+
+    def __init__(self, network: BlockNetwork) -> None:
+        super().__init__()
+        self.network = network
+        self.config = network.config
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.network.set_attn_implementation(name)
+
+    def forward(self, inputs_embeds: Tensor, position_ids: Tensor, lanes: AttentionStep, **_: Any) -> BaseModelOutput:
+        """Write projected features (r, N, D) at positions (r, N), and return them."""
+        cos, sin = self.network.rotary(inputs_embeds, position_ids)
+        for index, layer in enumerate(self.network.layers):
+            attention: Any = layer.self_attn
+            shape = (*inputs_embeds.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(inputs_embeds).view(shape)).transpose(1, 2)
+            values = attention.v_proj(inputs_embeds).view(shape).transpose(1, 2)
+            keys, _rotated = apply_rotary_pos_emb(keys, keys, cos, sin)
+            lanes.cache.write(index, lanes.rows, lanes.columns, keys, values)
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
