@@ -165,7 +165,7 @@ class Method(Section):
     @property
     def needs_checkpoint(self) -> bool:
         """Whether the drafter needs weights from `model.drafter`."""
-        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "medusa")
+        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "vispec", "msd", "medusa")
 
     @property
     def drafting(self) -> Method:

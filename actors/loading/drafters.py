@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.loading.method import num_medusa_levels
 from configs.contexts import CaptionContext
-from configs.drafters import Eagle3Drafter, EagleDrafter, MedusaDrafter
+from configs.drafters import Eagle3Drafter, EagleDrafter, MedusaDrafter, MsdDrafter, VispecDrafter
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
@@ -23,6 +23,7 @@ from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, read_verif
 from models.heads.files import fingerprint, head_folder
 from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
 from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
+from models.heads.vision_files import load_vision_head, read_vision_shape
 from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
 from models.llamagen.condition import T5Condition, load_t5
@@ -50,7 +51,8 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
     """Return whether `model.drafter` is a head for the target, and not an independent model."""
-    return isinstance(config.method.drafting.drafter, (EagleDrafter, Eagle3Drafter, MedusaDrafter))
+    heads = (EagleDrafter, Eagle3Drafter, VispecDrafter, MsdDrafter, MedusaDrafter)
+    return isinstance(config.method.drafting.drafter, heads)
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
@@ -65,6 +67,16 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
         _check_width(head.path, eagle3.target_hidden_size, hidden_size)
         _check_tokens(head.path, eagle3.vocab_size, front_end)
         _check_verifier(head, target)
+    elif isinstance(kind, (VispecDrafter, MsdDrafter)):
+        names = EAGLE_NAMES
+        vision = read_at(WHERE, head, lambda ref: read_vision_shape(ref, kind.kind))
+        if not vision.is_for(target.model_type):
+            raise ConfigError(
+                f"{WHERE}: {head.path} was trained for {vision.model_type}, and the target is {target.model_type}; "
+                f"{ADVICE}"
+            )
+        _check_width(head.path, vision.eagle.llama.hidden_size, hidden_size)
+        _check_tokens(head.path, vision.eagle.llama.vocab_size, front_end)
     elif isinstance(kind, EagleDrafter):
         names = EAGLE_NAMES
         eagle = read_at(WHERE, head, read_eagle_shape)
@@ -80,6 +92,11 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
 def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
     """Raise ConfigError if a drafter is unreadable, or does not fit the image target or the tree; read no weights."""
     kind = config.method.drafting.drafter
+    if isinstance(kind, (VispecDrafter, MsdDrafter)):
+        raise ConfigError(
+            f"method.drafter.kind: {kind.kind} heads are for models that read images, and the target writes images; "
+            "take eagle, eagle3 or medusa"
+        )
     if isinstance(kind, EagleDrafter):
         read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
         return
@@ -119,6 +136,9 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     kind = config.method.drafting.drafter
     if isinstance(kind, Eagle3Drafter):
         return _load_eagle3(weights, target)
+    if isinstance(kind, (VispecDrafter, MsdDrafter)):
+        embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+        return read_at(WHERE, weights, lambda ref: load_vision_head(ref, kind.kind, embedding, weights.dtype, device))
     if not isinstance(kind, EagleDrafter):
         heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
         tokens = target.front_end if isinstance(target, Target) else target.gpt.shape

@@ -152,7 +152,7 @@ def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetMod
         return NoDrafter()
     if isinstance(choice, choices.LookupDrafter):
         return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
-    if isinstance(choice, choices.EagleDrafter):
+    if isinstance(choice, (choices.EagleDrafter, choices.VispecDrafter, choices.MsdDrafter)):
         assert isinstance(model, EagleNetwork)
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
     if isinstance(choice, choices.Eagle3Drafter):

@@ -98,6 +98,8 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
+    "vispec": (headed("vispec", lambda: DynamicTree(4, 3, 16)), ("llava", "qwen2_5_vl")),
+    "msd": (headed("msd", bush), ("llava", "qwen2_5_vl")),
     "medusa": (headed("medusa", bush), ("llama",)),
     "lvspec-zero": (drafted([Pruned(0.5)], five, LVSpec(0.0, 3, position_shift=False)), VISUAL),
     "lvspec-tree-zero": (drafted([Full()], two_branches, LVSpec(0.0, 3, position_shift=False)), VISUAL),

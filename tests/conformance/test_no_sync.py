@@ -27,6 +27,8 @@ from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.msd import MsdNetwork
+from models.heads.vispec import VispecNetwork
 from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
@@ -85,6 +87,8 @@ METHODS: dict[str, Parts] = {
     "lantern++": (one, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "msd": (lambda target, _: EagleDrafter(MsdNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "vispec": (lambda target, _: EagleDrafter(VispecNetwork(EAGLE, 3), target.head), bush, Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
 }
 
@@ -111,6 +115,8 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
     # Loading may look at values; only the step must not.
     for check in ("check_decoder", "prove"):
         monkeypatch.setattr(f"models.target.{check}", lambda *_: None)
+    # The prefill of this head reads the places of visual tokens; here they are known.
+    monkeypatch.setattr("models.heads.vispec.visual_runs", lambda _: [(0, 1)])
     make_drafter, make_tree, make_rule = METHODS[name]
     tokenizer = toys.front_end("llama")
     policy, rule = make_tree(), make_rule()
@@ -138,7 +144,8 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden[i, :, : p.length]) for i, p in enumerate(prefixes)]
+        states = [prefill.hidden[i, :, : p.length] for i, p in enumerate(prefixes)]
+        probes = [Probe(p, hidden, features=hidden) for p, hidden in zip(prefixes, states, strict=True)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, table.root[slots.index], probes)
