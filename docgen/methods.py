@@ -52,9 +52,11 @@ def read(root: Path) -> list[MethodPage]:
 
 
 def short_table(root: Path) -> str:
-    """Render name and mode, for the README."""
-    rows = [[f"[{method.title}](docs/methods/{method.file})", method.mode] for method in read(root)]
-    return table(("method", "mode"), rows)
+    """Render the names of methods by mode, for the README."""
+    links: dict[str, list[str]] = {}
+    for method in read(root):
+        links.setdefault(method.mode, []).append(f"[{method.title}](docs/methods/{method.file})")
+    return table(("mode", "methods"), [[mode, " · ".join(names)] for mode, names in links.items()])
 
 
 def long_table(root: Path) -> str:

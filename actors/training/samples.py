@@ -21,6 +21,7 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
+from models.heads.eagle3_training import Eagle3Task
 from models.heads.teacher import TrainingSample, make_training_sample
 from models.heads.training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
 from models.inputs.clip import Clip
@@ -178,13 +179,13 @@ def acceptance(
         widths = [3, 2, 1, 1][: task.heads.shape.num_heads]
         drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
     else:
-        assert isinstance(task, EagleTask)
+        assert isinstance(task, (EagleTask, Eagle3Task))
         drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
     engine = Engine(target, Method(drafter, tree, Exact()), min(slots, len(requests)), max_context_tokens)
     with torch.inference_mode():
         telemetries = [done.telemetry for done in engine.run(requests) if done.error is None]
     if isinstance(task, EagleTask):
-        # The engine replaced the attention implementation; training uses transformers' SDPA.
+        # The engine replaced the attention implementation; training of EAGLE uses transformers' SDPA.
         task.network.set_attn_implementation("sdpa")
     steps = sum(one.num_spec_steps for one in telemetries)
     accepted = sum(one.num_accepted_draft_tokens for one in telemetries)

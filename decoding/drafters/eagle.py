@@ -94,7 +94,7 @@ class EagleDrafter(Drafter):
             del self._prompts[slot]
         self._output[unread.index] = filled.last
         summaries = torch.stack([summary for lanes in made for _, summary in lanes])
-        self._summaries[unread.index] = summaries.unflatten(0, (len(made), self.num_lanes))
+        self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
         self.num_forwards += filled.num_forwards
 
     def _pairs(self, probe: Probe, first: Tensor) -> list[tuple[Prefix, Tensor]]:

@@ -43,6 +43,7 @@ NEIGHBOURS = nearest_codes(torch.randn(images.CODES, 8, generator=torch.Generato
 METHODS: dict[str, Make] = {
     "plain": lambda of, kind: Method(NoDrafter(), Chain(1), Exact()),
     "eagle2": lambda of, kind: Method(images.eagle(of), DynamicTree(4, 3, 16), Exact()),
+    "eagle3": lambda of, kind: Method(images.eagle3(of), DynamicTree(4, 3, 16), Exact()),
     "sd-chain": lambda of, kind: Method(images.smaller(of, kind), Chain(5), Exact()),
     "sd-tree": lambda of, kind: Method(images.smaller(of, kind), StaticTree(branching_paths([3, 2, 1])), Exact()),
     "sd-dynamic": lambda of, kind: Method(images.smaller(of, kind), DynamicTree(4, 3, 16), Exact()),

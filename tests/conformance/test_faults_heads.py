@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import decoding.trees.pool as pool
 from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.trees import DynamicTree
+from models.backends.attention import LayerInputs
+from models.heads.eagle3 import Eagle3Network, FirstLayer
 from models.heads.medusa import MedusaHeads
+from models.loading.vocabulary import SlicedHead
 from tests.conformance import checks, heads
 from tests.decoding.trees import test_dynamic as trees
+from tests.models.heads import test_eagle3
 
 Patch = pytest.MonkeyPatch
 
@@ -143,6 +147,64 @@ def picked_drafts_are_judged_as_if_drawn(patch: Patch) -> None:
     patch.setattr(DynamicTree, "finish", with_probs)
 
 
+def features_come_from_another_layer(patch: Patch) -> None:
+    add = LayerInputs.add
+    patch.setattr(LayerInputs, "add", lambda self, index, hidden: add(self, 1 - index, hidden))
+
+
+def draft_ids_are_taken_for_target_ids(patch: Patch) -> None:
+    patch.setattr(
+        Eagle3Network,
+        "output_layer",
+        lambda self, size: nn.Sequential(self.norm, SlicedHead(self.lm_head, torch.arange(len(self.token_ids)), size)),
+    )
+
+
+def states_are_fed_back_normalized(patch: Patch) -> None:
+    forward = Eagle3Network.forward
+
+    def normed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, **kwargs)
+        out.last_hidden_state = self.norm(out.last_hidden_state)
+        return out
+
+    patch.setattr(Eagle3Network, "forward", normed)
+
+
+def the_residual_is_normalized(patch: Patch) -> None:
+    forward = FirstLayer.forward
+
+    def other(self: Any, pairs: Tensor, **kwargs: Any) -> Tensor:
+        self.norm_before_residual = True
+        return forward(self, pairs, **kwargs)
+
+    patch.setattr(FirstLayer, "forward", other)
+
+
+def pairs_of_three_axes_are_counted(patch: Patch) -> None:
+    pairs = EagleDrafter._pairs
+
+    def without_axes(self: Any, probe: Any, first: Tensor) -> Any:
+        self.network.takes_axes, kept = False, self.network.takes_axes
+        made = pairs(self, probe, first)
+        self.network.takes_axes = kept
+        return made
+
+    patch.setattr(EagleDrafter, "_pairs", without_axes)
+
+
+def memory_of_eagle3() -> None:
+    heads.check_memory("llama", "dynamic", kind="eagle3")
+
+
+def memory_on_three_axes() -> None:
+    heads.check_memory("qwen2_5_vl", "chain", kind="eagle3-axes")
+
+
+def recorded_chain() -> None:
+    test_eagle3.test_a_drafted_chain_equals_the_public_code("eagle3_speculators")
+
+
 def memory() -> None:
     heads.check_memory("llama", "dynamic")
 
@@ -171,6 +233,11 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         deeper_nodes_than_a_row_can_use_are_ranked,
         trees.test_a_rows_tree_does_not_depend_on_how_deep_its_neighbours_may_go,
     ),
+    (features_come_from_another_layer, memory_of_eagle3),
+    (draft_ids_are_taken_for_target_ids, recorded_chain),
+    (states_are_fed_back_normalized, recorded_chain),
+    (the_residual_is_normalized, recorded_chain),
+    (pairs_of_three_axes_are_counted, memory_on_three_axes),
     (medusa_starts_one_head_too_far, drafts("medusa")),
     (medusa_reads_the_roots_state_after_every_step, drafts("medusa")),
     (picked_drafts_are_judged_as_if_drawn, picked_drafts_fit),

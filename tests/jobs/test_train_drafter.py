@@ -90,7 +90,7 @@ def command(source: Path, out: Path, *overrides: str) -> list[str]:
     return ["--config", CONFIG, f"source.path={source}", f"output.path={out}", *QUICK, *overrides]
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
 def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +112,10 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     texts = []
     for preset in (kind if kind == "medusa" else "eagle2", "plain"):
         overrides = (f"model.drafter.path={out}",) if preset != "plain" else ()
+        if preset != "plain" and kind == "eagle3":
+            overrides += (
+                "method={drafter: {kind: eagle3}, tree: {kind: dynamic, top_k: 4, depth: 2, total_tokens: 12}}",
+            )
         pair = load(load_preset(CaptionJob, f"zoo_{preset}", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(

@@ -20,6 +20,8 @@ from decoding.contracts import Drafter
 from decoding.drafters import EagleDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.eagle3_training import fresh_eagle3
+from models.llamagen.eagle import pair_rotary
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import OFFICIAL, to_gpt
 from models.llamagen.rotary import GridRotary
@@ -126,6 +128,13 @@ def reference_sampling(sampling: Sampling) -> ReferenceSampling:
 def eagle(of: LlamaGenTarget, seed: int = 0) -> Drafter:
     """An EAGLE drafter with random weights over `of`, one lane for each of its lanes."""
     return EagleDrafter(eagle_network(of, seed), of.head, of.num_lanes, merge_of(of))
+
+
+def eagle3(of: LlamaGenTarget) -> Drafter:
+    """An EAGLE-3 drafter with random weights over `of`, which drafts half of the codes."""
+    rotary = pair_rotary(of.gpt.shape, of.gpt.shape.head_dim)
+    network = fresh_eagle3(of, 0, token_ids=range(0, CODES, 2), feature_layers=(0, 1), rotary=rotary).network
+    return EagleDrafter(network, network.output_layer(of.vocab_size), of.num_lanes, merge_of(of))
 
 
 def eagle_network(of: LlamaGenTarget, seed: int = 0) -> EagleNetwork:

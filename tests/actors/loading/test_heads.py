@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from actors.loading import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from models.heads.eagle import save_eagle
+from models.heads.eagle3 import Eagle3Network
+from models.heads.eagle3_files import save_eagle3
+from models.heads.eagle3_training import fresh_eagle3
 from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
 from models.heads.training import fresh_eagle
 from tests import toys
@@ -27,7 +31,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_eagle(fresh_eagle(toys.target("llava"), 0).network, root / "eagle")
     torch.manual_seed(0)
     save_medusa(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE)), root / "medusa")
+    save_third(root / "eagle3", (type(toys.oracle("llava")).__name__,))
     return root
+
+
+def save_third(folder: Path, architectures: tuple[str, ...], **shape: Any) -> None:
+    """Write an EAGLE-3 head for the toy target, or one of another `shape`."""
+    network = fresh_eagle3(toys.target("llava"), 0, feature_layers=(0, 1)).network
+    if shape:
+        network = Eagle3Network(replace(network.shape, **shape))
+    save_eagle3(network, folder, "toy", architectures, 5)
 
 
 def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
@@ -48,7 +61,7 @@ def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
     )
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
 def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, kind: str) -> None:
     loaded = pair.load(job(folders, kind))
     assert loaded.drafter_id == f"{folders / kind}@{loaded.info.revisions['drafter']}"
@@ -103,6 +116,23 @@ def short(folder: Path) -> None:
         ),
         ("eagle", lambda folder: save_medusa(MedusaHeads(MedusaShape(1, 1, 4, 4)), folder), "must give vocab_size"),
         ("medusa", wide, "no Medusa head"),
+        ("eagle3", wide, "describes no EAGLE-3 head"),
+        (
+            "eagle3",
+            lambda folder: save_third(folder, (), target_hidden_size=16),
+            "reads states of width 16, and the target's are 32 wide",
+        ),
+        (
+            "eagle3",
+            lambda folder: save_third(folder, ("Qwen3ForCausalLM",)),
+            "was trained for Qwen3ForCausalLM, and the target is Llava",
+        ),
+        (
+            "eagle3",
+            lambda folder: save_third(folder, (), feature_layers=(1, 7)),
+            "names the target's state 7, and the target has 2 layers",
+        ),
+        ("eagle", lambda folder: save_third(folder, ()), "EAGLE-1/2|config.json must give"),
     ],
 )
 def test_a_head_for_another_target_is_refused_before_anything_starts(

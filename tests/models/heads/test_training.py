@@ -27,6 +27,7 @@ from models.heads.training import (
     fresh_medusa,
     key_of,
 )
+from models.kv.lanes import LAST
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from tests import toys
 from tests.toys import images as image_toys
@@ -139,6 +140,8 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places
 
 class Knowing:
     """A head given by a table: at position t it ranks the target's likeliest token second, and the right one third."""
+
+    feature_layers = (LAST,)
 
     def __init__(self, target: Any, rank: int) -> None:
         self._target, self._rank = target, rank
