@@ -63,6 +63,24 @@ class Eagle3Drafter(Section):
     kind: Literal["eagle3"] = "eagle3"
 
 
+class VispecDrafter(Section):
+    """A ViSpec head: EAGLE for vision-language models, with an adaptor that compresses each image; `model.drafter`
+    names its checkpoint."""
+
+    kind: Literal["vispec"] = "vispec"
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all if left out."""
+
+
+class MsdDrafter(Section):
+    """An MSD head: EAGLE for vision-language models, whose inputs at visual tokens are the image embeddings;
+    `model.drafter` names its checkpoint."""
+
+    kind: Literal["msd"] = "msd"
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all if left out."""
+
+
 class MedusaDrafter(Section):
     """Medusa heads on the target's last state, one per draft depth; `model.drafter` names their checkpoint."""
 
@@ -128,6 +146,8 @@ Drafter = Annotated[
     | ModelDrafter
     | EagleDrafter
     | Eagle3Drafter
+    | VispecDrafter
+    | MsdDrafter
     | MedusaDrafter
     | BlockDrafter
     | LayerSkipDrafter

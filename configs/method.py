@@ -172,7 +172,7 @@ class Method(Section):
     @property
     def needs_checkpoint(self) -> bool:
         """Whether the drafter needs weights from `model.drafter`."""
-        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "medusa", "block")
+        return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "vispec", "msd", "medusa", "block")
 
     @property
     def drafting(self) -> Method:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from actors.loading.method import num_drafted_levels
 from configs.contexts import CaptionContext
-from configs.drafters import BlockDrafter, Eagle3Drafter, EagleDrafter, LayerSkipDrafter, MedusaDrafter
+from configs.drafters import (
+    BlockDrafter,
+    Eagle3Drafter,
+    EagleDrafter,
+    LayerSkipDrafter,
+    MedusaDrafter,
+    MsdDrafter,
+    VispecDrafter,
+)
 from configs.load import ConfigError
 from configs.method import Method as MethodChoice
 from configs.schema import CaptionJob, Checkpoint, Weights
@@ -27,6 +35,7 @@ from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
 from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
 from models.heads.speculators import WEIGHT_NAMES as SPECULATORS_NAMES
 from models.heads.speculators import read_verifier
+from models.heads.vision_files import load_vision_head, read_vision_shape
 from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
 from models.llamagen.condition import T5Condition, load_t5
@@ -54,7 +63,8 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
     """Return whether `model.drafter` is a head for the target, and not an independent model."""
-    return isinstance(config.method.drafting.drafter, (EagleDrafter, Eagle3Drafter, MedusaDrafter, BlockDrafter))
+    heads = (EagleDrafter, Eagle3Drafter, VispecDrafter, MsdDrafter, MedusaDrafter, BlockDrafter)
+    return isinstance(config.method.drafting.drafter, heads)
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
@@ -75,6 +85,16 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
         _check_block(
             config, head, read_at(WHERE, head, lambda ref: read_block_shape(ref, num_layers)), target, front_end
         )
+    elif isinstance(kind, (VispecDrafter, MsdDrafter)):
+        names = EAGLE_NAMES
+        vision = read_at(WHERE, head, lambda ref: read_vision_shape(ref, kind.kind))
+        if not vision.is_for(target.model_type):
+            raise ConfigError(
+                f"{WHERE}: {head.path} was trained for {vision.model_type}, and the target is {target.model_type}; "
+                f"{ADVICE}"
+            )
+        _check_width(head.path, vision.eagle.llama.hidden_size, hidden_size)
+        _check_tokens(head.path, vision.eagle.llama.vocab_size, front_end)
     elif isinstance(kind, EagleDrafter):
         names = EAGLE_NAMES
         eagle = read_at(WHERE, head, read_eagle_shape)
@@ -90,6 +110,11 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
 def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
     """Raise ConfigError if a drafter is unreadable, or does not fit the image target or the tree; read no weights."""
     kind = config.method.drafting.drafter
+    if isinstance(kind, (VispecDrafter, MsdDrafter)):
+        raise ConfigError(
+            f"method.drafter.kind: {kind.kind} heads are for models that read images, and the target writes images; "
+            "take eagle, eagle3 or medusa"
+        )
     if isinstance(kind, EagleDrafter):
         read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
         return
@@ -152,6 +177,9 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
         assert isinstance(target, Target), "the schema refuses block drafters for images"
         num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
         return read_at(WHERE, weights, lambda ref: load_block(ref, num_layers, weights.dtype, device))
+    if isinstance(kind, (VispecDrafter, MsdDrafter)):
+        embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+        return read_at(WHERE, weights, lambda ref: load_vision_head(ref, kind.kind, embedding, weights.dtype, device))
     if not isinstance(kind, EagleDrafter):
         heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
         tokens = target.front_end if isinstance(target, Target) else target.gpt.shape

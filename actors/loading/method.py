@@ -164,7 +164,7 @@ def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetMod
     if isinstance(choice, choices.LayerSkipDrafter):
         head = None if choice.vocabulary is None else slice_head(target.head, choice.vocabulary, target)
         return LayerSkipDrafter(choice.indices, head, merge)
-    if isinstance(choice, choices.EagleDrafter):
+    if isinstance(choice, (choices.EagleDrafter, choices.VispecDrafter, choices.MsdDrafter)):
         assert isinstance(model, EagleNetwork)
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
     if isinstance(choice, choices.Eagle3Drafter):

@@ -2,9 +2,9 @@
 
 The input at KV position t is a pair (feature of token t, embedding of token t + 1). Committed pairs have the *target's*
 features; tree levels run in scratch positions with the head's own outputs as features. Li et al. 2024 (arXiv
-2401.15077, 2406.16858) and 2025 (arXiv 2503.01840); networks differ in their features, see `models.heads`. Rotary
-positions count the pairs, as in the training of the public heads, or are those of the target's token t. The embedding
-of a visual token is the target's input (the image feature).
+2401.15077, 2406.16858) and 2025 (arXiv 2503.01840); networks differ in their features, and in the pairs that they make
+of a prompt, see `models.heads`. Rotary positions count the pairs, as in the training of the public heads, or are those
+of the target's token t. The embedding of a visual token is the target's input (the image feature).
 
 While drafting is paused, up to one forward of pairs is buffered; a full buffer or the next draft encodes them.
 """
@@ -28,11 +28,11 @@ from models.kv.lanes import LaneModel, SlotBatch
 class EagleDrafter(Drafter):
     """Drafter with an EAGLE `network` and an output layer `head` over its outputs; `num_lanes` is the target's.
 
-    State per slot: `_output` (S, R, D), the network's output at the pending token; `_num_missed` (S,), the number of
-    buffered pairs, with the upper bound `_most_missed` on the host; their `_missed_tokens` (S, P) and
-    `_missed_features` (S, R, P, D); and probes until prefill. State per step: for the root and M scratch positions,
-    `_outputs` (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown nodes, `_column` (b, G): the
-    scratch position + 1, 0 for the root, −1 if not run.
+    State per slot: `_output` (S, R, D), the network's output at the pending token; `_summaries` (S, R, C), the prompt's
+    summary; `_num_missed` (S,), the number of buffered pairs, with the upper bound `_most_missed` on the host; their
+    `_missed_tokens` (S, P) and `_missed_features` (S, R, P, D); and probes until prefill. State per step: for the root
+    and M scratch positions, `_outputs` (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown
+    nodes, `_column` (b, G): the scratch position + 1, 0 for the root, −1 if not run.
     """
 
     name = "eagle"
@@ -58,6 +58,7 @@ class EagleDrafter(Drafter):
         self._max_prefill_tokens = spec.max_prefill_tokens
         weight = self.network.embed_tokens.weight
         self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
+        self._summaries = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.summary_size)
         self._missed_tokens = torch.zeros(spec.num_slots, widest, dtype=torch.long, device=weight.device)
         self._missed_features: Tensor | None = None
         self._num_missed = torch.zeros(spec.num_slots, dtype=torch.long, device=weight.device)
@@ -86,16 +87,20 @@ class EagleDrafter(Drafter):
         unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
         if not unread.ids:
             return
-        pairs = [self._pairs(*self._prompts[slot]) for slot in unread.ids]
+        made = [self._pairs(*self._prompts[slot]) for slot in unread.ids]
+        pairs = [[prefix for prefix, _ in lanes] for lanes in made]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
         for slot in unread.ids:
             del self._prompts[slot]
         self._output[unread.index] = filled.last
+        summaries = torch.stack([summary for lanes in made for _, summary in lanes])
+        self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
         self.num_forwards += filled.num_forwards
 
-    def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
-        """Return the prompt as pairs for each lane: position t has feature t and token t + 1; the last token is the
-        `first` generated one. The target's padding is included, as in the training of the public heads."""
+    def _pairs(self, probe: Probe, first: Tensor) -> list[tuple[Prefix, Tensor]]:
+        """Return the prompt as pairs with its summary (C,) for each lane: position t has feature t and token t + 1; the
+        last token is the `first` generated one. The target's padding is included, as in the training of the public
+        heads."""
         assert probe.features is not None, "an EAGLE head needs hidden states of the target's prefill"
         prefix = probe.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
@@ -106,12 +111,10 @@ class EagleDrafter(Drafter):
         positions = torch.arange(prefix.length, device=inputs.device)
         if self.network.takes_axes:
             positions = prefix.positions
-        nothing = torch.zeros_like(visual)
+        prompt = Prefix(tokens, inputs, positions, visual)
+        made = [self.network.pair(prompt, features) for features in self.network.project(probe.features)]
         # Samples with equal prompts share their probe, and differ only in the first generated token.
-        return [
-            Prefix(tokens, self.network.fuse(inputs, features), positions, nothing).of((id(probe), lane))
-            for lane, features in enumerate(self.network.project(probe.features))
-        ]
+        return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -210,8 +213,10 @@ class EagleDrafter(Drafter):
     ) -> Tensor:
         """Run pairs of `tokens` (b, N) and `features` (b, R, N, D); return outputs (b, R, N, D)."""
         embeds = self._embed(tokens)[:, None].expand(-1, features.shape[1], -1, -1)
+        summaries = slots.of(self._summaries)[:, :, None].expand(-1, -1, features.shape[2], -1)
         self.num_forwards += 1
-        return self.lanes.forward_embeds(slots, self.network.fuse(embeds, features).flatten(0, 1), depth, sees, offset)
+        pairs = self.network.fuse(embeds, features, summaries)
+        return self.lanes.forward_embeds(slots, pairs.flatten(0, 1), depth, sees, offset)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         """Return token embeddings; tokens outside the network's vocabulary become token 0."""

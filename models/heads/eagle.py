@@ -7,8 +7,8 @@ from which the target's head computes logits for token t + 2. Li et al. 2024 (ar
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from models.heads import files
+from models.inputs.prefix import Prefix
 from models.kv.lanes import LAST
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
@@ -33,16 +34,23 @@ _READ = (*_WRITTEN, "rope_theta", "rope_scaling")
 Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Converts a file's tensors to the network's or back, for model families whose files order weights differently."""
 # Redundant buffers of old files; they are computed from the configuration.
-_IGNORED = ("rotary_emb.inv_freq",)
+IGNORED = ("rotary_emb.inv_freq",)
+_SIGNS = (
+    ("eagle3", "an EAGLE-3 head", ("midlayer.", "d2t", "t2d")),
+    ("vispec", "a ViSpec head", ("imadpt.", "img_fc.")),
+)
+"""Drafter kind, name, and first letters of the tensors that only this kind has."""
 
 
 @dataclass(frozen=True)
 class EagleShape:
-    """Configuration of the layer; `bias` is for `fc`, `qkv_bias` for the query, key and value projections."""
+    """Configuration of the layer; `bias` is for `fc`, `qkv_bias` for the query, key and value projections, and
+    `input_norm` is whether there is a norm before attention."""
 
     llama: LlamaConfig
     bias: bool
     qkv_bias: bool
+    input_norm: bool = False
 
     @staticmethod
     def of(data: dict[str, Any], where: str) -> EagleShape:
@@ -100,11 +108,14 @@ class LlamaStack(nn.Module):
 class FeatureStack(LlamaStack):
     """Base of EAGLE networks: layers over pairs of a feature and a token embedding, whose output is the next feature.
 
-    `project` is called once for features of the target, `fuse` for every pair.
+    `project` is called once for features of the target, `fuse` for every pair, and `pair` for a prompt. A network may
+    summarize a prompt, for `fuse` of all later pairs of the sample.
     """
 
     vocab_size: int
     hidden_size: int
+    summary_size: int = 0
+    """Width C of the summary of a prompt; 0 for none."""
     feature_layers: tuple[int, ...] = (LAST,)
     """States of the target that are features, see `models.kv.lanes.LaneModel`."""
     takes_axes: bool = False
@@ -115,8 +126,20 @@ class FeatureStack(LlamaStack):
         return features
 
     @abstractmethod
-    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """Fuse token embeddings (…, D) with states of the preceding tokens (…, D) to inputs of the layers."""
+    def fuse(self, embeds: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
+        """Fuse token embeddings (…, D) with states of the preceding tokens (…, D) to inputs of the layers.
+
+        `summary` (…, C) is that of the prompt before these tokens; None is zeros.
+        """
+
+    def pair(self, prompt: Prefix, features: Tensor) -> tuple[Prefix, Tensor]:
+        """Return the inputs of the layers for a prompt, and the summary (C,) for later pairs.
+
+        Row t of `prompt` has token t + 1 with its embedding, row t of `features` (L, D) the state of token t. The
+        result may have fewer rows; none of them is marked visual.
+        """
+        inputs = self.fuse(prompt.embeds, features)
+        return replace(prompt, embeds=inputs, visual=torch.zeros_like(prompt.visual)), inputs.new_zeros(0)
 
 
 class EagleNetwork(FeatureStack):
@@ -134,7 +157,8 @@ class EagleNetwork(FeatureStack):
         self.embed_tokens = nn.Embedding(self.vocab_size, self.hidden_size)
         self.fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=shape.bias)
         layer = LlamaDecoderLayer(self.config, 0)
-        layer.input_layernorm = nn.Identity()
+        if not shape.input_norm:
+            layer.input_layernorm = nn.Identity()
         if shape.qkv_bias:
             for name in ("q_proj", "k_proj", "v_proj"):
                 plain = getattr(layer.self_attn, name)
@@ -143,7 +167,7 @@ class EagleNetwork(FeatureStack):
         self.norm = nn.Identity()
         self.rotary = LlamaRotaryEmbedding(self.config) if rotary is None else rotary
 
-    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         """See `FeatureStack.fuse`; inputs are (…, D)."""
         dtype = self.fc.weight.dtype
         fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
@@ -175,7 +199,7 @@ def load_eagle(
     weights = files.read_tensors(files.weight_file(folder, WEIGHT_NAMES))
     _check(ref, shape, files.shapes_of(weights))
     network = EagleNetwork(shape, rotary)
-    weights = {name: value for name, value in weights.items() if not name.endswith(_IGNORED)}
+    weights = {name: value for name, value in weights.items() if not name.endswith(IGNORED)}
     network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
     return network.requires_grad_(False).eval()
@@ -206,11 +230,17 @@ def _shape(ref: CheckpointRef, folder: Path) -> EagleShape:
     raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
 
 
+def expect_kind(where: str, names: Iterable[str], kind: str) -> None:
+    """Raise CheckpointError if tensors with these names belong to a head of another kind of drafter than `kind`."""
+    for other, what, signs in _SIGNS:
+        if other != kind and any(name.startswith(signs) for name in names):
+            raise CheckpointError(f"{where}: this is {what}; set method.drafter.kind to {other}")
+
+
 def _check(ref: CheckpointRef, shape: EagleShape, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless the tensors of a file have the names and shapes of `shape`."""
-    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in shapes):
-        raise CheckpointError(f"{ref.path}: this is an EAGLE-3 head; set method.drafter.kind to eagle3")
+    expect_kind(ref.path, shapes, "eagle")
     with torch.device("meta"):
         expected = files.shapes_of(EagleNetwork(shape, nn.Identity()).state_dict())
-    found = {name: size for name, size in shapes.items() if not name.endswith(_IGNORED)}
+    found = {name: size for name, size in shapes.items() if not name.endswith(IGNORED)}
     files.expect_shapes(ref.path, found, expected)

@@ -151,7 +151,7 @@ class Eagle3Network(FeatureStack):
         projected: Tensor = self.fc(features)
         return projected
 
-    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
+    def fuse(self, embeds: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
         """See `FeatureStack.fuse`; inputs are (…, 2D), the embedding first."""
         dtype = self.fc.weight.dtype
         return torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -86,6 +87,17 @@ class Prefix:
     def position_offset(self) -> Tensor:
         """Next rotary position minus `num_kept`, on the device."""
         return self.next_position - self.num_kept
+
+
+def visual_runs(visual: Tensor) -> list[tuple[int, int]]:
+    """Return start and end of every run of visual tokens in a mask (L,), after a device synchronization."""
+    runs, start = [], 0
+    for is_visual, group in groupby(visual.tolist()):
+        end = start + len(list(group))
+        if is_visual:
+            runs.append((start, end))
+        start = end
+    return runs
 
 
 class _ReachedDecoder(Exception):

@@ -31,7 +31,8 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import LAST, LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
-from tests.conformance import checks
+from tests.conformance import checks, vision_heads
+from tests.conformance.vision_heads import Inputs
 
 NUM_HEADS = 4
 PROMPT_TOKENS, TEXT_TOKENS = 6, 24
@@ -101,6 +102,8 @@ def eagle3(family: str, has_axes: bool = False) -> Eagle3Network:
 
 NETWORKS: dict[str, Callable[[str], FeatureStack]] = {
     "eagle": eagle,
+    "vispec": cache(lambda family: vision_heads.vispec(eagle(family))),
+    "msd": cache(lambda family: vision_heads.msd(eagle(family))),
     "eagle3": eagle3,
     "eagle3-axes": lambda family: eagle3(family, has_axes=True),
 }
@@ -245,15 +248,17 @@ def pair_positions(network: FeatureStack, prefix: Prefix, length: int) -> Tensor
     return torch.cat([prefix.positions, later + prefix.axis_offsets[:, None]], dim=-1)
 
 
-def true_pairs(network: FeatureStack, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Tensor:
-    """The expected inputs of the head: position t is feature t with the embedding of token t + 1; (L, D)."""
+def true_pairs(network: FeatureStack, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Inputs:
+    """The expected inputs of the head: pair t is feature t with the embedding of token t + 1."""
     states = network.project(true_features(network.feature_layers, family, request, tokens[:-1]))
     rows = [
         prefix.embeds[column] if prefix.visual[column] else network.embed_tokens(prefix.token_ids[column])
         for column in range(1, prefix.length)
     ]
     embeds = torch.stack([*rows, *network.embed_tokens(torch.tensor(tokens))])
-    return network.fuse(embeds, states)
+    visual = [*prefix.visual[1:].tolist(), *(False for _ in tokens)]
+    positions = pair_positions(network, prefix, len(embeds))
+    return vision_heads.inputs_of(network, embeds, states, visual, positions)
 
 
 @torch.no_grad()
@@ -272,12 +277,12 @@ def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Reques
             request = progress.request
             prefix = engine.target.encode(request.prompt, request.images, request.videos)
             pairs = true_pairs(drafter.network, family, request, prefix, progress.token_ids)
-            length = pairs.shape[0]
+            length = len(pairs.rows)
             row = drafter.lanes.first_row_of(slot)
             assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)
             fresh = LaneModel(drafter.network, drafter.head, 1, 1, length)
             marks = torch.zeros(length, dtype=torch.long)
-            whole = Prefix(marks, pairs, pair_positions(drafter.network, prefix, length), marks > 0)
+            whole = Prefix(marks, pairs.rows, pairs.positions, marks > 0)
             prefill = fresh.admit(SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (0,)), [[whole]])
             for mine, theirs in zip(
                 (*drafter.lanes.cache.keys, *drafter.lanes.cache.values),
@@ -327,9 +332,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
                 if not below or not made.valid[row, node]:
                     continue
                 path = line(made, row, node)
-                logits = (
-                    results[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path, prefix)
-                )
+                logits = results[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
                 best = logits.topk(len(below) + 1)
                 if float((best.values[:-1] - best.values[1:]).min()) < 1e-3:
                     continue  # closer than rounding
@@ -341,14 +344,11 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
     assert counted[0] > 40, counted
 
 
-def slow_logits(network: FeatureStack, head: Any, pairs: Tensor, path: list[int], prefix: Prefix) -> Tensor:
+def slow_logits(network: FeatureStack, head: Any, pairs: Inputs, path: list[int]) -> Tensor:
     """The head's logits after a drafted path; each token is encoded with the output at the token before it."""
-    inputs = pairs
     for token in [*path, None]:
-        positions = pair_positions(network, prefix, inputs.shape[0])[..., None, :]
-        output = network(inputs[None], positions).last_hidden_state[0, -1]
+        output = network(pairs.rows[None], pairs.positions[..., None, :]).last_hidden_state[0, -1]
         if token is None:
             return head(output)
-        more = network.fuse(network.embed_tokens(torch.tensor(token)), output)
-        inputs = torch.cat([inputs, more[None]])
+        pairs = pairs.then(network, network.embed_tokens(torch.tensor(token)), output)
     raise AssertionError("unreachable")

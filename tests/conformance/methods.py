@@ -112,6 +112,8 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     # The drafter runs more nodes than the tree keeps.
     "layer-skip-dynamic": (skipping([0], lambda: DynamicTree(4, 3, 5)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
+    "vispec": (headed("vispec", lambda: DynamicTree(4, 3, 16)), ("llava", "qwen2_5_vl")),
+    "msd": (headed("msd", bush), ("llava", "qwen2_5_vl")),
     "medusa": (headed("medusa", bush), ("llama",)),
     "block": (blocks(lambda: Chain(4)), ("llama", "llava", "qwen2_5_vl")),
     "block-tree": (blocks(bush), ("llama", "llava", "qwen2_5_vl")),

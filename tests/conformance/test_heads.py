@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3 and Medusa heads with every tree: the output equals the target's, and drafts equal the heads'."""
+"""Heads with every tree: the output equals the target's, and drafts equal those of slow heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decoding.acceptance import Rejection
 from decoding.trees import DynamicTree
 from tests.conformance import checks, heads
 
-KINDS = ("eagle", "eagle3", "medusa")
+KINDS = ("eagle", "eagle3", "vispec", "msd", "medusa")
 MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 
 
@@ -26,6 +26,13 @@ MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
         ("eagle3", "qwen3_vl", "dynamic", 4),
         ("eagle3-axes", "qwen2_5_vl", "dynamic", 4),
         ("eagle3-axes", "qwen2_5_vl", "chain", 9),
+        ("vispec", "llava", "dynamic", 1),
+        ("vispec", "llava", "ragged", 9),
+        ("vispec", "qwen2_5_vl", "dynamic", 4),
+        ("vispec", "qwen2_5_vl", "chain", 9),
+        ("msd", "llava", "chain", 1),
+        ("msd", "llava", "dynamic", 9),
+        ("msd", "qwen2_5_vl", "ragged", 4),
         ("medusa", "llama", "chain", 4),
         ("medusa", "llava", "dynamic", 9),
         ("medusa", "llava", "branching", 1),
@@ -50,6 +57,10 @@ def test_drafts_are_refused_at_several_depths_and_younger_siblings_are_taken(kin
         ("eagle", "llama", "branching"),
         ("eagle3", "llava", "dynamic"),
         ("eagle3-axes", "qwen2_5_vl", "branching"),
+        ("vispec", "llava", "dynamic"),
+        ("vispec", "qwen2_5_vl", "dynamic"),
+        ("msd", "llava", "branching"),
+        ("msd", "qwen2_5_vl", "dynamic"),
         ("medusa", "llava", "dynamic"),
     ],
 )
@@ -59,15 +70,32 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(kind: str, fami
 
 @pytest.mark.parametrize("sampling", [Sampling(), MIXED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    ("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("eagle3", "ragged"), ("medusa", "dynamic")]
+    ("kind", "tree"),
+    [
+        ("eagle", "dynamic"),
+        ("eagle", "ragged"),
+        ("eagle3", "ragged"),
+        ("vispec", "dynamic"),
+        ("msd", "ragged"),
+        ("medusa", "dynamic"),
+    ],
 )
 def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: Sampling) -> None:
     heads.check_independence(kind, "llava", tree, sampling)
 
 
-@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("eagle3", "dynamic"), ("medusa", "chain")])
-def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, tree: str) -> None:
-    heads.check_eos(kind, "llama", tree)
+@pytest.mark.parametrize(
+    ("kind", "family", "tree"),
+    [
+        ("eagle", "llama", "dynamic"),
+        ("eagle3", "llama", "dynamic"),
+        ("vispec", "llava", "dynamic"),
+        ("msd", "llava", "chain"),
+        ("medusa", "llama", "chain"),
+    ],
+)
+def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, family: str, tree: str) -> None:
+    heads.check_eos(kind, family, tree)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +106,10 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, tree: s
         ("eagle", "qwen2_5_vl", "chain"),
         ("eagle3", "llava", "ragged"),
         ("eagle3-axes", "qwen2_5_vl", "dynamic"),
+        ("vispec", "llava", "ragged"),
+        ("vispec", "qwen2_5_vl", "dynamic"),
+        ("msd", "llava", "dynamic"),
+        ("msd", "qwen2_5_vl", "chain"),
     ],
 )
 def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind: str, family: str, tree: str) -> None:
@@ -91,6 +123,10 @@ def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind
         ("eagle", "llava", "ragged"),
         ("eagle3", "llava", "dynamic"),
         ("eagle3-axes", "qwen2_5_vl", "ragged"),
+        ("vispec", "llava", "dynamic"),
+        ("vispec", "qwen2_5_vl", "ragged"),
+        ("msd", "llava", "ragged"),
+        ("msd", "qwen2_5_vl", "dynamic"),
         ("medusa", "llava", "dynamic"),
         ("medusa", "llava", "chain"),
     ],

@@ -36,6 +36,8 @@ from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticT
 from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.msd import MsdNetwork
+from models.heads.vispec import VispecNetwork
 from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
@@ -103,6 +105,8 @@ METHODS: dict[str, Parts] = {
     "block": (lambda target, _: block_drafter(target), lambda: Chain(4), Exact),
     "block-dynamic": (lambda target, _: block_drafter(target), lambda: DynamicTree(4, 3, 16), Exact),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "msd": (lambda target, _: EagleDrafter(MsdNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "vispec": (lambda target, _: EagleDrafter(VispecNetwork(EAGLE, 3), target.head), bush, Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
 }
 
@@ -129,6 +133,8 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
     # Loading may look at values; only the step must not.
     for check in ("check_decoder", "prove"):
         monkeypatch.setattr(f"models.target.{check}", lambda *_: None)
+    # The prefill of this head reads the places of visual tokens; here they are known.
+    monkeypatch.setattr("models.heads.vispec.visual_runs", lambda _: [(0, 1)])
     make_drafter, make_tree, make_rule = METHODS[name]
     tokenizer = toys.front_end("llama")
     policy, rule = make_tree(), make_rule()
