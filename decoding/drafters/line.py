@@ -1,0 +1,25 @@
+"""Converts a line of certain drafts, one per depth, to the logits of a frontier's children."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decoding.tree import Frontier
+
+NO_TOKEN = -1
+"""Placeholder for visual tokens and positions without a token; it matches no token and is never proposed."""
+
+
+def follow_line(frontier: Frontier, line: Tensor, vocab_size: int) -> Tensor:
+    """Return the logits (b, F, V) of the frontier's children: 0 at the token that `line` (b, D) has for their depth,
+    −inf elsewhere.
+
+    Column d of `line` has depth d + 1, and D is more than the frontier's depth. Nodes whose path differs from the line,
+    and nodes whose next token is not in the vocabulary, such as `NO_TOKEN`, get no children.
+    """
+    token = line[:, frontier.depth]
+    # A node whose path differs from the line has no children.
+    on_line = (frontier.path == line[:, None, : frontier.depth]).all(dim=-1)
+    one_hot = torch.arange(vocab_size, device=token.device) == token[:, None]
+    return torch.where(one_hot[:, None] & on_line[:, :, None], 0.0, -torch.inf)
