@@ -63,7 +63,8 @@ class ImageModel(Section):
     """A LlamaGen checkpoint: a published `.pt` file, a folder of LANTERN or of this project, or a hub id
     `owner/name/file`."""
     drafter: Weights | None = None
-    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafter `none`."""
+    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafters `none`, `lookup`, `jacobi` and
+    `suffix`."""
     vq: Weights | None = None
     """The VQ model; not needed without images, unless the acceptance is `lantern`."""
     condition: TextEncoder | None = None

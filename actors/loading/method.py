@@ -22,7 +22,15 @@ from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditi
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
-from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import (
+    EagleDrafter,
+    JacobiDrafter,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NoDrafter,
+    SuffixDrafter,
+)
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths
@@ -151,6 +159,11 @@ def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetMod
         return NoDrafter()
     if isinstance(choice, choices.LookupDrafter):
         return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+    if isinstance(choice, choices.SuffixDrafter):
+        return SuffixDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.max_corpus_tokens)
+    if isinstance(choice, choices.JacobiDrafter):
+        assert choice.fill == "repeat" or target.grid is not None, "the schema allows 'above' for image models only"
+        return JacobiDrafter(target.grid if choice.fill == "above" else None)
     if isinstance(choice, choices.EagleDrafter):
         assert isinstance(model, EagleNetwork)
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)

@@ -1,9 +1,19 @@
 """Drafters: propose draft tokens."""
 
 from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.jacobi import JacobiDrafter
 from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
+from decoding.drafters.suffix import SuffixDrafter
 
-__all__ = ["EagleDrafter", "LookupDrafter", "MedusaDrafter", "ModelDrafter", "NoDrafter"]
+__all__ = [
+    "EagleDrafter",
+    "JacobiDrafter",
+    "LookupDrafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "NoDrafter",
+    "SuffixDrafter",
+]

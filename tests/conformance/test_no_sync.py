@@ -20,7 +20,15 @@ from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
-from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import (
+    EagleDrafter,
+    JacobiDrafter,
+    LookupDrafter,
+    MedusaDrafter,
+    ModelDrafter,
+    NoDrafter,
+    SuffixDrafter,
+)
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.step import run_step
@@ -76,6 +84,9 @@ METHODS: dict[str, Parts] = {
     "dynamic": (one, lambda: DynamicTree(4, 3, 16), Exact),
     "dynamic-rejection": (one, lambda: DynamicTree(4, 3, 16), Rejection),
     "lookup": (lambda *_: LookupDrafter(), bush, Exact),
+    "jacobi": (lambda *_: JacobiDrafter(), lambda: Chain(4), Exact),
+    "jacobi-above": (lambda *_: JacobiDrafter(grid=3), lambda: Chain(4), Typical),
+    "suffix": (lambda *_: SuffixDrafter(), lambda: Chain(4), Exact),
     "lvspec": (one, lambda: Chain(5), LVSpec),
     "lvspec-tree": (one, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
     "fly": (one, lambda: Chain(6), Fly),
