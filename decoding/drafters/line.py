@@ -18,8 +18,9 @@ def follow_line(frontier: Frontier, line: Tensor, vocab_size: int) -> Tensor:
     Column d of `line` has depth d + 1, and D is more than the frontier's depth. Nodes whose path differs from the line,
     and nodes whose next token is not in the vocabulary, such as `NO_TOKEN`, get no children.
     """
-    token = line[:, frontier.depth]
-    # A node whose path differs from the line has no children.
+    token = line[:, None, frontier.depth]
     on_line = (frontier.path == line[:, None, : frontier.depth]).all(dim=-1)
-    one_hot = torch.arange(vocab_size, device=token.device) == token[:, None]
-    return torch.where(one_hot[:, None] & on_line[:, :, None], 0.0, -torch.inf)
+    is_drafted = on_line & (token >= 0) & (token < vocab_size)
+    logits = torch.full((*is_drafted.shape, vocab_size), -torch.inf, device=line.device)
+    places = token.clamp(0, vocab_size - 1).expand_as(is_drafted)[:, :, None]
+    return logits.scatter_(2, places, torch.where(is_drafted, 0.0, -torch.inf)[:, :, None])

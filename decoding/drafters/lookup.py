@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
@@ -106,9 +107,9 @@ def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, l
     matched = torch.zeros_like(text)
     for back in range(max_tokens):
         suffix = text.gather(1, (last - back).clamp_min(0))
-        earlier = text.gather(1, (place - back).clamp_min(0))
-        alive = alive & (earlier == suffix) & (earlier >= 0) & (place >= back)
-        matched = matched + alive.long()
+        equal = (text == suffix) & (suffix >= 0)
+        alive = alive & F.pad(equal, (back, 0))[:, :num_places]
+        matched += alive
     nearness = place if latest else num_places - 1 - place
     score = torch.where(matched >= min_tokens, matched * num_places + nearness, -1)
     best = score.max(dim=1)

@@ -20,23 +20,24 @@ from models.kv.lanes import SlotBatch
 
 
 class SuffixDrafter(LookupDrafter):
-    """Drafter that copies from the row's own text, or from finished outputs of at most `max_corpus_tokens` tokens.
+    """Drafter that copies from the row's own text, or from the finished outputs of a corpus.
 
-    A step sees the outputs that the engine had passed to `finished` when the step was launched and the index was last
-    rebuilt: the drafts depend on the outputs that ended before, the tokens under exact acceptance do not. The index is
-    on the device, in tensors of constant size: `_corpus_text` (C + D,), `_keys` and `_starts` (M, C).
+    A step sees the outputs that were passed to `finished` before the last rebuild of the index: drafts depend on the
+    outputs that ended before, tokens under exact acceptance do not. `corpus` holds these outputs; an engine that
+    follows another one may continue with its corpus. The index is on the device, in tensors of constant size:
+    `_corpus_text` (C + D,), `_keys` and `_starts` (M, C).
     """
 
     name = "suffix"
 
-    def __init__(self, min_ngram_tokens: int = 1, max_ngram_tokens: int = 8, max_corpus_tokens: int = 65_536) -> None:
+    def __init__(self, min_ngram_tokens: int = 1, max_ngram_tokens: int = 8, corpus: Corpus | None = None) -> None:
         super().__init__(min_ngram_tokens, max_ngram_tokens)
-        self.max_corpus_tokens = max_corpus_tokens
+        self.corpus = corpus or Corpus()
 
     def open(self, spec: EngineSpec) -> None:
         super().open(spec)
-        self._corpus = Corpus(self.max_corpus_tokens)
-        capacity, shape, device = self.max_corpus_tokens, (self.max_ngram_tokens, self.max_corpus_tokens), spec.device
+        capacity, device = self.corpus.max_tokens, spec.device
+        shape = (self.max_ngram_tokens, capacity)
         self._corpus_text = torch.full((capacity + spec.max_levels,), SEPARATOR, dtype=torch.long, device=device)
         self._keys = torch.full(shape, NO_KEY, dtype=torch.long, device=device)
         self._starts = torch.zeros(shape, dtype=torch.long, device=device)
@@ -44,17 +45,21 @@ class SuffixDrafter(LookupDrafter):
         self._sizes = torch.arange(1, self.max_ngram_tokens + 1, device=device)
         # Number of steps whose match is in finished outputs.
         self._num_shared = torch.zeros(spec.num_slots, dtype=torch.long, device=device)
+        self._rebuild()
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         super().admit(slots, first, probes)
         self._num_shared[slots.index] = 0
 
     def finished(self, token_ids: Sequence[int]) -> None:
-        if self._corpus.add(token_ids):
-            index = self._corpus.build(self.max_ngram_tokens, self._max_levels)
-            self._corpus_text[: self.max_corpus_tokens].copy_(torch.from_numpy(index.text))
-            self._keys.copy_(torch.from_numpy(index.keys))
-            self._starts.copy_(torch.from_numpy(index.starts))
+        if self.corpus.add(token_ids):
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        index = self.corpus.build(self.max_ngram_tokens, self._max_levels)
+        self._corpus_text[: self.corpus.max_tokens].copy_(torch.from_numpy(index.text))
+        self._keys.copy_(torch.from_numpy(index.keys))
+        self._starts.copy_(torch.from_numpy(index.starts))
 
     def _find(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
         own, own_matched = super()._find(slots)
@@ -70,7 +75,7 @@ class SuffixDrafter(LookupDrafter):
         last = self._text[slots.index].gather(1, places.clamp_min(0))  # (b, M), the last token first
         is_text = ((places >= 0) & (last >= 0)).cumprod(dim=1).bool()
         wanted = ((last + 1) * self._factors).cumsum(dim=1).T.contiguous()  # (M, b)
-        found = torch.searchsorted(self._keys, wanted).clamp_max(self.max_corpus_tokens - 1)
+        found = torch.searchsorted(self._keys, wanted).clamp_max(self.corpus.max_tokens - 1)
         is_found = (self._keys.gather(1, found) == wanted) & is_text.T
         matched = torch.where(is_found, sizes[:, None], 0).amax(dim=0)
         matched = torch.where(matched >= self.min_ngram_tokens, matched, 0)

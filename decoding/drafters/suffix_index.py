@@ -49,7 +49,7 @@ class Corpus:
     Of a longer output, the last tokens are kept. The contents depend only on the sequence of outputs.
     """
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int = 65_536) -> None:
         assert max_tokens >= 2, max_tokens
         self.max_tokens = max_tokens
         self._outputs: deque[Ints] = deque()

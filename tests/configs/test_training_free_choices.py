@@ -15,6 +15,7 @@ from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.drafters import JacobiDrafter, SuffixDrafter
+from decoding.drafters.suffix_index import Corpus
 from tests import toys
 from tests.toys import images
 
@@ -92,4 +93,15 @@ def test_suffix_is_built_with_its_options() -> None:
     options = {"min_ngram_tokens": 2, "max_ngram_tokens": 5, "max_corpus_tokens": 512}
     made = build_method(method(drafter={**SUFFIX, **options}), None, toys.target("llama")).drafter
     assert isinstance(made, SuffixDrafter)
-    assert {name: getattr(made, name) for name in options} == options
+    assert (made.min_ngram_tokens, made.max_ngram_tokens, made.corpus.max_tokens) == (2, 5, 512)
+
+
+def test_engines_of_one_pair_share_their_finished_outputs_and_others_do_not() -> None:
+    corpora: dict[int, Corpus] = {}
+    target, choice = toys.target("llama"), method(drafter=SUFFIX)
+    first, second = (build_method(choice, None, target, None, corpora).drafter for _ in range(2))
+    other_size = build_method(method(drafter={**SUFFIX, "max_corpus_tokens": 512}), None, target, None, corpora).drafter
+    alone = build_method(choice, None, target).drafter
+    assert all(isinstance(one, SuffixDrafter) for one in (first, second, other_size, alone))
+    assert first.corpus is second.corpus  # type: ignore[attr-defined]
+    assert len({id(one.corpus) for one in (first, other_size, alone)}) == 3  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
 from decoding.drafters import JacobiDrafter, LookupDrafter, ModelDrafter, NoDrafter, SuffixDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
+from decoding.drafters.suffix_index import Corpus
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from decoding.trees.static import SPECVLM_PATHS
 from models.loading.vocabulary import SlicedHead
@@ -97,7 +98,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "tabed-vocabulary": (sliced(MT, bush, policy="error"), VISUAL),
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
     "jacobi": (lambda _: Method(JacobiDrafter(), five(), Exact()), EVERY),
-    "suffix": (lambda _: Method(SuffixDrafter(max_corpus_tokens=64), five(), Exact()), EVERY),
+    "suffix": (lambda _: Method(SuffixDrafter(corpus=Corpus(64)), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
     "medusa": (headed("medusa", bush), ("llama",)),

@@ -128,8 +128,15 @@ def a_match_of_one_token_replaces_the_rows_own(patch: Patch) -> None:
 
 
 def the_corpus_grows_without_a_limit(patch: Patch) -> None:
-    made = suffix_index.Corpus.__init__
-    patch.setattr(suffix_index.Corpus, "__init__", lambda self, size: made(self, 4 * size))
+    add = suffix_index.Corpus.add
+
+    def unlimited(self: Any, token_ids: Any) -> bool:
+        limit, self.max_tokens = self.max_tokens, 1 << 20
+        due = add(self, token_ids)
+        self.max_tokens = limit
+        return due
+
+    patch.setattr(suffix_index.Corpus, "add", unlimited)
 
 
 def accepts() -> None:

@@ -138,7 +138,7 @@ def test_long_texts_of_many_tokens_are_indexed_exactly() -> None:
 
 def opened(*texts: list[int], finished: Outputs = (), **options: int) -> tuple[SuffixDrafter, SlotBatch]:
     """A drafter whose slots hold the texts; the last token of each is the target's first."""
-    drafter = SuffixDrafter(**options)
+    drafter = SuffixDrafter(corpus=Corpus(options.pop("size", 512)), **options)
     drafter.open(blocks.spec(max_levels=4))
     for output in finished:
         drafter.finished(output)
@@ -203,9 +203,19 @@ def test_telemetry_counts_matches_their_length_and_their_source() -> None:
     assert drafter.extras(0)["suffix_shared_match_rate"] == 0.0
 
 
+def test_an_engine_that_follows_another_one_continues_with_its_outputs() -> None:
+    drafter, _ = opened([4, 5], finished=[[5, 6, 7, 8], [20, 21]])
+    follower = SuffixDrafter(corpus=drafter.corpus)
+    follower.open(blocks.spec(max_levels=4))
+    slots = blocks.slots(0)
+    nothing = torch.zeros(0, dtype=torch.long)
+    follower.admit(slots, torch.tensor([5]), [Probe(Prefix(nothing, torch.zeros(0, 4), nothing, nothing > 0))])
+    assert drafts(follower, slots) == [[6, 7, 8]]
+
+
 @pytest.mark.parametrize("size", [2, 7, 300])
 def test_tensors_of_the_index_never_change_their_size(size: int) -> None:
-    drafter, _ = opened([1, 2], max_corpus_tokens=size)
+    drafter, _ = opened([1, 2], size=size)
     tensors = (drafter._corpus_text, drafter._keys, drafter._starts)
     before = [(one.data_ptr(), one.shape) for one in tensors]
     for number in range(30):
