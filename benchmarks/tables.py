@@ -12,7 +12,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import ablations, auto, backend_pieces, decode, pipeline, processors, scheduling, speed_plots, synthetic
+from benchmarks import (
+    ablations,
+    auto,
+    backend_pieces,
+    decode,
+    pipeline,
+    processors,
+    scheduling,
+    speed_plots,
+    suffix_history,
+    synthetic,
+)
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.harness import results as files
@@ -40,6 +51,7 @@ SOURCES = {
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "processors": processors.TABLES,
     "auto": auto.TABLES,
+    "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
 }

@@ -14,6 +14,12 @@ MAX_LAYERS = 1000
 """Most layers of a target, for options that name layers."""
 
 
+def check_ngrams(shortest: int, longest: int) -> None:
+    """Raise ValueError if the shortest match is longer than the longest."""
+    if shortest > longest:
+        raise ValueError(f"min_ngram_tokens {shortest} is above max_ngram_tokens {longest}")
+
+
 class DraftVocabulary(Section):
     """The draft vocabulary: the drafter's output layer keeps only the rows of these tokens and of EOS tokens."""
 
@@ -135,9 +141,35 @@ class LookupDrafter(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> LookupDrafter:
-        shortest, longest = self.min_ngram_tokens, self.max_ngram_tokens
-        if shortest > longest:
-            raise ValueError(f"min_ngram_tokens {shortest} is above max_ngram_tokens {longest}")
+        check_ngrams(self.min_ngram_tokens, self.max_ngram_tokens)
+        return self
+
+
+class JacobiDrafter(Section):
+    """Speculative Jacobi decoding: drafts the target's own choices of the previous step. The tree must be a chain, and
+    acceptance must be `exact`, `rejection`, `typical` or `lantern`."""
+
+    kind: Literal["jacobi"] = "jacobi"
+    fill: Literal["repeat", "above"] = "repeat"
+    """Drafts of positions that no step has reached yet: the last known token (`repeat`), or for images the code one row
+    up (`above`)."""
+
+
+class SuffixDrafter(Section):
+    """Suffix decoding: drafts the usual continuation of the last tokens in the row's own text and in finished outputs
+    of the same actor. The tree must be a chain, and acceptance must be `exact`."""
+
+    kind: Literal["suffix"] = "suffix"
+    min_ngram_tokens: Annotated[int, Field(ge=1, le=32)] = 1
+    """Shortest match, in tokens."""
+    max_ngram_tokens: Annotated[int, Field(ge=1, le=32)] = 8
+    """Longest match, in tokens; the longest match found is used."""
+    max_corpus_tokens: Annotated[int, Field(ge=256, le=1_048_576)] = 65_536
+    """Most tokens of finished outputs that are searched; older outputs are dropped."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> SuffixDrafter:
+        check_ngrams(self.min_ngram_tokens, self.max_ngram_tokens)
         return self
 
 
@@ -151,6 +183,8 @@ Drafter = Annotated[
     | MedusaDrafter
     | BlockDrafter
     | LayerSkipDrafter
-    | LookupDrafter,
+    | LookupDrafter
+    | JacobiDrafter
+    | SuffixDrafter,
     Field(discriminator="kind"),
 ]

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
 from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
-from configs.drafters import Drafter, ModelDrafter, NoDrafter
+from configs.drafters import Drafter, JacobiDrafter, ModelDrafter, NoDrafter, SuffixDrafter
 from configs.section import Section
 from configs.trees import ChainTree, SageTree, Tree, max_depth
 
@@ -63,7 +63,7 @@ class Auto(Section):
         if len(set(kinds)) > 1:
             raise ValueError(
                 f"candidates: {' and '.join(sorted(set(kinds)))} drafters are different checkpoints, and model.drafter "
-                "names one; keep one kind, and 'lookup' and 'none' beside it"
+                "names one; keep one kind, and drafters without a checkpoint beside it"
             )
         plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)]
         labels = [one.label for one in self.methods]
@@ -107,6 +107,7 @@ class Method(Section):
         elif self.contexts != (FullContext(),):
             raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
         self._check_acceptance()
+        self._check_lines()
         self._check_controller()
         return self
 
@@ -130,6 +131,27 @@ class Method(Section):
                     f"acceptance.window {rule.window} needs blocks of at least {needed} drafts before anything can be "
                     f"relaxed, and the tree is {deepest} deep; draft deeper, or take a smaller window"
                 )
+
+    def _check_lines(self) -> None:
+        """Check tree and acceptance of the drafters that propose one token per depth."""
+        drafter, rule = self.drafter, self.acceptance
+        if not isinstance(drafter, JacobiDrafter | SuffixDrafter):
+            return
+        if not isinstance(self.tree, ChainTree):
+            raise ValueError(
+                f"tree: the drafter '{drafter.kind}' proposes one token per depth, and a tree '{self.tree.kind}' would "
+                "verify nodes without drafts; use chain"
+            )
+        if isinstance(drafter, SuffixDrafter) and not isinstance(rule, ExactAcceptance):
+            raise ValueError(
+                "acceptance: drafts of 'suffix' follow from the rows that finished before in the same actor, and under "
+                f"acceptance '{rule.kind}' tokens follow from drafts, so that no run could be repeated; use exact"
+            )
+        if isinstance(drafter, JacobiDrafter) and rule.kind not in ("exact", "rejection", "typical", "lantern"):
+            raise ValueError(
+                f"acceptance: '{rule.kind}' accepts drafts that the target finds unlikely, and drafts of 'jacobi' are "
+                "choices after wrong tokens, or fillers; use exact, rejection, typical or lantern"
+            )
 
     def _check_controller(self) -> None:
         """Check that the method has a drafter and exact acceptance, under which depths do not change tokens."""

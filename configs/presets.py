@@ -36,13 +36,19 @@ _ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "images_lantern_coupled": ("zoo_images", "lantern_coupled_zoo"),
     "images_lantern_pp": ("zoo_images", "lantern_pp"),
     "layer_skip": ("zoo_caption_plain", "layer_skip_zoo"),
+    "images_class_jacobi": ("zoo_images_class_plain", "jacobi_images"),
+    "images_jacobi": ("zoo_images_plain", "jacobi_images"),
+    "jacobi": ("zoo_caption_plain", "jacobi"),
     "lookup": ("zoo_caption_plain", "lookup"),
+    "suffix": ("zoo_caption_plain", "suffix"),
     "tabed_mtcp": ("zoo_caption", "tabed_mtcp_zoo"),
+    "video_jacobi": ("zoo_videos_plain", "jacobi"),
     "video_lvspec": ("zoo_videos", "lvspec"),
     "video_sage": ("zoo_videos", "sage"),
     "video_sd": ("zoo_videos", "sd_chain"),
     "video_sd_pruned": ("zoo_videos", "sd_chain_pruned"),
     "video_specvlm": ("zoo_videos", "specvlm"),
+    "video_suffix": ("zoo_videos_plain", "suffix"),
 }
 """Job file and method of each preset `zoo_NAME`, which writes to `out/zoo_NAME`."""
 

@@ -113,7 +113,7 @@ class Model(Section):
     target: TargetCheckpoint
     drafter: Checkpoint | None = None
     """A smaller model, an EAGLE head, Medusa heads or a block drafter for the target; not needed by the drafters
-    `none`, `lookup` and `layer_skip`."""
+    `none`, `lookup`, `jacobi`, `suffix` and `layer_skip`."""
 
 
 class Sampling(Section):
@@ -246,6 +246,10 @@ class CaptionJob(DatasetJob):
             raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
         if isinstance(self.method.acceptance, LanternAcceptance):
             raise ValueError("method.acceptance 'lantern' accepts codes of similar images, and a text has none")
+        if any(getattr(one.drafter, "fill", None) == "above" for one in self.method.methods):
+            raise ValueError(
+                "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
+            )
         target, pool = self.model.target, self.pool
         if pool.num_gpus > 1 and target.device != "auto":
             raise ValueError(

@@ -64,7 +64,8 @@ class ImageModel(Section):
     """A LlamaGen checkpoint: a published `.pt` file, a folder of LANTERN or of this project, or a hub id
     `owner/name/file`."""
     drafter: Weights | None = None
-    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafters `none` and `layer_skip`."""
+    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafters `none`, `lookup`, `jacobi`,
+    `suffix` and `layer_skip`."""
     vq: Weights | None = None
     """The VQ model; not needed without images, unless the acceptance is `lantern`."""
     condition: TextEncoder | None = None

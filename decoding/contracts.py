@@ -143,6 +143,8 @@ class Judgement:
     features: Tensor
     noise: StepNoise
     rows: RowSampling
+    # Cache of `decoding.acceptance.walk.target_choice`.
+    choices: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
 
 class Context(ABC):
@@ -193,6 +195,10 @@ class Drafter(ABC):
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
+
+    def finished(self, token_ids: Sequence[int]) -> None:
+        """Note the tokens of an output that has ended, EOS included. The engine calls it between steps, in the order in
+        which outputs end, and not for failed requests."""
 
     def extras(self, slot: int) -> dict[str, Any]:
         """Return telemetry extras of the sample."""

@@ -237,6 +237,7 @@ class Engine:
             return []
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
+        self.method.drafter.finished(one.token_ids)
         extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.choices.extras()
         if self._names_kernels:
             extras["kernels"] = self.target.kernels

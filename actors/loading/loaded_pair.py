@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from configs.synthesis import SynthesizeJob
 from decoding import Engine
 from decoding.contracts import Method
 from decoding.drafters.guarded import guarded
+from decoding.drafters.suffix_index import Corpus
 from models.contract import TargetModel
 from models.llamagen.neighbours import CodebookError
 
@@ -38,7 +39,8 @@ class PairInfo:
 class LoadedPair(ABC):
     """A loaded target and its drafter, which is a model, a head on the target, or None.
 
-    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes.
+    `codebook` (V, code_dim) is the codebook of an image target, for acceptance rules that compare codes. `corpora` are
+    the finished outputs that the drafter `suffix` searches, by size; they outlive an engine.
     """
 
     config: CaptionJob | SynthesizeJob
@@ -46,6 +48,7 @@ class LoadedPair(ABC):
     drafter: DrafterModel | None
     info: PairInfo
     codebook: Tensor | None = None
+    corpora: dict[int, Corpus] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def target_id(self) -> str:
@@ -66,7 +69,7 @@ class LoadedPair(ABC):
         Raises ConfigError if the codebook does not fit the target or the rule.
         """
         try:
-            method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook)
+            method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook, self.corpora)
         except CodebookError as error:
             raise ConfigError(f"model.vq: {error}") from None
         return self._engine(guarded(method), slots)

@@ -25,14 +25,17 @@ from decoding.controllers.goodput import GoodputController
 from decoding.drafters import (
     BlockDrafter,
     EagleDrafter,
+    JacobiDrafter,
     LayerSkipDrafter,
     LookupDrafter,
     MedusaDrafter,
     ModelDrafter,
     NoDrafter,
+    SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
+from decoding.drafters.suffix_index import Corpus
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths
 from decoding.trees.static import NAMED_PATHS, SPECVLM_PATHS
 from models.captioner import Captioner
@@ -85,9 +88,15 @@ ACCEPTANCES: dict[str, Callable[..., Acceptance]] = {
 
 
 def build_method(
-    config: MethodChoice, drafter_model: DrafterModel | None, target: TargetModel, codebook: Tensor | None = None
+    config: MethodChoice,
+    drafter_model: DrafterModel | None,
+    target: TargetModel,
+    codebook: Tensor | None = None,
+    corpora: dict[int, Corpus] | None = None,
 ) -> Method:
     """Build a method for one engine over `target`. Its parts hold state per slot, so each engine needs its own.
+
+    Corpora of the drafter `suffix` are taken from `corpora`, by size, and added to it; None begins with an empty one.
 
     Raises:
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
@@ -102,7 +111,7 @@ def build_method(
     controller = Controller()
     if config.controller.kind == "measured":
         controller = GoodputController(tree.max_levels, config.controller.max_exploration)
-    return Method(_drafter(config, drafter_model, target), tree, rule, controller)
+    return Method(_drafter(config, drafter_model, target, {} if corpora is None else corpora), tree, rule, controller)
 
 
 def plain_method() -> Method:
@@ -154,13 +163,21 @@ def _build(family: dict[str, Callable[..., Any]], choice: Section) -> Any:
     return family[options.pop("kind")](**options)
 
 
-def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetModel) -> Drafter:
+def _drafter(
+    config: MethodChoice, model: DrafterModel | None, target: TargetModel, corpora: dict[int, Corpus]
+) -> Drafter:
     choice = config.drafter
     merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
     if isinstance(choice, choices.NoDrafter):
         return NoDrafter()
     if isinstance(choice, choices.LookupDrafter):
         return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+    if isinstance(choice, choices.SuffixDrafter):
+        size = choice.max_corpus_tokens
+        return SuffixDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, corpora.setdefault(size, Corpus(size)))
+    if isinstance(choice, choices.JacobiDrafter):
+        assert choice.fill == "repeat" or target.grid is not None, "the schema allows 'above' for image models only"
+        return JacobiDrafter(target.grid if choice.fill == "above" else None)
     if isinstance(choice, choices.LayerSkipDrafter):
         head = None if choice.vocabulary is None else slice_head(target.head, choice.vocabulary, target)
         return LayerSkipDrafter(choice.indices, head, merge)

@@ -111,7 +111,7 @@ class Bench:
         Written to `section` under `group` (the temperature by default) and the row's name.
         """
         drafter = ""
-        if row.acceptance is not None:
+        if row.method(self.world.share).needs_checkpoint:
             if row.drafter not in self.world.drafters:
                 progress(f"{self.world.kind} {row.label}: there is no drafter")
                 return

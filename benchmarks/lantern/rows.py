@@ -25,13 +25,15 @@ TREES: dict[str, dict[str, Any]] = {
     "static": STATIC_TREE,
     "chain": {"kind": "chain", "length": 5},
     "heads": {"kind": "static", "branching": (3, 2, 2)},  # 21 drafts
+    "window": {"kind": "chain", "length": 16},
 }
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`."""
+    """One row of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`; `fill` is an
+    option of the drafter `jacobi`."""
 
     name: str
     label: str
@@ -40,6 +42,7 @@ class Row:
     other_seed: bool = False
     drafter: str = "eagle"
     published_k: bool = False
+    fill: str | None = None
 
     def method(self, share: Callable[[int], int]) -> Method:
         """Return the configured method; `share` scales k to the codebook."""
@@ -48,9 +51,8 @@ class Row:
         acceptance = dict(self.acceptance)
         if "k" in acceptance and not self.published_k:
             acceptance["k"] = share(acceptance["k"])
-        return Method.model_validate(
-            {"drafter": {"kind": self.drafter}, "tree": TREES[self.tree], "acceptance": acceptance}
-        )
+        drafter = {"kind": self.drafter} | ({} if self.fill is None else {"fill": self.fill})
+        return Method.model_validate({"drafter": drafter, "tree": TREES[self.tree], "acceptance": acceptance})
 
 
 def _lantern(name: str, label: str, draw: str, k: int = 1000, delta: float = 0.1, **more: Any) -> Row:
@@ -65,6 +67,11 @@ def _plus(name: str, what: str, published_k: bool) -> Row:
     return replace(row, tree="static", published_k=published_k)
 
 
+def _jacobi(name: str, what: str, fill: str) -> Row:
+    return Row(name, f"Jacobi, 16 drafts, {what}", {"kind": "exact"}, tree="window", drafter="jacobi", fill=fill)
+
+
+_JACOBI = _jacobi("jacobi", "last code repeated", "repeat")
 _PLUS = (_plus("lantern_pp", "as published", True), _plus("lantern_pp_scaled", "scaled", False))
 _NAMES = {"coupled": "coupled", "paper": "residual of the paper", "code": "residual of the code"}
 
@@ -80,6 +87,8 @@ MAIN: dict[float, tuple[Row, ...]] = {
         ),
         Row("static_rejection", "static tree, rejection sampling", {"kind": "rejection"}, tree="static"),
         *_PLUS,
+        _JACOBI,
+        _jacobi("jacobi_above", "row above", "above"),
     ),
     0.0: (
         Row(PLAIN, "plain"),
@@ -87,6 +96,7 @@ MAIN: dict[float, tuple[Row, ...]] = {
         *(_lantern(f"lantern_{delta}", f"LANTERN, δ = {delta}", "coupled", delta=delta) for delta in (0.05, 0.2)),
         Row("static_exact", "static tree, exact", {"kind": "exact"}, tree="static"),
         *_PLUS,
+        _JACOBI,
     ),
 }
 """Rows of every kind of condition, by temperature."""
@@ -99,7 +109,7 @@ NAIVE = (
 
 GUIDANCE = (1.0, 2.0, 4.0, 7.5)
 """Scales of guidance; the paper samples with 7.5, the zoo's models draw best at 2."""
-GUIDED_ROWS = (PLAIN, "eagle2_coupled", "lantern_paper_0.4", "eagle2_rejection", "lantern_paper_0.1")
+GUIDED_ROWS = (PLAIN, "eagle2_coupled", "lantern_paper_0.4", "eagle2_rejection", "lantern_paper_0.1", "jacobi")
 """Rows at temperature 1 for every scale of guidance, text-conditional."""
 
 SWEEP = tuple(

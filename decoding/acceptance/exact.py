@@ -27,6 +27,7 @@ class Exact(Acceptance):
         tree = judgement.tree
         # Without sampling, penalties and filters, the target's token is the argmax of the raw logits.
         if tree.is_chain and judgement.warped is judgement.raw:
-            verdict = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
-            return Verdict(*verdict, torch.zeros_like(verdict.path, dtype=torch.bool))
+            choice, path, n, last = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
+            judgement.choices.append(choice)
+            return Verdict(path, n, last, torch.zeros_like(path, dtype=torch.bool))
         return walk_choices(tree, target_choice(judgement))

@@ -14,12 +14,17 @@ from decoding.tree import DraftTree, Verdict
 
 
 def target_choice(judgement: Judgement) -> Tensor:
-    """Return the target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise sample."""
-    tree, noise = judgement.tree, None
-    if judgement.rows.any_sampled:
-        draws = judgement.noise.gumbel(Stream.TOKEN)
-        noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
-    return perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1)
+    """Return the target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise sample.
+
+    It is computed once for each judgement.
+    """
+    if not judgement.choices:
+        tree, noise = judgement.tree, None
+        if judgement.rows.any_sampled:
+            draws = judgement.noise.gumbel(Stream.TOKEN)
+            noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
+        judgement.choices.append(perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1))
+    return judgement.choices[0]
 
 
 @dataclass(frozen=True)

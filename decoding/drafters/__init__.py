@@ -2,18 +2,22 @@
 
 from decoding.drafters.block import BlockDrafter
 from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.jacobi import JacobiDrafter
 from decoding.drafters.layer_skip import LayerSkipDrafter
 from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
+from decoding.drafters.suffix import SuffixDrafter
 
 __all__ = [
     "BlockDrafter",
     "EagleDrafter",
+    "JacobiDrafter",
     "LayerSkipDrafter",
     "LookupDrafter",
     "MedusaDrafter",
     "ModelDrafter",
     "NoDrafter",
+    "SuffixDrafter",
 ]

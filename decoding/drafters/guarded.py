@@ -25,7 +25,7 @@ class Guarded:
 
     def __init__(self, drafter: Drafter) -> None:
         self.inner = drafter
-        for name in ("prefixes", "admit", "prefill", "skip", "draft", "commit", "extras"):
+        for name in ("prefixes", "admit", "prefill", "skip", "draft", "commit", "finished", "extras"):
             setattr(self, name, _blamed()(getattr(drafter, name)))
 
     def __getattr__(self, name: str) -> object:

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.drafters.line import NO_TOKEN, follow_line
 from decoding.tree import Frontier, Verdict
 from models.kv.lanes import SlotBatch
-
-NO_TOKEN = -1
-"""Placeholder for visual tokens and positions beyond the text; it matches no token and is never proposed."""
 
 
 class LookupDrafter(Drafter):
@@ -43,12 +42,13 @@ class LookupDrafter(Drafter):
 
     def open(self, spec: EngineSpec) -> None:
         self._vocab_size = spec.vocab_size
+        self._max_levels = spec.max_levels
         # Each step writes all its positions, also those after the end of the text.
         capacity = spec.max_context_tokens + spec.max_levels + 2
         self._text = torch.full((spec.num_slots, capacity), NO_TOKEN, dtype=torch.long, device=spec.device)
         self._length = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
-        # (S, 2): number of steps, and of steps with a match.
-        self._counts = torch.zeros(spec.num_slots, 2, dtype=torch.long, device=spec.device)
+        # (S, 3): number of steps, of steps with a match, and of matched tokens.
+        self._counts = torch.zeros(spec.num_slots, 3, dtype=torch.long, device=spec.device)
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         for slot, probe in zip(slots.ids, probes, strict=True):
@@ -62,22 +62,19 @@ class LookupDrafter(Drafter):
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
-            text, length = self._text[slots.index], self._length[slots.index]
-            self._start, self._found = find_match(
-                text, length, self.min_ngram_tokens, self.max_ngram_tokens, self.match == "latest"
-            )
-            self._period = (length - self._start).clamp_min(1)
-            self._counts[slots.index] += torch.stack([torch.ones_like(length), self._found.long()], dim=1)
-        ahead = torch.arange(frontier.depth + 1, device=frontier.tokens.device)
-        places = self._start[:, None] + ahead % self._period[:, None]
-        copied = self._text[slots.index].gather(1, places)  # (b, depth + 1)
-        # A node whose path differs from the copied tokens has no children.
-        on_line = (frontier.path == copied[:, None, :-1]).all(dim=-1)
-        token = copied[:, -1]
-        is_token = self._found & (token >= 0) & (token < self._vocab_size)
-        one_hot = torch.arange(self._vocab_size, device=token.device) == token[:, None]
-        allowed = one_hot[:, None] & (on_line & is_token[:, None])[:, :, None]
-        return torch.where(allowed, 0.0, -torch.inf)
+            self._line, matched = self._find(slots)
+            counted = torch.stack([torch.ones_like(matched), (matched > 0).long(), matched], dim=1)
+            self._counts[slots.index] += counted
+        return follow_line(frontier, self._line, self._vocab_size)
+
+    def _find(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
+        """Return the drafts (b, D) of each slot, `NO_TOKEN` where there are none, and the length (b,) of its match."""
+        text, length = self._text[slots.index], self._length[slots.index]
+        start, matched = find_match(text, length, self.min_ngram_tokens, self.max_ngram_tokens, self.match == "latest")
+        period = (length - start).clamp_min(1)
+        ahead = torch.arange(self._max_levels, device=text.device)
+        copied = text.gather(1, start[:, None] + ahead % period[:, None])
+        return torch.where(matched[:, None] > 0, copied, NO_TOKEN), matched
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         tree, index = judgement.tree, judgement.slots.index
@@ -90,14 +87,17 @@ class LookupDrafter(Drafter):
         self._length[index] = length + verdict.n
 
     def extras(self, slot: int) -> dict[str, Any]:
-        num_steps, num_found = self._counts[slot].tolist()
-        return {"lookup_match_rate": num_found / max(num_steps, 1)}
+        num_steps, num_found, num_matched = self._counts[slot].tolist()
+        return {
+            f"{self.name}_match_rate": num_found / max(num_steps, 1),
+            f"{self.name}_match_tokens_mean": num_matched / max(num_found, 1),
+        }
 
 
 def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, latest: bool) -> tuple[Tensor, Tensor]:
-    """Find the longest match in `text` (b, L) of `length` (b,): return the index (b,) after it and a mask (b,) of hits.
+    """Find the longest match in `text` (b, L) of `length` (b,): return the index (b,) after it and its length (b,).
 
-    The result is index 0 and False if no match has at least `min_tokens` tokens and a token after it.
+    Both are 0 if no match has at least `min_tokens` tokens and a token after it.
     """
     num_places = text.shape[1]
     place = torch.arange(num_places, device=text.device).expand_as(text)
@@ -107,11 +107,11 @@ def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, l
     matched = torch.zeros_like(text)
     for back in range(max_tokens):
         suffix = text.gather(1, (last - back).clamp_min(0))
-        earlier = text.gather(1, (place - back).clamp_min(0))
-        alive = alive & (earlier == suffix) & (earlier >= 0) & (place >= back)
-        matched = matched + alive.long()
+        equal = (text == suffix) & (suffix >= 0)
+        alive = alive & F.pad(equal, (back, 0))[:, :num_places]
+        matched += alive
     nearness = place if latest else num_places - 1 - place
     score = torch.where(matched >= min_tokens, matched * num_places + nearness, -1)
     best = score.max(dim=1)
     found = best.values >= 0
-    return torch.where(found, best.indices + 1, 0), found
+    return torch.where(found, best.indices + 1, 0), torch.where(found, best.values // num_places, 0)

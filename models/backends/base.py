@@ -49,9 +49,11 @@ class TreeNodes:
 
 
 class ChainVerdict(NamedTuple):
-    """Result of greedy chain verification: `path` (b, N) accepted node numbers, padded with 0; `num_taken` (b,) their
-    number, the root included; `next_token` (b,) the target's token after the last accepted node."""
+    """Result of greedy chain verification: `choice` (b, N) the target's token after each node; `path` (b, N) accepted
+    node numbers, padded with 0; `num_taken` (b,) their number, the root included; `next_token` (b,) the target's token
+    after the last accepted node."""
 
+    choice: Tensor
     path: Tensor
     num_taken: Tensor
     next_token: Tensor
@@ -118,7 +120,7 @@ class Backend:
         num_drafts = match.cumprod(dim=1).sum(dim=1, keepdim=True)
         numbers = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         path = torch.where(numbers <= num_drafts, numbers, 0)
-        return ChainVerdict(path, num_drafts[:, 0] + 1, choice.gather(1, num_drafts)[:, 0])
+        return ChainVerdict(choice, path, num_drafts[:, 0] + 1, choice.gather(1, num_drafts)[:, 0])
 
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
         """Start copying a step's results to the host, as one packed tensor."""

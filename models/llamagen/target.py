@@ -39,7 +39,7 @@ class LlamaGenTarget(TargetModel):
         self.decoder, self.head = gpt, gpt.output
         self.device, self.dtype = gpt.output.weight.device, gpt.output.weight.dtype
         self.vocab_size, self.hidden_size = gpt.shape.vocab_size, gpt.shape.dim
-        self.max_new_tokens = gpt.shape.num_image_tokens
+        self.max_new_tokens, self.grid = gpt.shape.num_image_tokens, gpt.shape.grid
         self.eos_ids, self.special_ids = frozenset(), frozenset()
 
     def encode_lanes(

@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Lantern
 from decoding.contracts import Drafter
-from decoding.drafters import LayerSkipDrafter, MedusaDrafter, NoDrafter
+from decoding.drafters import JacobiDrafter, LayerSkipDrafter, MedusaDrafter, NoDrafter, SuffixDrafter
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.heads.medusa import MedusaHeads, MedusaShape
@@ -52,9 +52,15 @@ METHODS: dict[str, Make] = {
         LayerSkipDrafter([1], merge=images.merge_of(of)), StaticTree(branching_paths([3, 2, 1])), Exact()
     ),
     "medusa": lambda of, kind: Method(medusa(of), StaticTree(branching_paths([3, 2, 1])), Exact()),
+    "jacobi": lambda of, kind: Method(JacobiDrafter(), Chain(5), Exact()),
+    "jacobi-above": lambda of, kind: Method(JacobiDrafter(of.grid), Chain(6), Exact()),
+    # A window larger than the rest of the image.
+    "jacobi-wide": lambda of, kind: Method(JacobiDrafter(of.grid), Chain(20), Exact()),
+    "suffix": lambda of, kind: Method(SuffixDrafter(), Chain(5), Exact()),
     "lantern-zero": lambda of, kind: Method(
         images.smaller(of, kind), DynamicTree(4, 3, 16), Lantern(NEIGHBOURS, 40, 0.0)
     ),
+    "jacobi+lantern-zero": lambda of, kind: Method(JacobiDrafter(of.grid), Chain(6), Lantern(NEIGHBOURS, 40, 0.0)),
 }
 
 

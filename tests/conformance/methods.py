@@ -15,8 +15,9 @@ from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
-from decoding.drafters import LayerSkipDrafter, LookupDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import JacobiDrafter, LayerSkipDrafter, LookupDrafter, ModelDrafter, NoDrafter, SuffixDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
+from decoding.drafters.suffix_index import Corpus
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from decoding.trees.static import SPECVLM_PATHS
 from models.loading.vocabulary import SlicedHead
@@ -106,6 +107,8 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "vocabulary": (sliced([Full()], specvlm), EVERY),
     "tabed-vocabulary": (sliced(MT, bush, policy="error"), VISUAL),
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
+    "jacobi": (lambda _: Method(JacobiDrafter(), five(), Exact()), EVERY),
+    "suffix": (lambda _: Method(SuffixDrafter(corpus=Corpus(64)), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
     "layer-skip": (skipping([0], five), EVERY),
     "layer-skip-tree": (skipping([1], specvlm), EVERY),
@@ -124,6 +127,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "random-zero": (drafted([Full()], bush, RandomRelaxation(0.0)), EVERY),
     "typical-zero": (drafted([Full()], bush, Typical(epsilon=1.0, alpha=1e9)), EVERY),
     "lantern-zero": (drafted([Full()], bush, Lantern(NEIGHBOURS, 60, 0.0)), EVERY),
+    "jacobi+typical-zero": (lambda _: Method(JacobiDrafter(), five(), Typical(epsilon=1.0, alpha=1e9)), EVERY),
     # Combinations without a paper.
     "tabed+sage+lvspec-zero": (
         drafted(MT, SageTree, LVSpec(0.0, 3, position_shift=False), policy="inverse_softmax"),

@@ -50,7 +50,7 @@ def summary(completion: Completion) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", ["plain", "sd-chain", "dynamic", "tabed", "sage", "lookup"])
+@pytest.mark.parametrize("name", ["plain", "sd-chain", "dynamic", "tabed", "sage", "lookup", "jacobi"])
 def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
     make, _ = methods.METHODS[name]
     wanted = checks.requests("llava", 9)

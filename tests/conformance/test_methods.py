@@ -16,7 +16,8 @@ def test_the_output_is_the_targets_own(case: methods.Case) -> None:
     methods.check_case(case)
 
 
-@pytest.mark.parametrize("name", [name for name in methods.METHODS if name != "plain"])
+# Drafts of suffix decoding follow from the order in which samples finish; plain decoding has none.
+@pytest.mark.parametrize("name", [name for name in methods.METHODS if name not in ("plain", "suffix")])
 def test_acceptance_in_a_batch_equals_acceptance_alone_sample_by_sample(name: str) -> None:
     make, families = methods.METHODS[name]
     family = "llava" if "llava" in families else families[0]

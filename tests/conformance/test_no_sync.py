@@ -23,11 +23,13 @@ from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolic
 from decoding.drafters import (
     BlockDrafter,
     EagleDrafter,
+    JacobiDrafter,
     LayerSkipDrafter,
     LookupDrafter,
     MedusaDrafter,
     ModelDrafter,
     NoDrafter,
+    SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
@@ -92,6 +94,9 @@ METHODS: dict[str, Parts] = {
     "dynamic": (one, lambda: DynamicTree(4, 3, 16), Exact),
     "dynamic-rejection": (one, lambda: DynamicTree(4, 3, 16), Rejection),
     "lookup": (lambda *_: LookupDrafter(), bush, Exact),
+    "jacobi": (lambda *_: JacobiDrafter(), lambda: Chain(4), Exact),
+    "jacobi-above": (lambda *_: JacobiDrafter(grid=3), lambda: Chain(4), Typical),
+    "suffix": (lambda *_: SuffixDrafter(), lambda: Chain(4), Exact),
     "lvspec": (one, lambda: Chain(5), LVSpec),
     "lvspec-tree": (one, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
     "fly": (one, lambda: Chain(6), Fly),

@@ -89,5 +89,10 @@ class SickDrafter:
         self._strike("commit", judgement.slots)
         self.inner.commit(judgement, verdict)
 
+    def finished(self, token_ids: Sequence[int]) -> None:
+        if self.raises_in == "finished":
+            raise self.error("index 7 is out of range")
+        self.inner.finished(token_ids)
+
     def extras(self, slot: int) -> dict[str, Any]:
         return self.inner.extras(slot)

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from decoding.acceptance import Exact
 from decoding.contracts import Drafter, Judgement, Level, TreePolicy
 from decoding.drafters import LookupDrafter
-from decoding.drafters.lookup import NO_TOKEN, find_match
+from decoding.drafters.line import NO_TOKEN
+from decoding.drafters.lookup import find_match
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
 from models.kv.lanes import SlotBatch
@@ -197,14 +198,15 @@ def test_an_online_tree_follows_the_distributions_that_it_meets() -> None:
 
 def found(tokens: list[int], **options: Any) -> int | None:
     text = torch.tensor([[*tokens, NO_TOKEN, NO_TOKEN]])
-    start, is_found = find_match(
+    start, num_matched = find_match(
         text,
         torch.tensor([len(tokens)]),
         options.get("least", 1),
         options.get("most", 3),
         options.get("latest", True),
     )
-    return int(start) if bool(is_found) else None
+    assert num_matched == 0 or options.get("least", 1) <= num_matched <= options.get("most", 3)
+    return int(start) if num_matched else None
 
 
 def test_the_longest_match_is_copied_and_among_equals_the_latest_or_first() -> None:
@@ -277,8 +279,8 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     again = drafted(drafter, policy, slots, torch.tensor([30, 6]), 3)
     assert lines(again, 0) == set()
     assert lines(again, 1) == {(7,), (7, 8), (7, 8, 6)}
-    assert drafter.extras(0) == {"lookup_match_rate": 0.5}
-    assert drafter.extras(1) == {"lookup_match_rate": 0.5}
+    assert drafter.extras(0) == {"lookup_match_rate": 0.5, "lookup_match_tokens_mean": 2.0}
+    assert drafter.extras(1) == {"lookup_match_rate": 0.5, "lookup_match_tokens_mean": 1.0}
 
 
 def test_a_prompts_visual_columns_are_never_copied() -> None:

@@ -96,7 +96,7 @@ def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> N
     assert {sample_id for sample_id, (_, degraded) in sampled.items() if degraded} == sick.struck
 
 
-@pytest.mark.parametrize("where", ["admit", "draft", "commit"])
+@pytest.mark.parametrize("where", ["admit", "draft", "commit", "finished"])
 def test_an_error_in_a_guarded_drafter_is_marked_as_the_drafters(where: str) -> None:
     sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, raises_in=where)
     method = guarded(Method(sick, Chain(4), Exact()))

@@ -130,7 +130,7 @@ def test_chains_are_cut(backend: Backend, data: st.DataObject) -> None:
 
 def compare_verdicts(verdict: ChainVerdict, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
     expected = REFERENCE.verify_chain(logits, tokens, valid)
-    for name in ("path", "num_taken", "next_token"):
+    for name in ("choice", "path", "num_taken", "next_token"):
         assert torch.equal(getattr(verdict, name), getattr(expected, name)), name
     chain = blocks.tree(tokens.tolist(), [-1, *range(tokens.shape[1] - 1)], valid.tolist())
     walked = walk_choices(chain, logits.argmax(dim=-1))
