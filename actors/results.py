@@ -81,6 +81,7 @@ def result_values(completion: Completion) -> dict[str, Any]:
         "error_message": error.message if error else "",
         "finish_reason": completion.finish_reason,
         "generated_text": completion.text,
+        "token_ids": [] if error else list(completion.token_ids),
         "mean_logprob": completion.mean_logprob,
         "num_input_tokens": completion.num_input_tokens,
         "num_visual_tokens": completion.num_visual_tokens,

@@ -150,6 +150,14 @@ class Sink(Section):
     """Compression of Parquet files: `zstd`, `snappy` or `none`."""
 
 
+class CaptionSink(Sink):
+    """The output: `data/`, `errors/` and `_job/` under `path`."""
+
+    keep_tokens: bool = False
+    """Whether generated tokens are written, as `token_ids`; drafters are
+    [trained](../guides/train-drafter.md#answers-of-a-job) on them."""
+
+
 class Job(Section):
     """Name, seed, Ray cluster, error limits and logs of the job."""
 
@@ -235,7 +243,7 @@ class CaptionJob(DatasetJob):
     method: Method = Method()
     sampling: Sampling = Sampling()
     pool: Pool = Pool()
-    sink: Sink
+    sink: CaptionSink
     job: Job = Job()
 
     @model_validator(mode="after")
@@ -262,6 +270,14 @@ class CaptionJob(DatasetJob):
                 "pool.compile 'auto' or 'never'"
             )
         return self
+
+    def content(self, revisions: dict[str, str]) -> dict[str, Any]:
+        """Return the fields of `DatasetJob.content`, and `sink.keep_tokens` if it is set: without it, outputs that were
+        begun before this key existed have the same content."""
+        data = super().content(revisions)
+        if self.sink.keep_tokens:
+            data["sink"]["keep_tokens"] = True
+        return data
 
     @property
     def multiplies_rows(self) -> bool:

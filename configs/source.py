@@ -127,3 +127,18 @@ class Source(Section):
     def paths(self) -> tuple[str, ...]:
         """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
+
+
+class JobOutput(Section):
+    """The output of a caption job, whose answers a drafter learns to predict."""
+
+    kind: Literal["job_output"] = "job_output"
+    """Trains on the answers in `data/`, with the source, prompt and columns that the job has recorded; the job must
+    have `sink.keep_tokens`."""
+    path: Annotated[str, AfterValidator(without_credentials)]
+    """The output directory of the job, finished or running."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return (self.path,)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from configs.drafters import DraftVocabulary
 from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Weights
 from configs.section import Place, Section
-from configs.source import Source
+from configs.source import JobOutput, Source
 from configs.synthesis import ConditionColumns, TextEncoder
 
 
@@ -99,7 +99,7 @@ class Teaching(Section):
     noise_tokens: Annotated[int, Field(ge=1)] | None = 512
     """The noise is scaled by this number divided by the row's length in tokens; `null` does not scale it."""
     max_rows: Annotated[int, Field(ge=2)] | None = None
-    """Most rows of the source that are used."""
+    """Most rows of the source that are used; 200,000 answers of a `job_output` if left out."""
     shuffle_rows: Annotated[int, Field(ge=1)] = 4096
     """Rows of the shuffle buffer."""
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
@@ -170,10 +170,11 @@ class TrainingOutput(Section):
 class TrainDrafterJob(Section):
     """A training job: an EAGLE or EAGLE-3 head or Medusa heads for a target, trained on the rows of a source."""
 
-    source: Source
+    source: Annotated[Source | JobOutput, Field(discriminator="kind")]
     prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
     answer_column: str | None = None
-    """The column with the text that the drafter learns to predict; set it or `image`."""
+    """The column with the text that the drafter learns to predict; set it or `image`, and neither with a `job_output`.
+    """
     answer_prefix: str = " "
     """Text between the rendered prompt and the answer, as the target generates it."""
     image: ImageTeaching | None = None
@@ -187,6 +188,11 @@ class TrainDrafterJob(Section):
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJob:
+        if isinstance(self.source, JobOutput):
+            for name in ("prompt", "answer_column", "answer_prefix", "image"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: a source of kind job_output has its own; leave it out")
+            return self
         if (self.answer_column is None) == (self.image is None):
             raise ValueError("give either answer_column, for a target that writes text, or image")
         if self.image is not None and self.image.condition is not None and not self.prompt.text:

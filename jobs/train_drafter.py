@@ -21,9 +21,9 @@ from configs.training import TrainDrafterJob
 from pipeline.cluster import signals
 from pipeline.storage import checkpoints
 from pipeline.storage.checkpoints import Known
+from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE as RESULT
 from pipeline.training.output import claim_output, sole_run
-from pipeline.training.rows import freeze_source
 from pipeline.training.run import Run, Worker
 from pipeline.training.workers import train_on_workers
 
@@ -62,9 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(job: TrainDrafterJob) -> dict[str, Any]:
     """Train, measure on held-out rows, write the head and `training.json`, and return the measurements. Raises
     ConfigError if the output belongs to another run, or the target or the source is invalid."""
-    source = freeze_source(job)
+    inputs = open_inputs(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
-    output = claim_output(job, source, found.revisions["target"])
+    inputs.check_target(job, found.revisions["target"])
+    output = claim_output(job, inputs, found.revisions["target"])
     with sole_run(output):
         if job.workers.count > 1:
             train_on_workers(job, output)

@@ -50,13 +50,15 @@ class TrainingSampleError(Exception):
 @dataclass(frozen=True)
 class Row:
     """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3) and `videos`; for text targets the
-    `answer`, for image targets the `codes` and the `condition`."""
+    `answer`, or its tokens `answer_ids` as the target generated them; for image targets the `codes` and the
+    `condition`."""
 
     sample_id: str
     messages: list[dict[str, Any]]
     images: tuple[NDArray[np.uint8], ...]
     videos: tuple[Clip, ...] = ()
     answer: str | None = None
+    answer_ids: tuple[int, ...] | None = None
     codes: NDArray[np.int64] | None = None
     condition: Condition = None
 
@@ -65,7 +67,7 @@ class TextSamples:
     """Makes training samples from text answers to prompts with images and videos, for any family of `models.target`."""
 
     def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
-        assert job.answer_column is not None
+        assert job.image is None
         self._target = target
         self._prefix = job.answer_prefix
         self._max_tokens = job.training.max_tokens
@@ -76,17 +78,25 @@ class TextSamples:
 
     def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
         """Make the training sample of a row, or raise TrainingSampleError; `ordinal` is not used."""
-        if row.answer is None or not row.answer.strip():
-            raise TrainingSampleError("missing_answer")
+        answer = self._answer(row)
         try:
             prompt = self._target.front_end.render(row.messages)
             prefix = self._target.encode(prompt, row.images, row.videos)
         except PromptError:
             raise TrainingSampleError("prompt_refused") from None
-        answer = self._tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"] + self._eos
         if prefix.length + len(answer) > self._max_tokens:
             raise TrainingSampleError("too_long")
         return make_training_sample(self._target, prefix, answer)
+
+    def _answer(self, row: Row) -> list[int]:
+        """Return the tokens of a row's answer. Generated tokens are used as they are: they end in EOS only if the
+        target ended the text. Raise TrainingSampleError if there is no answer."""
+        if row.answer_ids is not None:
+            return list(row.answer_ids)
+        if row.answer is None or not row.answer.strip():
+            raise TrainingSampleError("missing_answer")
+        tokens: list[int] = self._tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"]
+        return tokens + self._eos
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         prompt = self._target.front_end.render(row.messages)

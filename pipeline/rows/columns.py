@@ -69,6 +69,11 @@ CAPTIONS: Columns = [
     ("finish_reason", TEXT, "`stop`, `length`, `stop_string` or `error`"),
     ("generated_text", TEXT, "generated text"),
     (
+        "token_ids",
+        pa.list_(INT32),
+        "generated tokens as the target chose them, the end-of-text token included; only with `sink.keep_tokens`",
+    ),
+    (
         "mean_logprob",
         NUMBER,
         "mean log probability (natural log) of the tokens under the target, before temperature and filters",

@@ -157,9 +157,9 @@ def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     return schema_of(_DECODED, keep)
 
 
-def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """Return the schema of RESULT tables, the files of `data/` and `errors/`."""
-    return schema_of(_RESULT, keep)
+def result_schema(keep: Iterable[pa.Field] = (), tokens: bool = False) -> pa.Schema:
+    """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the column `token_ids`."""
+    return schema_of([one for one in _RESULT if tokens or one[0] != "token_ids"], keep)
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:

@@ -144,7 +144,7 @@ class Plan(JobPlan):
 
     @property
     def schema(self) -> pa.Schema:
-        return result_schema(self.manifest.keep)
+        return result_schema(self.manifest.keep, self.config.sink.keep_tokens)
 
     @property
     def decode_options(self) -> DecodeOptions:

@@ -35,6 +35,17 @@ class DoneBitmap:
         self._open: dict[int, Bools] = {}
         self._counted: Ints | None = None
 
+    @classmethod
+    def all_but(cls, counts: Ints, files: Ints, rows: Ints) -> DoneBitmap:
+        """Return the set of all samples but these; of a file of unknown count, the samples before the last of these."""
+        others, result = cls(counts), cls(counts)
+        others.add(files, rows)
+        result._bits = ~others._bits
+        if unused := -int(result._starts[-1]) % 8:
+            result._bits[-1] &= (1 << (8 - unused)) - 1
+        result._open = {file: ~bits[: np.flatnonzero(bits)[-1] + 1] for file, bits in others._open.items()}
+        return result
+
     def __len__(self) -> int:
         return int(np.bitwise_count(self._bits).sum(dtype=np.int64)) + sum(int(b.sum()) for b in self._open.values())
 

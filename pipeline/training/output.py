@@ -12,33 +12,36 @@ from typing import Any
 
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
-from models.heads.training import key_of
 from pipeline.run.resume import flatten
-from pipeline.source.manifest import Manifest
 from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
+from pipeline.training.inputs import Inputs
 
 RUN, LOCK = "_job/run.json", "_job/lock"
 DONE = "training.json"
 
 
-def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
-    """Open an empty output folder, or one in which the same run has started; raise ConfigError for any other folder."""
+def claim_output(job: TrainDrafterJob, inputs: Inputs, target_revision: str) -> OutputDir:
+    """Open an empty output folder, or one in which the same run has started; raise ConfigError for any other folder. A
+    new run of a `job_output` stores its answers in it."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
-    refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
-    record = {"config": job.resolved(), "target_revision": target_revision, "source": describe(manifest)}
+    for source in (job.source, inputs.source):
+        refuse_overlap(source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
+    record = {"config": job.resolved(), "target_revision": target_revision}
     try:
         folder = Path(job.output.path).expanduser().resolve()
         output = OutputDir(str(folder))
         if (folder / DONE).exists():
             raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
         if (folder / RUN).exists():
+            record["source"] = inputs.resumed(output).describe()
             _check_same(folder, json.loads(json.dumps(record)))
             return output
         if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
             raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
+        record["source"] = inputs.begun(output).describe()
         output.write_json(RUN, record)
     except ConfigError:
         raise
@@ -57,12 +60,6 @@ def _check_same(folder: Path, record: dict[str, Any]) -> None:
             f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
             "choose another folder, or put the job file back as it was"
         )
-
-
-def describe(manifest: Manifest) -> dict[str, Any]:
-    """Return the identity of a source: its number of files, and a hash of their paths, sizes and version tokens."""
-    listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
-    return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
 
 
 @contextmanager

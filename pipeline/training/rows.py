@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from actors.media import clips, rgb_images
 from actors.training.samples import Row
+from configs.source import JobOutput, Source
 from configs.training import ImageColumns, TrainDrafterJob
 from models.heads.training import key_of
 from models.llamagen.shape import GptShape
@@ -20,6 +21,8 @@ from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
 from pipeline.source.manifest import Manifest, freeze
 from pipeline.synthesis.conditions import read_features, read_label
+
+TOKEN_IDS = "token_ids"
 
 
 def columns_of(job: TrainDrafterJob) -> dict[str, str]:
@@ -33,7 +36,8 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
 
 
 def freeze_source(job: TrainDrafterJob) -> Manifest:
-    """Return the manifest of the job's source; raise ConfigError if it is missing, empty, or lacks a column."""
+    """Return the manifest of the job's source of rows; raise ConfigError if it is missing, empty, or lacks a column."""
+    assert isinstance(job.source, Source)
     return freeze(job.source, PromptOptions(job.prompt), columns_of(job))
 
 
@@ -43,7 +47,8 @@ def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
 
 
 def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
-    """Decode a READ table into one `Row`, or error code, per row; `shape` is required for image jobs."""
+    """Decode a READ table into one `Row`, or error code, per row; `shape` is required for image jobs. A table of a
+    `job_output` has the further column `token_ids`."""
     decoded = decode_table(table, options)
     columns = [decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")]
     images, videos = decoded.column("images"), decoded.column("videos")
@@ -55,7 +60,9 @@ def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, sha
             continue
         row = Row(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
         try:
-            if job.image is None:
+            if isinstance(job.source, JobOutput):
+                rows.append(replace(row, answer_ids=tuple(table.column(TOKEN_IDS)[place].as_py())))
+            elif job.image is None:
                 answer = table.column(job.answer_column)[place].as_py()
                 text = None if answer is None else neutralise(str(answer), options.prompt_options.special_tokens)
                 rows.append(replace(row, answer=text))

@@ -28,16 +28,13 @@ from models.heads.teacher import TrainingSample
 from models.heads.training import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
-from pipeline.media.image_decoding import DecodeOptions
-from pipeline.prompts.row_options import PromptOptions
-from pipeline.prompts.templates import placeholders
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.source.datasource import SpanDatasource
 from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training.output import DONE, RUN, describe
-from pipeline.training.rows import freeze_source, is_held_out, read_rows
+from pipeline.training.inputs import open_inputs
+from pipeline.training.output import DONE, RUN
+from pipeline.training.rows import is_held_out, read_rows
 
 CHECKPOINT, HEAD, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
 FORMAT = 1
@@ -63,14 +60,14 @@ class Run:
         self.job = job
         self.worker = worker
         self._output = output
-        self._manifest = freeze_source(job)
+        inputs = open_inputs(job).resumed(output)
         begun = json.loads(Path(output.path(RUN)).read_text(encoding="utf-8"))
-        if describe(self._manifest) != begun["source"]:
+        self._source = inputs.describe()
+        if self._source != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
-        self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
+        self._spans = inputs.spans()
         self.learner: Learner = load_learner(checkpoints.fetched(job))
-        prompt_options = PromptOptions(job.prompt, special_tokens=self.learner.special_tokens)
-        self._options = DecodeOptions.of(job.source, self._manifest.root, prompt_options)
+        self._options = inputs.decode_options(self.learner.special_tokens)
         pace, max_rows = pace_of(job.training), job.workers.max_forward_rows
         self.trainer = Trainer(self.learner.target, self.learner.task, pace, max_rows, worker.reduce)
         self._place = Place()
@@ -303,6 +300,6 @@ class Run:
         head.rmdir()
         job = self.job.model_dump(mode="json")
         del job["output"]["path"]  # the path of the folder of this file, which may be copied elsewhere
-        record = {"job": job, "measured": measured, "history": self._history}
+        record = {"job": job, "source": self._source, "measured": measured, "history": self._history}
         self._output.write_json(DONE, record | {"versions": {**versions(), "code_revision": code_revision()}})
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""Opens the rows that a job trains on: those of a source, or the answered rows of a caption job's source."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.source import JobOutput, Source
+from configs.training import TrainDrafterJob
+from models.heads.training import key_of
+from pipeline.media.image_decoding import DecodeOptions
+from pipeline.prompts.row_options import PromptOptions
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.manifest import Manifest
+from pipeline.source.row_stream import Spans
+from pipeline.storage.output_dir import OutputDir
+from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, rows_without, store
+from pipeline.training.job_output import RecordedJob, read_job
+from pipeline.training.rows import freeze_source
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A source, its manifest, the prompt of its rows, and limits of the run. For a `job_output`, also the recorded
+    `job` and, in a run that has begun, its stored `answers`; the manifest then has the answered files only."""
+
+    source: Source
+    manifest: Manifest
+    prompt_options: PromptOptions
+    max_rows: int | None
+    max_tokens: int
+    job: RecordedJob | None = None
+    answers: Answers | None = None
+
+    def check_target(self, training: TrainDrafterJob, revision: str) -> None:
+        """Raise ConfigError if the answers are those of another revision of the target."""
+        if self.job is not None:
+            self.job.check_revision(training.target, revision)
+
+    def begun(self, output: OutputDir) -> Inputs:
+        """Choose and store the answers of a new run; raise ConfigError if there are none, or their rows are gone."""
+        if self.job is None:
+            return self
+        chosen = collect(self.job, MAX_ANSWERS if self.max_rows is None else self.max_rows, self.max_tokens)
+        self._with(chosen)  # checks the source before anything is written
+        return self._with(store(chosen, output))
+
+    def resumed(self, output: OutputDir) -> Inputs:
+        """Read the stored answers of a run that has begun; raise ConfigError as `begun`."""
+        return self if self.job is None else self._with(load(output))
+
+    def _with(self, answers: Answers) -> Inputs:
+        assert self.job is not None
+        return replace(self, answers=answers, manifest=self.job.reopened(answers.within(self.job.manifest)))
+
+    def spans(self) -> Spans:
+        """Return the spans of the rows to train on."""
+        fields = tuple(self.prompt_options.fields())
+        if self.job is None:
+            return SpanDatasource(self.source, self.manifest, fields, self.max_rows)
+        assert self.answers is not None
+        skipped = rows_without(self.answers, self.manifest)
+        return AnsweredSpans(SpanDatasource(self.source, self.manifest, fields, done=skipped), self.answers)
+
+    def decode_options(self, special_tokens: tuple[str, ...]) -> DecodeOptions:
+        """Return how rows are decoded; `special_tokens` in columns stay text."""
+        options = replace(self.prompt_options, special_tokens=special_tokens)
+        return DecodeOptions.of(self.source, self.manifest.root, options)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the identity of the rows: their files' number and a hash of paths, sizes and version tokens; for a
+        `job_output`, also the fingerprint of the job, and number and hash of the answers."""
+        listed = self.manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
+        found = {"num_files": self.manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
+        if self.job is None or self.answers is None:
+            return found
+        return {**found, "config_fingerprint": self.job.fingerprint, "answers": self.answers.describe()}
+
+
+def open_inputs(job: TrainDrafterJob) -> Inputs:
+    """Open the job's source; raise ConfigError if it is missing, empty, lacks a column, or is an output of a job that
+    cannot teach the target's drafter."""
+    training = job.training
+    if isinstance(job.source, JobOutput):
+        found = read_job(job.source.path, job.target)
+        options = PromptOptions.of(found.config)
+        limits = (training.max_rows, training.max_tokens)
+        return Inputs(found.config.source, found.manifest, options, *limits, found)
+    return Inputs(job.source, freeze_source(job), PromptOptions(job.prompt), training.max_rows, training.max_tokens)
