@@ -80,9 +80,10 @@ class Manifest:
 
     @property
     def counts(self) -> Ints:
-        """The number of samples of every file; `UNKNOWN` if it is known only after reading."""
-        counts = self.files["num_samples"].fill_null(UNKNOWN)
-        return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)
+        """The number of samples of every file; `UNKNOWN` if it is known only after reading. May be a read-only view."""
+        counts = self.files["num_samples"]
+        counts = counts.fill_null(UNKNOWN) if counts.null_count else counts
+        return np.asarray(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:

@@ -243,7 +243,7 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
     """Fill in the counts that earlier attempts have stored; `forget_broken` ignores the counts of damaged files."""
     if not manifest.files["num_samples"].null_count:
         return manifest
-    numbers = manifest.counts
+    numbers = manifest.counts.copy()
     for file, notes in _notes(output).items():
         notes = [note for note in notes if note[0] or not forget_broken]
         if notes and file < len(numbers):
