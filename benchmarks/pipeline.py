@@ -23,7 +23,7 @@ from configs.load import load_job
 from configs.schema import CaptionJob, Job
 from jobs import caption
 from pipeline.cluster import ray_session
-from pipeline.reports.summary import read_tables
+from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.plan import make_plan
 from pipeline.storage.output_dir import DATA, OutputDir
 from zoo.demo import NO_QUESTION, NOT_AN_IMAGE, TRUNCATED, draw_rows, write_parquet
@@ -48,7 +48,8 @@ def run_job(folder: Path, name: str, overrides: tuple[str, ...], source: str) ->
     places = (f"source.path={folder}/{source}", f"sink.path={output}", "job.progress=false")
     summary = caption.run(make_plan(load_job(CaptionJob, CONFIG, (*overrides, *places))))
     texts: dict[str, str] = {}
-    for part in read_tables(OutputDir(str(output)), (DATA,), ["sample_id", "generated_text"]):
+    directory = OutputDir(str(output))
+    for part in read_tables(directory, list_tables(directory, (DATA,)), ["sample_id", "generated_text"]):
         texts |= {row["sample_id"]: row["generated_text"] for row in part.to_pylist()}
     return {
         "num_rows": summary.num_made,

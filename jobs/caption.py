@@ -17,9 +17,11 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
+from pipeline.cluster.partitions import Workers
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.video.clips import some_frames
 from pipeline.reports import preview, summary
+from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import MAX_CALLS_PER_WORKER, MAX_PROCESSOR_CALLS_PER_WORKER, caption_dataset
@@ -41,7 +43,8 @@ def run(plan: Plan) -> summary.Summary:
     the errors of `run_graph`."""
     method = plan.config.method
     wall_s, waits, publisher = run_graph(plan, results)
-    done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)
+    with Workers(plan.config.job) as workers:
+        done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits, workers)
     close(plan, done, functools.partial(preview_page, plan), publisher)
     return done
 
@@ -85,7 +88,8 @@ def preview_page(plan: Plan) -> str:
             images[sample_id] = both[: preview.MAX_IMAGES_PER_ROW]
     place = {sample_id: index for index, sample_id in enumerate(images)}
     columns = [name for name in plan.schema.names if name not in plan.manifest.keep.names]
-    rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
+    names = list_tables(plan.output, (DATA, ERRORS))
+    rows = [row for table in read_tables(plan.output, names, columns) for row in table.to_pylist()]
     rows.sort(key=lambda row: place.get(row["sample_id"], len(place)))
     note = f"{len(rows)} samples · {plan.config.method.label} · target {plan.pair.target_id}"
     return preview.render_page(plan.job_id, note, rows, images)

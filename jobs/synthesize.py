@@ -15,8 +15,10 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
+from pipeline.cluster.partitions import Workers
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports import preview, summary
+from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import synthesis_dataset
@@ -35,7 +37,8 @@ def run(plan: SynthesisPlan) -> ImageSummary:
     method = plan.config.method
     wall_s, waits, publisher = run_graph(plan, results, rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
-    done = summary.count(plan.output, empty)
+    with Workers(plan.config.job) as workers:
+        done = summary.count(plan.output, empty, workers)
     close(plan, done, functools.partial(preview_page, plan), publisher)
     return done
 
@@ -67,7 +70,8 @@ def preview_page(plan: SynthesisPlan) -> str:
     prompts = plan.prepare_first(min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS))
     place = {sample_id: index for index, sample_id in enumerate(prompts.column("sample_id").to_pylist())}
     columns = [name for name in plan.schema.names if name != "codes" and name not in plan.config.sink.keep_columns]
-    rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
+    names = list_tables(plan.output, (DATA, ERRORS))
+    rows = [row for table in read_tables(plan.output, names, columns) for row in table.to_pylist()]
     rows.sort(key=lambda row: (place.get(row["prompt_id"], len(place)), row["replica"]))
     del rows[preview.MAX_ROWS + 1 :]
     images = {

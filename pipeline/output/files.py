@@ -33,6 +33,7 @@ RESULT_FILE_S = 5e-3
 """Estimated seconds of one core to read some columns of a result file."""
 _BATCH_ROWS = 1024
 _PUBLISHED = re.compile(r"part-(\d{6,})\.parquet")
+_OF_SHARD = re.compile(r"(?:data|errors)/shard-(\d{4})-part-\d{6,}\.parquet")
 _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
 
 
@@ -87,6 +88,12 @@ def published_name(folder: str, number: int) -> str:
 def published_number(relative: str) -> int | None:
     """Return the number of a published file from its path; None for other names."""
     found = _PUBLISHED.fullmatch(relative.partition("/")[2])
+    return int(found[1]) if found else None
+
+
+def shard_of(relative: str) -> int | None:
+    """Return the shard of a published file from its path in the whole output; None for other names."""
+    found = _OF_SHARD.fullmatch(relative)
     return int(found[1]) if found else None
 
 

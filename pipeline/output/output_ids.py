@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,32 +13,42 @@ import pyarrow.parquet as pq
 
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.output.accounts import locate
-from pipeline.output.files import PARTITION_FILES, RESULT_FILE_S, read_all_found
+from pipeline.output.files import PARTITION_FILES, RESULT_FILE_S, list_published, read_all_found, shard_of
+from pipeline.output.turns import UNRANKED, Turns
 from pipeline.source.done_bitmap import DoneBitmap, Ints, PathIndex
 from pipeline.source.id_hashes import hash_ids
 from pipeline.source.ids import HASHES, IDS, find_repeats, repeated_ids
 from pipeline.source.manifest import Manifest
 from pipeline.storage import access
-from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 ID_COLUMNS = ("sample_id", "source", "row_index")
+MAX_LISTINGS = 16
+"""Most listings of published files in one comparison; each further one reads only files that are new."""
 
 
 def repeated_samples(
-    output: OutputDir, names: Sequence[str], manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS
+    output: OutputDir, manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS, turns: Turns | None = None
 ) -> pa.Table:
     """Return the samples (`ids.IDS`, by their place in the source) with a row whose id a row of an earlier sample has.
 
-    `names` are published files, which hold about `num_rows` rows.
+    `num_rows` is the estimated number of published rows. With `turns` the ids of all shards that have taken a turn are
+    compared, in the order of `pipeline.output.turns`.
     """
-    reader = OutputIds(output, tuple(names), workers, PathIndex(manifest.files["path"]))
+    reader = OutputIds(output, partial(_ranked_names, output, turns), workers, PathIndex(manifest.files["path"]), turns)
     return find_repeats(reader, DoneBitmap(manifest.counts), num_rows)
+
+
+def _ranked_names(output: OutputDir, turns: Turns | None) -> list[str]:
+    if turns is None:
+        return list_published(output, DATA, ERRORS)
+    return [name for name in list_published(output, DATA, ERRORS) if shard_of(name) in turns.shards]
 
 
 def ids_of_several_rows(output: OutputDir, names: Sequence[str]) -> list[str]:
     """Return the sorted, distinct ids that several rows of these files have; files that cannot be read are left out."""
     counts = np.array([_num_rows(output, name) for name in names], np.int64)
-    reader = OutputIds(output, tuple(names), IN_PROCESS, None)
+    reader = OutputIds(output, lambda: names, IN_PROCESS, None)
     return repeated_ids(reader, DoneBitmap(counts), int(counts.sum()))
 
 
@@ -53,12 +63,18 @@ def _num_rows(output: OutputDir, name: str) -> int:
 @dataclass(frozen=True)
 class OutputIds:
     """Ids of the rows of published files. The place of a row is its sample's place in the source if `paths` is set,
-    otherwise the index of the file in `names` and the index of the row in the file."""
+    otherwise the index of the file among all files and the index of the row in the file.
+
+    Files that `names` returns for the first time after the others were read are read as well: the driver of another
+    shard may have published their rows again and emptied the first file.
+    """
 
     output: OutputDir
-    names: tuple[str, ...]
+    names: Callable[[], Sequence[str]]
     workers: Workers
     paths: PathIndex | None
+    turns: Turns | None = None
+    """With turns, rows that have no rank are left out."""
 
     def hashes(self) -> Iterator[pa.Table]:
         for table in self._read(_hashed):
@@ -70,8 +86,9 @@ class OutputIds:
             files, rows = self._places(table)
             is_suspect = suspects.is_inside(files, rows)
             is_suspect[is_suspect] = suspects.has(files[is_suspect], rows[is_suspect])
-            places = [files[is_suspect].astype(np.int32), rows[is_suspect]]
-            yield pa.table([table["sample_id"].filter(pa.array(is_suspect)), *places], schema=IDS)
+            table = table.filter(pa.array(is_suspect))
+            places = [files[is_suspect].astype(np.int32), rows[is_suspect], table["rank"]]
+            yield pa.table([table["sample_id"], *places], schema=IDS)
 
     def _places(self, table: pa.Table) -> tuple[Ints, Ints]:
         if self.paths is not None:
@@ -80,29 +97,47 @@ class OutputIds:
         return table["number"].to_numpy(), table["row"].to_numpy()
 
     def _read(self, change: Any) -> Iterator[pa.Table]:
-        parts = [
-            Partition((start, names), len(names), names[0], names[-1])
-            for start in range(0, len(self.names), PARTITION_FILES)
-            for names in [self.names[start : start + PARTITION_FILES]]
-        ]
         columns = ID_COLUMNS if self.paths is not None else ("sample_id",)
-        read = partial(_read_part, self.output, columns, change)
-        yield from self.workers.map(read, parts, RESULT_FILE_S * len(self.names), "comparison of ids", "sink.path")
+        read = partial(_read_part, self.output, columns, self.turns, change)
+        known: set[str] = set()
+        for _ in range(MAX_LISTINGS):
+            names = [name for name in self.names() if name not in known]
+            if not names:
+                return
+            parts = [
+                Partition((len(known) + start, some), len(some), some[0], some[-1])
+                for start in range(0, len(names), PARTITION_FILES)
+                for some in [names[start : start + PARTITION_FILES]]
+            ]
+            yield from self.workers.map(read, parts, RESULT_FILE_S * len(names), "comparison of ids", "sink.path")
+            known.update(names)
+        raise RuntimeError(
+            f"{self.output.shown()}: new files were published {MAX_LISTINGS} times while ids were compared; start the "
+            "shard again"
+        )
 
 
-def _read_part(output: OutputDir, columns: Sequence[str], change: Any, item: tuple[int, Sequence[str]]) -> pa.Table:
+def _read_part(
+    output: OutputDir, columns: Sequence[str], turns: Turns | None, change: Any, item: tuple[int, Sequence[str]]
+) -> pa.Table:
     first, names = item
+    read = columns if turns is None else (*columns, "attempt")
     tables = []
-    for number, one in enumerate(read_all_found(output, names, columns), first):
+    for number, one in enumerate(read_all_found(output, names, read), first):
         if one.table is not None:
-            places = {"number": np.full(one.table.num_rows, number), "row": np.arange(one.table.num_rows)}
+            size = one.table.num_rows
+            ranks = np.zeros(size, np.int64)
+            if turns is not None and size:
+                ranks = turns.ranks(shard_of(one.relative), one.table["attempt"].to_numpy())
             ids = one.table["sample_id"].cast(pa.large_string())
             kept = {name: one.table[name] for name in columns if name != "sample_id"}
-            tables.append(pa.table({"sample_id": ids, **kept, **places}))
+            own = {"number": np.full(size, number), "row": np.arange(size), "rank": pa.array(ranks, pa.int32())}
+            table = pa.table({"sample_id": ids, **kept, **own})
+            tables.append(table.filter(pa.array(ranks != UNRANKED)))
     empty = dict.fromkeys(("source",), pa.array([], pa.string()))
     empty |= {name: pa.array([], pa.int64()) for name in ("row_index", "number", "row")}
     if not tables:
-        tables = [pa.table({"sample_id": pa.array([], pa.large_string()), **empty})]
+        tables = [pa.table({"sample_id": pa.array([], pa.large_string()), **empty, "rank": pa.array([], pa.int32())})]
     return change(pa.concat_tables(tables).combine_chunks())
 
 

@@ -3,29 +3,30 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from actors.results import Choice
 from actors.serving.engine_thread import Waits
+from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
+from pipeline.output.files import PARTITION_FILES
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
-from pipeline.storage import access
+from pipeline.reports.result_tables import added, counts, histogram, list_tables, read_tables, total
+from pipeline.reports.trials import listing, trial_lines
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
 PLACES = ("clip_index", "prompt_index")
 """Columns with the position of a row among the rows of its sample; null if the sample has one row."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
+SUMMARY_FILE_S = 2e-2
+"""Estimated seconds of one core to count the rows of a result file."""
 BAR_WIDTH = 30
-MAX_TRIALS_SHOWN = 3
 NO_WAITS = Waits()
 DERIVED = (
     *("num_errors", "samples_per_s", "tokens_per_s", "tokens_per_engine_s"),
@@ -138,18 +139,27 @@ class Summary:
         self.num_samples += table.num_rows
         self.num_inputs += pc.sum(pc.and_(*first)).as_py() or 0 if len(first) > 1 else table.num_rows
         self.num_made += made.num_rows
-        self.num_tokens_made += _total(made["num_generated_tokens"])
-        self.num_generated_tokens += _total(table["num_generated_tokens"])
-        add_counts(self.by_status, _counts(table["status"]))
-        add_counts(self.errors_by_type, _counts(table.filter(pc.invert(is_result))["error_type"]))
-        add_counts(self.by_method, _counts(results["method"]))
+        self.num_tokens_made += total(made["num_generated_tokens"])
+        self.num_generated_tokens += total(table["num_generated_tokens"])
+        add_counts(self.by_status, counts(table["status"]))
+        add_counts(self.errors_by_type, counts(table.filter(pc.invert(is_result))["error_type"]))
+        add_counts(self.by_method, counts(results["method"]))
         for name, column in TELEMETRY_SUMS.items():
-            setattr(self, name, getattr(self, name) + _total(pc.struct_field(table["telemetry"], column)))
-        histogram = _histogram(pc.struct_field(table["telemetry"], "acceptance_histogram"))
-        self.acceptance_histogram = _added(self.acceptance_histogram, histogram)
+            setattr(self, name, getattr(self, name) + total(pc.struct_field(table["telemetry"], column)))
+        accepted = histogram(pc.struct_field(table["telemetry"], "acceptance_histogram"))
+        self.acceptance_histogram = added(self.acceptance_histogram, accepted)
         extras = pc.struct_field(table["telemetry"], "extras")
         for row in extras.filter(pc.match_substring(extras, '"controller"')).to_pylist():
             self.depths.add_row(row)
+
+    def add(self, other: Summary) -> None:
+        """Add the totals and times of another summary, which counts other rows."""
+        for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("by_status", "errors_by_type", "by_method"):
+            add_counts(getattr(self, name), getattr(other, name))
+        self.acceptance_histogram = added(self.acceptance_histogram, other.acceptance_histogram)
+        self.depths.add(other.depths)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary as lines of (label, value)."""
@@ -158,8 +168,8 @@ class Summary:
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
         lines = [
             ("method", f"{self.method} ({self.verify_mode})"),
-            ("samples", f"{self.num_samples:,} ({_listing(self.by_status)})"),
-            ("errors", _listing(self.errors_by_type) or "none"),
+            ("samples", f"{self.num_samples:,} ({listing(self.by_status)})"),
+            ("errors", listing(self.errors_by_type) or "none"),
             ("wall time", f"{self.wall_s:.1f} s"),
             ("samples/s", f"{self.samples_per_s:.2f}"),
             ("tokens/s", f"{self.tokens_per_s:,.0f}"),
@@ -170,7 +180,7 @@ class Summary:
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
         ]
         if len(self.by_method) > 1 or self.waits.choices:
-            lines[1:1] = [("decoded by", _listing(self.by_method)), *trial_lines(self.waits.choices)]
+            lines[1:1] = [("decoded by", listing(self.by_method)), *trial_lines(self.waits.choices)]
         if self.skipped_files:
             lines.insert(3, ("skipped", self.skipped_files))
         if self.num_broken_files:
@@ -194,87 +204,48 @@ Kind = TypeVar("Kind", bound=Summary)
 
 
 def summarise(
-    output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
+    output: OutputDir,
+    job_id: str,
+    method: str,
+    verify_mode: str,
+    wall_s: float,
+    waits: Waits = NO_WAITS,
+    workers: Workers = IN_PROCESS,
 ) -> Summary:
     """Summarise an output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
-    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
+    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits), workers)
 
 
-def count(output: OutputDir, summary: Kind) -> Kind:
-    """Count the rows of an output into an empty summary of any kind, and return it."""
+def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Kind:
+    """Count the rows of an output into an empty summary of any kind, and return it.
+
+    Partitions of files are counted separately and then added, in order, wherever `workers` run them.
+    """
     summary.attempt = max(output.list_attempts(), default=0)
-    for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
-        summary.add_rows(table)
+    names = list_tables(output, (DATA, ERRORS))
+    parts = [names[start : start + PARTITION_FILES] for start in range(0, len(names), PARTITION_FILES)]
+    named = [Partition(part, len(part), part[0], part[-1]) for part in parts]
+    empty = deepcopy(replace(summary, wall_s=0.0, waits=NO_WAITS))
+    for part in workers.map(
+        partial(_counted, output, empty), named, SUMMARY_FILE_S * len(names), "summary", "sink.path"
+    ):
+        summary.add(part)
     return summary
 
 
-def _added(*histograms: list[int]) -> list[int]:
-    return [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
-
-
-def _total(column: pa.ChunkedArray) -> Any:
-    return pc.sum(column).as_py() or 0
-
-
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
-
-
-def _histogram(lists: pa.ChunkedArray) -> list[int]:
-    """Sum the histograms of all rows, entry by entry; shorter lists count as padded with zeros."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = pa.table({"position": positions, "steps": pc.list_flatten(lists)})
-    summed = flat.group_by("position").aggregate([("steps", "sum")]).sort_by("position")
-    return list(summed["steps_sum"].to_pylist())
-
-
-def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read these columns of all Parquet files in these folders, one row group at a time."""
-    for folder in folders:
-        for name in output.list_files(folder):
-            if not name.endswith(".parquet"):
-                continue
-            with access.open_file(output.filesystem, output.path(f"{folder}/{name}")) as file:
-                parquet = pq.ParquetFile(file)
-                there = [name for name in columns if name in parquet.schema_arrow.names]
-                for group in range(parquet.num_row_groups):
-                    yield parquet.read_row_group(group, columns=there)
+def _counted(output: OutputDir, empty: Kind, names: Sequence[str]) -> Kind:
+    part = deepcopy(empty)
+    for table in read_tables(output, names, (*COLUMNS, *PLACES)):
+        part.add_rows(table)
+    return part
 
 
 def combine(parts: Sequence[Summary]) -> Summary:
     """Sum the summaries of several jobs of one method that ran one after the other."""
-    total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
+    both = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
     for part in parts:
-        for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
-            setattr(total, name, getattr(total, name) + getattr(part, name))
-        for name in ("by_status", "errors_by_type", "by_method"):
-            add_counts(getattr(total, name), getattr(part, name))
-        total.acceptance_histogram = _added(total.acceptance_histogram, part.acceptance_histogram)
-        total.depths.add(part.depths)
-    return total
-
-
-def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
-    """Return the results of trials of `method.auto` as (label, value), in detail for `MAX_TRIALS_SHOWN` engines."""
-    if not choices:
-        return [("kept", "none yet: no engine had rows enough to choose")]
-    kept = Counter(choice.method for choice in choices)
-    lines = [("kept", choices[0].method if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
-    for choice in choices[:MAX_TRIALS_SHOWN]:
-        lines.append(("  tried on", f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"))
-        for one in choice.standings:
-            text = one.note
-            if one.sample_s is not None:
-                interval = ""
-                if one.low_s is not None and one.high_s is not None:
-                    interval = f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
-                text = f"{1000 * one.sample_s:.3g} ms per sample{interval}, acceptance length "
-                text += f"{one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
-            lines.append((f"    {one.method}", text))
-    if len(choices) > MAX_TRIALS_SHOWN:
-        lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
-    return lines
+        both.add(part)
+    return both
 
 
 def show(summary: Summary) -> str:
@@ -293,8 +264,3 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
         f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()
         for label in labels
     )
-
-
-def _listing(counts: Mapping[str, int]) -> str:
-    """List counts with their names, largest first, equal counts by name."""
-    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))

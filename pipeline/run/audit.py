@@ -23,7 +23,7 @@ from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts, with_counts
-from pipeline.source.shards import spans_of
+from pipeline.source.shards import plan_shard
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.shard import Shard
@@ -147,7 +147,7 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
 
 def _missing(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> tuple[int | None, list[str]]:
     """Return the number of a shard's missing samples (None if unknown) and the names of the first ones."""
-    planned = spans_of(spans.plan(manifest.files, 1_000_000, 1 << 60), manifest.cuts, shard.number)
+    planned = plan_shard(manifest.files, manifest.cuts, shard.number, 1_000_000, 1 << 60)
     if limit is not None:
         planned = spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
     return spans.num_missing(planned, done), list(itertools.islice(_names(manifest, done, planned), MAX_NAMED))

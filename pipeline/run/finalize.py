@@ -115,10 +115,6 @@ def check_accounted(plan: JobPlan, found: Inventory) -> None:
 
 
 def may_repeat_ids(plan: JobPlan) -> bool:
-    """Return whether rows may have equal ids that planning did not find: ids in tars are known only after reading, and
-    files that two attempts added to the manifest at the same time were not compared."""
-    source, manifest = plan.config.source, plan.manifest
-    if source.id_column is None:
-        return False
-    num_parts = manifest.num_parts + (manifest.written < manifest.num_files)
-    return not kind_of(source.kind).has_cheap_ids or (source.check_ids and num_parts > 1)
+    """Return whether rows may have equal ids that planning did not find: ids in tars are known only after reading."""
+    source = plan.config.source
+    return source.id_column is not None and not kind_of(source.kind).has_cheap_ids

@@ -2,7 +2,8 @@
 
 Read tasks of such sources read one file each, so a repeated id is found when all rows are in the output. The row that
 comes first in the source keeps the id. The later row becomes an error row `duplicate_id` with the id `path#row`, as in
-sources whose ids are known before. The outcome depends on the source only, not on the attempt that made a row.
+sources whose ids are known before. The outcome depends on the source only, not on the attempt that made a row. With
+shards, a row of the shard that finished first keeps the id (`pipeline.output.turns`).
 
 A kill at any point is harmless: error rows are published before the rows leave `data/`, a row in `data/` wins over an
 error row of the same sample, and the next attempt repeats the missing steps.
@@ -11,6 +12,7 @@ error row of the same sample, and the next attempt repeats the missing steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +24,13 @@ from pipeline.output.accounts import locate
 from pipeline.output.files import list_published, parts, read_all_found
 from pipeline.output.output_ids import repeated_samples
 from pipeline.output.publishing import FOLDERS, Publisher, next_number
+from pipeline.output.turns import Turns, take_turn
 from pipeline.source.done_bitmap import Bools, DoneBitmap, PathIndex
 from pipeline.source.manifest import Manifest
+from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.source.span_reader import path_id
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.shard import WHOLE
 
 CODE = "duplicate_id"
 PARTS_OF_IDS = (("clip_index", "@"), ("prompt_index", "#"), ("replica", "#"))
@@ -45,10 +50,12 @@ def finalize_repeated_ids(
 ) -> int:
     """Turn rows with the id of an earlier sample into error rows, and return the number of such samples.
 
-    Requires an output of `num_rows` rows, in which each planned sample has its rows once.
+    Requires an output of `num_rows` rows, in which each planned sample has its rows once. A shard takes a turn,
+    compares its rows with those of shards that finished before, and changes only its own rows.
     """
     output, paths = publisher.output, PathIndex(manifest.files["path"])
-    found = find_repeats(output, manifest, num_rows, workers)
+    turns = None if output.shard == WHOLE else take_turn(output, publisher.attempt)
+    found = find_repeats(output, manifest, num_rows, workers, turns)
     if not found:
         return 0
     later = DoneBitmap(manifest.counts)
@@ -75,9 +82,19 @@ def finalize_repeated_ids(
     return len(found)
 
 
-def find_repeats(output: OutputDir, manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS) -> Repeats:
-    """Find the samples that repeat the id of an earlier sample."""
-    found = repeated_samples(output, list_published(output, *FOLDERS), manifest, num_rows, workers)
+def find_repeats(
+    output: OutputDir, manifest: Manifest, num_rows: int, workers: Workers = IN_PROCESS, turns: Turns | None = None
+) -> Repeats:
+    """Find the samples of an output or of a shard that repeat the id of an earlier sample."""
+    if turns is None:
+        found = repeated_samples(output, manifest, num_rows, workers)
+    else:
+        whole = replace(output, shard=WHOLE)
+        stored = read_parts(whole)  # a shard that finished before may have files that this attempt does not know
+        assert stored is not None
+        num_rows *= len(turns.shards)  # shards have about the same number of rows
+        found = repeated_samples(whole, with_counts(stored, whole), num_rows, workers, turns)
+        found = found.filter(pa.array(turns.has(output.shard.number, found["rank"].to_numpy())))
     columns = (found[name].to_pylist() for name in ("file", "row", "sample_id"))
     return {(file, row): sample_id for file, row, sample_id in zip(*columns, strict=True)}
 

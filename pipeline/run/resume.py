@@ -168,13 +168,13 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
     publisher = Publisher(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
-    plan = replace(plan, manifest=write_parts(plan.manifest, output))
-    output.make_folders()
-    if attempt == 1:
-        return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
-    numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
-    gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
     with Workers(plan.config.job) as workers:
+        plan = replace(plan, manifest=write_parts(plan.manifest, output, plan.config.source, workers))
+        output.make_folders()
+        if attempt == 1:
+            return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
+        numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
+        gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
         plan = _with_inventory(plan, gone, workers)
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
@@ -206,4 +206,13 @@ def is_complete(plan: JobPlan) -> bool:
         return False
     found = plan.earlier.inventory
     at_rest = not (found.strange or found.spooled or found.spent or found.superseded)
-    return at_rest and SUMMARY in plan.output.list_files(JOB)
+    return at_rest and _is_summarised(plan.output)
+
+
+def _is_summarised(output: OutputDir) -> bool:
+    """Return whether the newest attempt has written the summary, which it does last."""
+    try:
+        summary = json.loads(output.read_bytes(f"{JOB}/{SUMMARY}"))
+    except (FileNotFoundError, ValueError):
+        return False
+    return isinstance(summary, dict) and summary.get("attempt") == output.list_attempts()[-1]

@@ -19,7 +19,7 @@ from pipeline.rows import schemas
 from pipeline.source import spans
 from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
 from pipeline.source.manifest import Manifest
-from pipeline.source.shards import spans_of
+from pipeline.source.shards import plan_shard
 from pipeline.source.span_files import SpanFiles
 from pipeline.source.span_reader import NoteCount, opened, read_span
 from pipeline.sources import kind_of
@@ -123,8 +123,8 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
 def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None, shard: int) -> spans.Spans:
     """Plan the spans of a shard; with a limit, only its first samples. Counts samples in files of unknown count."""
-    planned = spans.plan(manifest.files, spec.source.span_max_rows, spec.source.span_max_bytes)
-    planned = spans_of(planned, manifest.cuts, shard)
+    max_rows, max_bytes = spec.source.span_max_rows, spec.source.span_max_bytes
+    planned = plan_shard(manifest.files, manifest.cuts, shard, max_rows, max_bytes)
     if limit is None:
         return planned
     filesystem, spec = opened(spec)

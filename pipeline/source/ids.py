@@ -20,7 +20,8 @@ from pipeline.source.id_hashes import Hashes, hash_ids
 
 HASHES = pa.schema([("hash", pa.uint64()), ("file", pa.int32()), ("row", pa.int64())])
 """Hashes of ids and the places of their rows: the file's ordinal and the row's index in the file."""
-IDS = pa.schema([("sample_id", pa.large_string()), ("file", pa.int32()), ("row", pa.int64())])
+IDS = pa.schema([("sample_id", pa.large_string()), ("file", pa.int32()), ("row", pa.int64()), ("rank", pa.int32())])
+"""Ids, the places of their rows, and a rank that comes before the place in the order of rows with equal ids."""
 IDS_PER_PARTITION = 4_000_000
 """About the number of ids of one hash partition: 20 bytes per id in the folder, and 60 bytes in memory."""
 MAX_PARTITIONS = 4096
@@ -40,8 +41,8 @@ class IdReader(Protocol):
 
 
 def find_repeats(reader: IdReader, suspects: DoneBitmap, num_ids: int) -> pa.Table:
-    """Return the rows (`IDS`, by file and row) whose id a row of a smaller file ordinal, or of the same file and a
-    smaller row, has; rows at the same place are one.
+    """Return the rows (`IDS`, by file and row) whose id a row of a smaller rank, or of the same rank and an earlier
+    place, has; rows of one rank at the same place are one.
 
     `suspects` is an empty set of the places of all rows; `num_ids` is their estimated number.
     """
@@ -86,11 +87,11 @@ def _add(suspects: DoneBitmap, found: pa.Table) -> int:
 
 
 def _later_rows(table: pa.Table) -> pa.Table:
-    """Return the rows at another place than the first row with the same id, each place once."""
+    """Return the rows at another place than the first row with the same id, each rank and place once."""
     codes = table["sample_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    files, rows = table["file"].to_numpy(), table["row"].to_numpy()
-    order = np.lexsort((rows, files, codes))
-    codes, files, rows = codes[order], files[order], rows[order]
+    files, rows, ranks = (table[name].to_numpy() for name in ("file", "row", "rank"))
+    order = np.lexsort((rows, files, ranks, codes))
+    codes, files, rows, ranks = codes[order], files[order], rows[order], ranks[order]
     is_same = (codes[1:] == codes[:-1]) & (files[1:] == files[:-1]) & (rows[1:] == rows[:-1])
     is_repeat = np.concatenate([[False], (codes[1:] == codes[:-1]) & ~is_same]) if len(codes) else np.zeros(0, bool)
     return table.take(pa.array(order[is_repeat]))

@@ -80,9 +80,10 @@ class Manifest:
 
     @property
     def counts(self) -> Ints:
-        """The number of samples of every file; `UNKNOWN` if it is known only after reading."""
-        counts = self.files["num_samples"].fill_null(UNKNOWN)
-        return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)
+        """The number of samples of every file; `UNKNOWN` if it is known only after reading. May be a read-only view."""
+        counts = self.files["num_samples"]
+        counts = counts.fill_null(UNKNOWN) if counts.null_count else counts
+        return np.asarray(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
@@ -222,21 +223,18 @@ def survey_files(
     files = pa.table([*files.columns, *found.facts.columns, no_row_groups(files.num_rows)], schema=SCHEMA)
     surveyed = Manifest(access.unstripped(filesystem, root), files, found.keep)
     both = surveyed if earlier is None else replace(surveyed, files=pa.concat_tables([earlier.files, files]))
-    repeated = _repeated_rows(filesystem, root, needs.source, both, workers)
-    if repeated is not None:
-        position = SCHEMA.get_field_index("repeated_rows")
-        column = repeated.slice(both.num_files - files.num_rows)
-        surveyed = replace(surveyed, files=files.set_column(position, SCHEMA.field(position), column))
-    return surveyed
+    compared = with_repeated_rows(filesystem, root, needs.source, both, workers)
+    return replace(surveyed, files=compared.files.slice(both.num_files - files.num_rows))
 
 
-def _repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifest, workers: Workers) -> pa.Array | None:
-    """Return for every file the rows whose id an earlier row has; None if ids are not checked before the job.
+def with_repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifest, workers: Workers) -> Manifest:
+    """Compare the ids of all files and set the column `repeated_rows` of files that are in no part yet; return the
+    manifest unchanged if ids are not checked before the job.
 
     Raises ConfigError if more than `MAX_REPEATED_ROWS` rows and more than half of all rows repeat an id.
     """
     if source.id_column is None or not source.check_ids or not kind_of(source.kind).has_cheap_ids:
-        return None
+        return manifest
     repeats = repeated_rows(filesystem, root, source, manifest, workers)
     num_repeated, num_rows = repeats.num_rows, pc.sum(manifest.files["num_samples"]).as_py() or 0
     if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
@@ -246,7 +244,11 @@ def _repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifes
         )
     ends = np.cumsum(np.bincount(repeats["file"].to_numpy(), minlength=manifest.num_files))
     offsets = pa.array(np.append(0, ends), pa.int32())
-    return pa.ListArray.from_arrays(offsets, repeats["row"].combine_chunks())
+    found = pa.ListArray.from_arrays(offsets, repeats["row"].combine_chunks())
+    before = manifest.files["repeated_rows"].slice(0, manifest.written)
+    position = SCHEMA.get_field_index("repeated_rows")
+    column = pa.chunked_array([*before.chunks, found.slice(manifest.written)], SCHEMA.field(position).type)
+    return replace(manifest, files=manifest.files.set_column(position, SCHEMA.field(position), column))
 
 
 def _table(listing: Iterable[Listed]) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
+from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints, PathIndex
 from pipeline.source.manifest import (
@@ -25,6 +26,7 @@ from pipeline.source.manifest import (
     freeze_for,
     list_source,
     survey_files,
+    with_repeated_rows,
 )
 from pipeline.source.shards import Cut
 from pipeline.source.survey import survey
@@ -96,17 +98,18 @@ def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
     return replace(earlier, files=pa.concat_tables([earlier.files, new]).combine_chunks())
 
 
-def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
+def write_parts(manifest: Manifest, output: OutputDir, source: Source, workers: Workers = IN_PROCESS) -> Manifest:
     """Write the manifest's new files as a part after the parts of all other attempts; returns the output's manifest.
 
     Two attempts that are planned concurrently while the source grows may both have new files. Parts are created and
-    never replaced; the later attempt keeps the earlier attempt's part and adds only files that are not in it.
+    never replaced; the later attempt keeps the earlier attempt's part, adds only files that are not in it, and compares
+    their ids with it.
 
     Raises:
         ConfigError: another attempt listed the same file with another size or token, or other column types.
     """
-    while True:
-        manifest = _after_stored_parts(manifest, output)
+    while True:  # ends, because every other attempt writes one part
+        manifest = _after_stored_parts(manifest, output, source, workers)
         try:
             manifest.write(output)
         except FileExistsError:
@@ -114,7 +117,7 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
         return manifest
 
 
-def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
+def _after_stored_parts(manifest: Manifest, output: OutputDir, source: Source, workers: Workers) -> Manifest:
     """Insert parts that were created after the manifest was planned in front of the manifest's new files."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest
@@ -127,7 +130,11 @@ def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
     shared = listed[listed >= manifest.written]
     _refuse_changed(stored.files.take(pa.array(ordinals[shared])), manifest.files.take(pa.array(shared)), output)
     new = manifest.files.take(pa.array(np.flatnonzero(ordinals < 0)))
-    return replace(_with_files(stored, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
+    joined = replace(_with_files(stored, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
+    if not new.num_rows:
+        return joined
+    filesystem, root = access.open_url(joined.root, "source.path")
+    return with_repeated_rows(filesystem, root, source, joined, workers)
 
 
 def _refuse_other_shards(stored: Manifest, output: OutputDir) -> None:
@@ -236,7 +243,7 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
     """Fill in the counts that earlier attempts have stored; `forget_broken` ignores the counts of damaged files."""
     if not manifest.files["num_samples"].null_count:
         return manifest
-    numbers = manifest.counts
+    numbers = manifest.counts.copy()
     for file, notes in _notes(output).items():
         notes = [note for note in notes if note[0] or not forget_broken]
         if notes and file < len(numbers):

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
 
-from pipeline.source.done_bitmap import UNKNOWN, Ints
-from pipeline.source.spans import TO_THE_END, Spans
+from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints
+from pipeline.source.spans import TO_THE_END, Spans, changed, joined, plan
 
 
 class Position(NamedTuple):
@@ -70,20 +71,29 @@ def _end(first: int, files: Ints) -> Position:
     return Position(first + len(files), 0)
 
 
-def spans_of(spans: Spans, cuts: tuple[Cut, ...], shard: int) -> Spans:
-    """Return the part of the spans that belongs to a shard; pieces are cut at its bounds."""
+def plan_shard(files: pa.Table, cuts: tuple[Cut, ...], shard: int, max_rows: int, max_bytes: int) -> Spans:
+    """Cut a shard's files into spans like `spans.plan`; pieces end at the bounds of the shard."""
     if not cuts:
-        return spans
-    files, starts, stops = spans.files, spans.starts.copy(), spans.stops.copy()
-    keep = np.zeros(len(files), bool)
+        return plan(files, max_rows, max_bytes)
+    parts = []
     for low, high in (one.range_of(shard) for one in cuts):
-        is_after = (files > low.file) | ((files == low.file) & ((stops == TO_THE_END) | (stops > low.row)))
-        is_inside = is_after & ((files < high.file) | ((files == high.file) & (starts < high.row)))
-        starts[is_inside & (files == low.file)] = np.maximum(starts[is_inside & (files == low.file)], low.row)
-        at_end = is_inside & (files == high.file)
+        own = files.slice(low.file, high.file - low.file + (high.row > 0))
+        parts.append(_inside(plan(own, max_rows, max_bytes, low.file), low, high))
+    return joined(parts)
+
+
+def _inside(spans: Spans, low: Position, high: Position) -> Spans:
+    """Cut pieces at the bounds of a range of samples."""
+
+    def change(files: Ints, starts: Ints, stops: Ints) -> Bools:
+        at_start, at_end = files == low.file, files == high.file
+        is_inside = ~at_start | (stops == TO_THE_END) | (stops > low.row)
+        is_inside &= ~at_end | (starts < high.row)
+        starts[at_start] = np.maximum(starts[at_start], low.row)
         stops[at_end] = np.where(stops[at_end] == TO_THE_END, high.row, np.minimum(stops[at_end], high.row))
-        keep |= is_inside
-    return Spans(files, starts, stops, spans.ends).kept(keep)
+        return np.asarray(is_inside)
+
+    return changed(spans, change)
 
 
 def rows_of(cuts: tuple[Cut, ...], shard: int, file: int) -> tuple[int, int | None]:

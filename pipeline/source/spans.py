@@ -8,13 +8,14 @@ The cut is a pure function of the manifest's columns; no file is opened.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.source.done_bitmap import UNKNOWN, Bools, DoneBitmap, Ints
 
@@ -23,6 +24,11 @@ ASSUMED_SAMPLE_BYTES = 32 * 1024
 GROUP_ROWS_FACTOR = 64
 """A row group that fits the bytes of a span is cut only if it has more than this many times the rows of a span."""
 TO_THE_END = -1
+_PIECES_AT_ONCE = 1 << 18
+"""Pieces that are in memory as 64-bit integers at the same time."""
+_NONE = np.zeros(0, np.int64)
+
+AnyInts = NDArray[np.signedinteger[Any]]
 
 
 class Piece(NamedTuple):
@@ -38,11 +44,14 @@ Span = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class Spans:
-    """All spans in order as flat arrays over pieces: `ends[i]` is one past the last piece of span i."""
+    """All spans in order as flat arrays over pieces: `ends[i]` is one past the last piece of span i.
 
-    files: Ints
-    starts: Ints
-    stops: Ints
+    `files`, `starts` and `stops` have the smallest integer types that hold their values: 6 bytes per whole file.
+    """
+
+    files: AnyInts
+    starts: AnyInts
+    stops: AnyInts
     ends: Ints
 
     def __len__(self) -> int:
@@ -55,8 +64,12 @@ class Spans:
 
     def columns(self, span: int) -> tuple[Ints, Ints, Ints]:
         """Return one span's files, starts and stops as arrays; a stop is `TO_THE_END` if the piece has none."""
-        pieces = slice(self.ends[span - 1] if span else 0, self.ends[span])
-        return self.files[pieces], self.starts[pieces], self.stops[pieces]
+        return self.pieces(int(self.ends[span - 1]) if span else 0, int(self.ends[span]))
+
+    def pieces(self, low: int, high: int) -> tuple[Ints, Ints, Ints]:
+        """Return files, starts and stops of the pieces from `low` to `high` as new arrays."""
+        files, starts, stops = (one[low:high].astype(np.int64) for one in (self.files, self.starts, self.stops))
+        return files, starts, stops
 
     def __getitem__(self, index: int) -> Span:
         columns = (column.tolist() for column in self.columns(range(len(self))[index]))
@@ -70,31 +83,78 @@ def end_of(stop: int) -> int | None:
     return None if stop == TO_THE_END else int(stop)
 
 
+def joined(parts: Sequence[Spans]) -> Spans:
+    """Return the spans of all parts, one part after the other."""
+    firsts = np.cumsum([0, *(len(part.files) for part in parts)]).tolist()
+    ends = [part.ends + first for part, first in zip(parts, firsts, strict=False)]
+
+    def column(values: Iterator[AnyInts]) -> AnyInts:
+        return _narrow(np.concatenate([_NONE, *values]))
+
+    files, starts, stops = (column(getattr(part, name) for part in parts) for name in ("files", "starts", "stops"))
+    return Spans(files, starts, stops, np.concatenate([_NONE, *ends]))
+
+
+def changed(spans: Spans, change: Callable[[Ints, Ints, Ints], Bools]) -> Spans:
+    """Return the spans after `change` has been applied to their pieces, some at a time.
+
+    `change(files, starts, stops)` changes starts and stops in place and returns the mask of the pieces to keep.
+    """
+    starts, stops, kept = [], [], []
+    for low in range(0, len(spans.files), _PIECES_AT_ONCE):
+        columns = spans.pieces(low, low + _PIECES_AT_ONCE)
+        kept.append(change(*columns))
+        starts.append(_narrow(columns[1]))
+        stops.append(_narrow(columns[2]))
+    if not kept:
+        return spans
+    return Spans(spans.files, np.concatenate(starts), np.concatenate(stops), spans.ends).kept(np.concatenate(kept))
+
+
+def _narrow(values: Ints) -> AnyInts:
+    """Return the same values in the smallest signed type that holds them."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    return values.astype(np.promote_types(np.min_scalar_type(min(low, -1)), np.min_scalar_type(min(-high - 1, -1))))
+
+
 class _Writer:
     """Collects pieces into spans; a span is closed before it would exceed `max_rows` or `max_bytes`."""
 
     def __init__(self, max_rows: int = 0, max_bytes: int = 0) -> None:
         self.max_rows, self.max_bytes = max_rows, max_bytes
         self._columns = array("q"), array("q"), array("q")
+        self._full: list[tuple[AnyInts, ...]] = []
+        self._num_full = self._num_closed = 0
         self._ends = array("q")
         self._num_rows = self._num_bytes = 0
 
     def add(self, file: int, start: int, stop: int, num_rows: int = 0, num_bytes: int = 0) -> None:
         if self._num_rows + num_rows > self.max_rows or self._num_bytes + num_bytes > self.max_bytes:
             self.close()
+        if len(self._columns[0]) == _PIECES_AT_ONCE:
+            self._pack()
         for column, value in zip(self._columns, (file, start, stop), strict=True):
             column.append(value)
         self._num_rows += num_rows
         self._num_bytes += num_bytes
 
     def close(self) -> None:
-        if len(self._columns[0]) > (self._ends[-1] if self._ends else 0):
-            self._ends.append(len(self._columns[0]))
+        num_pieces = self._num_full + len(self._columns[0])
+        if num_pieces > self._num_closed:
+            self._ends.append(num_pieces)
+            self._num_closed = num_pieces
         self._num_rows = self._num_bytes = 0
+
+    def _pack(self) -> None:
+        self._full.append(tuple(_narrow(np.array(column, np.int64)) for column in self._columns))
+        self._num_full += len(self._columns[0])
+        self._columns = array("q"), array("q"), array("q")
 
     def finish(self) -> Spans:
         self.close()
-        return Spans(*(np.frombuffer(column, np.int64) for column in (*self._columns, self._ends)))
+        self._pack()
+        files, starts, stops = (np.concatenate(column) for column in zip(*self._full, strict=True))
+        return Spans(files, starts, stops, np.array(self._ends, np.int64))
 
 
 def _cut(
@@ -124,10 +184,13 @@ def _cut(
         yield start, start + num_rows, num_bytes
 
 
-def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
-    """Cut files (columns of `manifest.SCHEMA`) into spans of at most about `max_rows` rows and `max_bytes` bytes."""
+def plan(files: pa.Table, max_rows: int, max_bytes: int, first: int = 0) -> Spans:
+    """Cut files (columns of `manifest.SCHEMA`) into spans of at most about `max_rows` rows and `max_bytes` bytes.
+
+    `first` is the ordinal of the first file.
+    """
     writer = _Writer(max_rows, max_bytes)
-    ordinal = 0
+    ordinal = first
     for batch in files.select(["size_bytes", "num_samples", "row_group_rows", "row_group_bytes"]).to_batches(65_536):
         sizes, counts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
@@ -171,24 +234,27 @@ def remaining(spans: Spans, done: DoneBitmap) -> Spans:
 
     Done rows in between remain; the reader skips them.
     """
-    files, starts, stops = spans.files, spans.starts.copy(), spans.stops.copy()
-    counts = done.counts[files]
-    sizes = np.where(stops == TO_THE_END, counts, stops) - starts
-    num_done = done.num_in(files, starts, stops)
-    keep = (num_done < sizes) | (counts == UNKNOWN)
-    for index in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
-        if counts[index] == UNKNOWN and stops[index] == TO_THE_END:
-            continue
-        start = int(starts[index])
-        rows = done.rows(int(files[index]), start, end_of(stops[index]))
-        open_rows = np.flatnonzero(~rows)
-        if not len(open_rows):
-            keep[index] = False
-            continue
-        starts[index] = start + open_rows[0]
-        if open_rows[-1] + 1 < len(rows):
-            stops[index] = start + open_rows[-1] + 1
-    return Spans(files, starts, stops, spans.ends).kept(keep)
+
+    def change(files: Ints, starts: Ints, stops: Ints) -> Bools:
+        counts = done.counts[files]
+        sizes = np.where(stops == TO_THE_END, counts, stops) - starts
+        num_done = done.num_in(files, starts, stops)
+        keep = np.asarray((num_done < sizes) | (counts == UNKNOWN))
+        for index in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
+            if counts[index] == UNKNOWN and stops[index] == TO_THE_END:
+                continue
+            start = int(starts[index])
+            rows = done.rows(int(files[index]), start, end_of(stops[index]))
+            open_rows = np.flatnonzero(~rows)
+            if not len(open_rows):
+                keep[index] = False
+                continue
+            starts[index] = start + open_rows[0]
+            if open_rows[-1] + 1 < len(rows):
+                stops[index] = start + open_rows[-1] + 1
+        return keep
+
+    return changed(spans, change)
 
 
 def num_missing(spans: Spans, done: DoneBitmap) -> int | None:

@@ -245,7 +245,8 @@ def _read_suspects(
         for rows, ids in _ids_of(kind, filesystem, spec, piece):
             is_suspect = np.isin(rows, suspected)
             ordinals = np.full(int(is_suspect.sum()), piece.ordinal, np.int32)
-            tables.append(pa.table([ids.filter(pa.array(is_suspect)), ordinals, rows[is_suspect]], schema=IDS))
+            columns = [ids.filter(pa.array(is_suspect)), ordinals, rows[is_suspect], np.zeros_like(ordinals)]
+            tables.append(pa.table(columns, schema=IDS))
     return pa.concat_tables(tables).combine_chunks()
 
 

@@ -24,7 +24,7 @@ ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
 CONTENT = "_job/content.json"
 """The settings that determine the content of an output with shards."""
-_SHARED = ("manifest", "counts", "tmp", "content.json")
+_SHARED = ("manifest", "counts", "turns", "tmp", "content.json")
 """Entries of `_job/` that all shards of a job use."""
 _LITTER = (".probe-", "tmp/")
 """Prefixes below `_job/` of files left by a process that was killed before it took its attempt; they are ignored."""

@@ -26,6 +26,11 @@ class ImageSummary(Summary):
         super().add_rows(table)
         self.num_target_forwards += pc.sum(pc.struct_field(table["telemetry"], "target_forwards")).as_py() or 0
 
+    def add(self, other: Summary) -> None:
+        super().add(other)
+        assert isinstance(other, ImageSummary)
+        self.num_target_forwards += other.num_target_forwards
+
     def to_json(self) -> dict[str, Any]:
         rates = {"images_per_s": self.samples_per_s, "tokens_per_forward": self.tokens_per_forward}
         return super().to_json() | rates

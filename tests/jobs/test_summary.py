@@ -14,7 +14,7 @@ from decoding.errors import failed
 from decoding.types import Completion, Telemetry
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
-from pipeline.reports import summary
+from pipeline.reports import summary, trials
 from pipeline.rows.schemas import TELEMETRY, result_schema
 from pipeline.storage.output_dir import OutputDir
 
@@ -188,7 +188,7 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
     assert ("kept", "in 5 trials: 5 chain") in lines
     assert ("  tried on", "96 rows in 2 rounds, first rows") in lines
     result = "12.3 ms per sample (11.8 to 12.9), acceptance length 3.21, 64 rows: chosen"
-    assert [value for label, value in lines if label == "    chain"] == [result] * summary.MAX_TRIALS_SHOWN
+    assert [value for label, value in lines if label == "    chain"] == [result] * trials.MAX_TRIALS_SHOWN
     assert ("    plain", "20 ms per sample, acceptance length 1.00, 32 rows: slower") in lines
     assert ("    lookup", "failed to draft for 2 rows") in lines
     assert ("  and more", "2 further trials are in _job/summary.json") in lines

@@ -53,5 +53,5 @@ def test_repeats_are_those_of_all_rows_in_one_table(tmp_path: Path, monkeypatch,
         first[own] = min(first.get(own, (source, row)), (source, row))
     expected = sorted((source, row, own) for own, source, row in rows if (source, row) != first[own])
     known = [6 if chance.random() < 0.7 else None for _ in range(4)]
-    found = output_ids.repeated_samples(output, files, listing(known), len(rows)).to_pylist()
+    found = output_ids.repeated_samples(output, listing(known), len(rows)).to_pylist()
     assert [(f"{one['file']}.tar", one["row"], one["sample_id"]) for one in found] == expected

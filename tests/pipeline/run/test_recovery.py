@@ -331,7 +331,7 @@ def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path,
     run(config)
     output = OutputDir(str(tmp_path / "out"))
     if complete:
-        output.write_json("_job/summary.json", {})
+        output.write_json("_job/summary.json", {"attempt": 1})
     expected = {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()}
     damage(tmp_path / "out/data/part-000001.parquet")
     plan = plan_of(config)

@@ -103,7 +103,7 @@ def test_one_open_tar_is_all_that_is_opened_again(tmp_path: Path, monkeypatch: p
 def test_a_complete_output_takes_no_attempt(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config)
-    OutputDir(str(tmp_path / "out")).write_json("_job/summary.json", {})
+    OutputDir(str(tmp_path / "out")).write_json("_job/summary.json", {"attempt": 1})
     plan = plan_of(config)
     assert is_complete(plan)
     assert resume_lines(plan)[:-1] == ["resuming: 30 samples are done, 0 missing, 0 files set aside"]

@@ -34,7 +34,7 @@ class Written:
     def _table(self, kept: list[tuple[int, int, str]], schema: pa.Schema) -> pa.Table:
         own = pa.array([own_id for _, _, own_id in kept], pa.large_string())
         first = ids.hash_ids(own) if schema is ids.HASHES else own
-        columns = [first, [file for file, _, _ in kept], [row for _, row, _ in kept]]
+        columns = [first, [file for file, _, _ in kept], [row for _, row, _ in kept], [0] * len(kept)]
         return pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types)], schema=schema)
 
     def hashes(self) -> Iterator[pa.Table]:

@@ -14,7 +14,7 @@ from configs.load import ConfigError
 from pipeline.source import spans
 from pipeline.source.done_bitmap import UNKNOWN
 from pipeline.source.manifest import SCHEMA
-from pipeline.source.shards import Cut, cut, rows_of, spans_of
+from pipeline.source.shards import Cut, cut, plan_shard, rows_of
 from pipeline.storage.shard import MAX_SHARDS, Shard
 
 COUNTS = st.lists(st.one_of(st.integers(0, 12), st.just(UNKNOWN)), min_size=1, max_size=12)
@@ -60,13 +60,15 @@ def test_shards_contain_every_sample_once(counts, num_shards, max_rows, groups, 
     everything = Counter(samples_of([piece for span in planned for piece in span], counts))
     found: Counter[tuple[int, int]] = Counter()
     for number in range(num_shards):
-        mine = samples_of([piece for span in spans_of(planned, cuts, number) for piece in span], counts)
+        mine = samples_of(
+            [piece for span in plan_shard(files, cuts, number, max_rows, 1 << 30) for piece in span], counts
+        )
         found.update(mine)
         for file in range(len(counts)):
             start, stop = rows_of(cuts, number, file)
             own = {row for at, row in mine if at == file}
             end = (counts[file] if counts[file] != UNKNOWN else 1) if stop is None else stop
-            assert own == set(range(start, end)), "rows_of and spans_of agree"
+            assert own == set(range(start, end)), "rows_of and plan_shard agree"
     assert found == everything
 
 

@@ -128,3 +128,28 @@ def test_a_limit_takes_the_first_rows(files, max_rows, limit) -> None:
     taken = spans.take(spans.plan(files_table(files), max_rows, 10_000), limit, lambda file, _: counts[file])
     expected = [(file, row) for file, count in enumerate(counts) for row in range(count)]
     assert rows_of(taken, counts) == expected[:limit]
+
+
+def test_spans_of_whole_files_take_six_bytes_each(monkeypatch) -> None:
+    monkeypatch.setattr(spans, "_PIECES_AT_ONCE", 999)
+    planned = spans.plan(files_table([(5, 1, [])] * 40_000), max_rows=1000, max_bytes=1 << 30)
+    assert planned.files.nbytes + planned.starts.nbytes + planned.stops.nbytes == 6 * 40_000
+    assert [piece.file for span in planned for piece in span] == list(range(40_000))
+    assert {len(span) for span in planned} == {1000}
+
+
+@pytest.mark.parametrize("value", [0, -1, 127, 128, 32_767, 32_768, 2**31 - 1, 2**31, 2**40])
+def test_narrow_columns_hold_every_row_number(value: int) -> None:
+    writer = spans._Writer(1 << 50, 1 << 50)
+    writer.add(0, 0, 1)
+    writer.add(1, max(0, value - 1), value)
+    assert list(writer.finish()) == [(Piece(0, 0, 1), Piece(1, max(0, value - 1), None if value == -1 else value))]
+
+
+def test_joined_spans_are_those_of_all_parts_in_order() -> None:
+    files = files_table([(5, 1, [])] * 7)
+    parts = [spans.plan(files.slice(low, 3), 2, 1000, low) for low in (0, 3, 6)]
+    empty = spans.plan(files.slice(0, 0), 2, 1000)
+    together = spans.joined([empty, *parts, empty])
+    assert list(together) == [span for part in parts for span in part]
+    assert len(spans.joined([])) == 0

@@ -1,0 +1,67 @@
+"""Orders the shards of a job by the time at which they finished, so that ids can be compared between them.
+
+An attempt whose rows are all published takes the next turn: it creates `_job/turns/NNNNNN.json`, which is never
+replaced. The rank of a row is the first turn of its shard in the row's attempt or a later one. Of rows with equal ids,
+the one with the smallest rank keeps the id; within a rank, the first in the source. A row sees all rows of smaller
+ranks: they were published before their turn, and a turn exists before the next number is taken. So each shard changes
+its own rows only, and needs no other driver.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.source.done_bitmap import Bools, Ints
+from pipeline.storage.output_dir import OutputDir
+
+TURNS = "_job/turns"
+UNRANKED = -1
+"""The rank of a row whose shard has not taken a turn since it was made."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns up to that of one attempt, as pairs of shard and attempt."""
+
+    taken: tuple[tuple[int, int], ...]
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        return tuple(sorted({shard for shard, _ in self.taken}))
+
+    def has(self, shard: int, ranks: Ints) -> Bools:
+        """Return for each rank whether it is a turn of this shard."""
+        owners = np.array([owner for owner, _ in self.taken], np.int64)
+        return np.asarray(owners[ranks] == shard)
+
+    def ranks(self, shard: int | None, attempts: Ints) -> Ints:
+        """Return the rank of each row of a shard, by the attempts that made them."""
+        turns = [(attempt, turn) for turn, (owner, attempt) in enumerate(self.taken) if owner == shard]
+        made_until = np.maximum.accumulate(np.array([attempt for attempt, _ in turns], np.int64))
+        numbers = np.array([*(turn for _, turn in turns), UNRANKED], np.int64)
+        return np.asarray(numbers[np.searchsorted(made_until, attempts)])
+
+
+def take_turn(output: OutputDir, attempt: int) -> Turns:
+    """Take the next turn for an attempt of the shard of `output`, and return it after the earlier ones."""
+    own = (output.shard.number, attempt)
+    taken = [_read(output, number) for number in range(len(output.list_files(TURNS)))]
+    while True:  # ends, because every other attempt takes one turn
+        try:
+            output.create_bytes(_name(len(taken)), json.dumps(own).encode())
+        except FileExistsError:
+            taken.append(_read(output, len(taken)))
+            continue
+        return Turns((*taken, own))
+
+
+def _read(output: OutputDir, number: int) -> tuple[int, int]:
+    shard, attempt = json.loads(output.read_bytes(_name(number)))
+    return shard, attempt
+
+
+def _name(number: int) -> str:
+    return f"{TURNS}/{number:06d}.json"
