@@ -1,5 +1,5 @@
-"""The driver, the raylet, the actor and the writer of jobs under Ray are killed at random moments, and the jobs go on
-until they are done.
+"""The driver, the raylet, the actor and the writer of jobs under Ray are killed at random moments, or the driver is
+frozen while another attempt overtakes it, and the jobs go on until they are done. Every other job has two shards.
 
     python -m tests.chaos.deaths [NUM_KILLS]    # 50 by default; writes tests/chaos/deaths.json
 
@@ -37,6 +37,10 @@ MAX_ACTOR_KILLS = 2
 """In one attempt: at the third a row that ran alone would be blamed, as it should be."""
 MAX_FILES = 12
 """A kill comes after at most so many further files."""
+NUM_SHARDS = 2
+KINDS = ("driver", "actor", "raylet", "writer", "frozen driver")
+MAX_FROZEN_ROWS = 200 + MAX_IN_FLIGHT
+"""Rows that a frozen driver still makes after it wakes, until it publishes a file and is fenced out."""
 UNCOUNTED = ("attempt", "telemetry")
 """Columns that may differ from an undisturbed run: the telemetry of a fake is times."""
 
@@ -88,31 +92,35 @@ def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
 
 def num_saved(folder: Path) -> int:
     """Files that hold finished rows."""
-    found = [*(folder / "out").glob("*/part-*.parquet"), *(folder / "out/_job/spool").glob("a*/*.parquet")]
-    return len(found)
+    patterns = ("*/*part-*.parquet", "_job/spool/a*/*.parquet", "_job/shards/*/spool/a*/*.parquet")
+    return sum(len(list((folder / "out").glob(pattern))) for pattern in patterns)
 
 
 def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path, num_files: int) -> bool:
-    """Kill a process of this kind once the attempt has changed what is saved so many times; whether there was one."""
+    """Kill or freeze a process of this kind once the attempt has changed what is saved so many times; whether there was
+    one."""
+    is_driver, number = victim.endswith("driver"), signal.SIGSTOP if victim == "frozen driver" else signal.SIGKILL
     seen, changes, until = num_saved(folder), 0, time.monotonic() + PATIENCE_S
     while driver.poll() is None and time.monotonic() < until:
         now = num_saved(folder)
         changes, seen = changes + (now != seen), now
         if changes < num_files:
             continue
-        found = {driver.pid: "driver"} if victim == "driver" else children_of(driver.pid)
-        for pid in [pid for pid, result in found.items() if victim == "driver" or VICTIMS[victim](pid, result)][:1]:
+        found = {driver.pid: "driver"} if is_driver else children_of(driver.pid)
+        for pid in [pid for pid, result in found.items() if is_driver or VICTIMS[victim](pid, result)][:1]:
             try:
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
             except ProcessLookupError:
                 continue
             return True
     return False
 
 
-def attempt(folder: Path, chance: random.Random, victims: list[str], killed: list[str]) -> int:
-    """One attempt, in which the next victims die one by one while it lives; its exit code."""
-    driver = start(folder)
+def attempt(folder: Path, chance: random.Random, victims: list[str], killed: list[str], shard: str) -> list[int]:
+    """One attempt of a shard, in which the next victims die one by one while it lives; its exit code. A frozen driver
+    wakes after another attempt has ended, whose exit code is before its own."""
+    options = ("", str(fleet.STEP_S), shard)
+    driver = start(folder, *options)
     here = 0
     while victims and driver.poll() is None:
         if victims[0] == "actor" and here == MAX_ACTOR_KILLS:
@@ -121,9 +129,15 @@ def attempt(folder: Path, chance: random.Random, victims: list[str], killed: lis
             break
         killed.append(victims.pop(0))
         here += killed[-1] == "actor"
+        if killed[-1] == "frozen driver":
+            try:
+                other = start(folder, *options).wait(timeout=PATIENCE_S)
+            finally:
+                driver.send_signal(signal.SIGCONT)
+            return [other, driver.wait(timeout=PATIENCE_S)]
         if killed[-1] in ("driver", "raylet"):
             break
-    return driver.wait(timeout=PATIENCE_S)
+    return [driver.wait(timeout=PATIENCE_S)]
 
 
 def rows_of(output: Path) -> dict[str, dict[str, Any]]:
@@ -135,11 +149,11 @@ def rows_of(output: Path) -> dict[str, dict[str, Any]]:
 def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Kill, go on, kill, …; every job is compared with an undisturbed one."""
     chance = random.Random(seed)
-    victims = [["driver", "actor", "raylet", "writer"][place % 4] for place in range(num_kills)]
+    victims = [KINDS[place % len(KINDS)] for place in range(num_kills)]
     chance.shuffle(victims)
     folder = root / "job"  # one after another in the same place, which their fingerprints name
     fleet.config_in(folder, NUM_ROWS)
-    assert attempt(folder, chance, [], []) == 0, (folder / "log").read_text()[-3000:]
+    assert attempt(folder, chance, [], [], "0/1") == [0], _log(folder)
     expected, sides = rows_of(folder / "out"), at_rest(folder / "out")
     assert len(expected) == NUM_ROWS
     jobs: list[dict[str, Any]] = []
@@ -148,19 +162,26 @@ def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
         shutil.rmtree(folder / "out")
         (folder / "admitted").unlink()
         killed: list[str] = []
-        codes = [attempt(folder, chance, victims, killed)]
-        while codes[-1] != 0:
-            assert len(codes) <= len(killed) + 1, (folder / "log").read_text()[-3000:]
-            codes.append(attempt(folder, chance, victims, killed))
+        codes: list[int] = []
+        num_shards = NUM_SHARDS if len(jobs) % 2 else 1
+        left = [f"{number}/{num_shards}" for number in range(num_shards)]
+        while left:
+            assert len(codes) <= len(killed) + killed.count("frozen driver") + num_shards, _log(folder)
+            shard = chance.choice(left)
+            codes += attempt(folder, chance, victims, killed, shard)
+            if codes[-1] == 0:
+                left.remove(shard)
         assert at_rest(folder / "out") == sides
         found = rows_of(folder / "out")
         assert found.keys() == expected.keys()
+        assert not list((folder / "out").rglob("aside/**/*part-*")), "a published file was set aside"
         other = {name for own, row in found.items() for name in row if row[name] != expected[own][name]}
         assert not other, f"columns that differ from an undisturbed run: {sorted(other)}"
         num_admitted = (folder / "admitted").stat().st_size
-        bound = NUM_ROWS + len(killed) * MAX_IN_FLIGHT
+        bound = NUM_ROWS + len(killed) * MAX_IN_FLIGHT + killed.count("frozen driver") * MAX_FROZEN_ROWS
         assert num_admitted <= bound, (num_admitted, bound)
-        jobs.append({"killed": killed, "exit_codes": codes, "num_admitted": num_admitted, "num_bound": bound})
+        figures = {"exit_codes": codes, "num_admitted": num_admitted, "num_bound": bound}
+        jobs.append({"num_shards": num_shards, "killed": killed, **figures})
         print(json.dumps(jobs[-1]), file=sys.stderr, flush=True)
     return {
         "num_rows": NUM_ROWS,
@@ -171,6 +192,10 @@ def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
         "wall_s": round(time.monotonic() - began_s, 1),
         "jobs": jobs,
     }
+
+
+def _log(folder: Path) -> str:
+    return (folder / "log").read_text()[-3000:]
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,5 @@
-"""A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER [ADDRESS STEP_S]` is one attempt of
-it, under a Ray of its own or the one at that address (empty: its own).
+"""A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER [ADDRESS STEP_S [SHARD]]` is one
+attempt of it or of one of its shards, under a Ray of its own or the one at that address (empty: its own).
 
 Real reading, decoding, graph, saving and publishing; the pair is a fake whose steps take some milliseconds, so that
 there is something to kill.
@@ -126,7 +126,7 @@ def main(arguments: list[str]) -> int:
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
         build=caption_dataset,
     )
-    return command.main(["--config", str(config)])
+    return command.main(["--config", str(config), *(["--shard", arguments[3]] if len(arguments) > 3 else [])])
 
 
 if __name__ == "__main__":
