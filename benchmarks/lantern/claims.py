@@ -131,10 +131,15 @@ def _coupling(kinds: Kinds) -> Finding:
     return combine(parts)
 
 
-def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple[Holds, float, float]:
-    """Return whether EAGLE-2 under shared noise accepts more than LANTERN's residual, and both acceptance lengths."""
-    coupled, relaxed = (guidance[f"{scale:g}/{name}"] for name in ("eagle2_coupled", f"lantern_paper_{delta}"))
-    return _longer(coupled, relaxed), coupled["mean_acceptance_length"], relaxed["mean_acceptance_length"]
+def reaches(
+    guidance: dict[str, Any], scale: float, delta: str = "0.4", lossless: str = "eagle2_coupled"
+) -> tuple[Holds, float, float]:
+    """Return whether a lossless method accepts more than LANTERN's residual, and both acceptance lengths.
+
+    The default is EAGLE-2 under shared noise.
+    """
+    exact, relaxed = (guidance[f"{scale:g}/{name}"] for name in (lossless, f"lantern_paper_{delta}"))
+    return _longer(exact, relaxed), exact["mean_acceptance_length"], relaxed["mean_acceptance_length"]
 
 
 def _sharing_reaches(kinds: Kinds) -> Finding:

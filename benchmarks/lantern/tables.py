@@ -189,19 +189,30 @@ def guidance_table(results: Results) -> str:
 
 
 def guidance_line(results: Results) -> str:
-    """Return a sentence on the guidance at which lossless shared noise accepts more than LANTERN at δ = 0.4."""
-    found: dict[Holds, list[str]] = {True: [], False: [], None: []}
+    """Return a sentence on the guidance at which lossless methods accept more than LANTERN at δ = 0.4."""
     cells = results["kinds"]["text"]["guidance"]
-    for scale in GUIDANCE:
-        if f"{scale:g}/lantern_paper_0.4" in cells:
-            holds, coupled, relaxed = reaches(cells, scale)
-            found[holds].append(f"{scale:g} ({coupled:.2f} against {relaxed:.2f})")
-    words = {True: "accepts more at guidance", False: "accepts less at", None: "is not told apart at"}
-    parts = "; ".join(f"{words[holds]} {', '.join(scales)}" for holds, scales in found.items() if scales)
+    parts = [
+        f"{title} {_beside_lantern(cells, name)}"
+        for name, title in (
+            ("jacobi", "Speculative Jacobi decoding, without a drafter,"),
+            ("eagle2_coupled", "EAGLE-2"),
+        )
+        if any(key.endswith(f"/{name}") for key in cells)
+    ]
     return (
-        "Noise shared by drafter and target loses nothing. Beside LANTERN with the paper's residual at δ = 0.4, which "
-        f"is lossy, it {parts} (codes per step of the target)."
+        "Noise shared by drafts and target loses nothing. Beside LANTERN with the paper's residual at δ = 0.4, which "
+        f"is lossy (codes per step of the target): {'. '.join(parts)}."
     )
+
+
+def _beside_lantern(cells: Results, name: str) -> str:
+    found: dict[Holds, list[str]] = {True: [], False: [], None: []}
+    for scale in GUIDANCE:
+        if f"{scale:g}/lantern_paper_0.4" in cells and f"{scale:g}/{name}" in cells:
+            holds, exact, relaxed = reaches(cells, scale, lossless=name)
+            found[holds].append(f"{scale:g} ({exact:.2f} against {relaxed:.2f})")
+    words = {True: "accepts more at guidance", False: "accepts less at", None: "is not told apart at"}
+    return "; ".join(f"{words[holds]} {', '.join(scales)}" for holds, scales in found.items() if scales)
 
 
 TABLES = {
