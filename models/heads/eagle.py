@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from models.heads import files
-from models.kv.lanes import LAST
+from models.kv.feature_layers import LAST
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -106,7 +106,7 @@ class FeatureStack(LlamaStack):
     vocab_size: int
     hidden_size: int
     feature_layers: tuple[int, ...] = (LAST,)
-    """States of the target that are features, see `models.kv.lanes.LaneModel`."""
+    """States of the target that are features, see `models.kv.feature_layers`."""
     takes_axes: bool = False
     """Whether rotary positions have three axes, those of the target; otherwise they count the pairs."""
 
