@@ -164,7 +164,7 @@ class Drafter(ABC):
     name: str
     num_forwards: int = 0
     feature_layers: tuple[int, ...] = ()
-    """States of the target that the drafter reads, see `models.kv.lanes.LaneModel`; empty for none."""
+    """States of the target that the drafter reads, see `models.kv.feature_layers`; empty for none."""
     needs_attention: bool = False
     shares_cache: bool = False
     """Whether `draft` runs nodes in scratch positions of the target's KV cache."""

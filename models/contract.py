@@ -17,7 +17,8 @@ from models.inputs.clip import Clip
 from models.inputs.packing import PackedInputs
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PromptThread
-from models.kv.lanes import LAST, LaneModel
+from models.kv.feature_layers import LAST
+from models.kv.lanes import LaneModel
 
 Condition = NDArray[np.float32] | int | None
 """Text features (L, D) or a class label, which an image model takes instead of the prompt."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
-from decoding.drafters.missed import MissedFeatures
+from decoding.drafters.missed import MissedTokens
 from decoding.tree import Frontier, Verdict
 from models.backends.attention import DecoderRunner
 from models.heads.block import BlockNetwork
@@ -43,7 +43,7 @@ class BlockDrafter(Drafter):
         assert spec.num_lanes == 1, "a block drafter has one lane"
         assert spec.max_levels <= shape.max_levels, (spec.max_levels, shape.max_levels)
         self._num_levels = spec.max_levels
-        self._missed = MissedFeatures(spec.num_slots, spec.max_missed_tokens, weight, shape.hidden_size)
+        self._missed = MissedTokens(spec.num_slots, spec.max_missed_tokens, weight.new_zeros(shape.hidden_size))
         scratch = max(shape.block_size, spec.max_levels + 1, self._missed.width)
         self.lanes = LaneModel(self.network.context, self.head, spec.num_slots, 1, spec.max_context_tokens + scratch)
         self._runner = DecoderRunner(self.network)
@@ -52,19 +52,17 @@ class BlockDrafter(Drafter):
         self._masks = torch.full((1, shape.block_size - 1), shape.mask_token_id, device=weight.device)
         self._causal = self._places[:, None] >= self._places
         self._prompts: dict[int, Probe] = {}
-        self._skipped: set[int] = set()
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._prompts.update(zip(slots.ids, probes, strict=True))
         self._missed.clear(slots)
-        self._skipped -= set(slots.ids)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         self._read(slots)
 
     def skip(self, slots: SlotBatch) -> None:
         self.lanes.empty(slots)
-        self._skipped |= set(slots.ids)
+        self._missed.skip(slots)
         for slot in slots.ids:
             self._prompts.pop(slot, None)
 
@@ -107,7 +105,9 @@ class BlockDrafter(Drafter):
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""
         slots, features = judgement.slots, judgement.features[:, 0]
         if judgement.tree.num_levels == 0:
-            self._miss(slots, self.network.project(features[:, 0]))
+            if self._missed.add(slots, self.network.project(features[:, 0])):
+                self._read(slots)
+                self._encode_missed(slots)
             return
         taken = features.gather(1, verdict.path[:, :, None].expand(-1, -1, features.shape[2]))
         self._encode(slots, self.network.project(taken), verdict.n)
@@ -119,20 +119,6 @@ class BlockDrafter(Drafter):
         self.lanes.forward_embeds(slots, states, self._places[:width].expand(b, -1), causal)
         # Features beyond `count` leave invalid entries after the row's end, which the next write replaces.
         self.lanes.commit(slots, self._places[None, :0].expand(b, -1), count)
-
-    def _miss(self, slots: SlotBatch, states: Tensor) -> None:
-        """Buffer one projected feature (b, D) per row; encode the buffer if it is full."""
-        if self._skipped.intersection(slots.ids):
-            # Skipped slots never draft.
-            places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
-            if not places:
-                return
-            states = states[torch.tensor(places, dtype=torch.long, device=states.device)]
-            slots = slots.some([slots.ids[one] for one in places])
-        self._missed.add(slots, states)
-        if self._missed.is_full(slots.ids):
-            self._read(slots)
-            self._encode_missed(slots)
 
     def _encode_missed(self, slots: SlotBatch) -> None:
         if (missed := self._missed.take(slots)) is not None:

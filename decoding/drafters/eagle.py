@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.model import WIDEST, catch_up_widths
+from decoding.drafters.missed import MissedTokens
 from decoding.tree import Frontier, Verdict
 from models.heads.eagle import FeatureStack
 from models.inputs.prefix import Prefix
@@ -29,10 +29,9 @@ class EagleDrafter(Drafter):
     """Drafter with an EAGLE `network` and an output layer `head` over its outputs; `num_lanes` is the target's.
 
     State per slot: `_output` (S, R, D), the network's output at the pending token; `_summaries` (S, R, C), the prompt's
-    summary; `_num_missed` (S,), the number of buffered pairs, with the upper bound `_most_missed` on the host; their
-    `_missed_tokens` (S, P) and `_missed_features` (S, R, P, D); and probes until prefill. State per step: for the root
-    and M scratch positions, `_outputs` (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown
-    nodes, `_column` (b, G): the scratch position + 1, 0 for the root, −1 if not run.
+    summary; buffered pairs; and probes until prefill. State per step: for the root and M scratch positions, `_outputs`
+    (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown nodes, `_column` (b, G): the scratch
+    position + 1, 0 for the root, −1 if not run.
     """
 
     name = "eagle"
@@ -45,10 +44,11 @@ class EagleDrafter(Drafter):
         self.merge = merge or SingleLane()
 
     def open(self, spec: EngineSpec) -> None:
-        # At least one, because the last step of a batch also has no drafts.
-        self._max_missed = min(WIDEST, 1 + spec.max_missed_tokens)
-        ((_, widest),) = catch_up_widths(self._max_missed)
-        scratch = max(spec.max_frontier_nodes, spec.max_levels + 1, widest)
+        weight, size = self.network.embed_tokens.weight, self.network.hidden_size
+        token = torch.zeros((), dtype=torch.long, device=weight.device)
+        pair = token, weight.new_zeros(self.num_lanes, size)
+        self._missed = MissedTokens(spec.num_slots, spec.max_missed_tokens, *pair)
+        scratch = max(spec.max_frontier_nodes, spec.max_levels + 1, self._missed.width)
         self.lanes = LaneModel(
             self.network, self.head, spec.num_slots, self.num_lanes, spec.max_context_tokens + scratch
         )
@@ -56,29 +56,20 @@ class EagleDrafter(Drafter):
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
         self._max_prefill_tokens = spec.max_prefill_tokens
-        weight = self.network.embed_tokens.weight
-        self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
+        self._output = weight.new_zeros(spec.num_slots, self.num_lanes, size)
         self._summaries = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.summary_size)
-        self._missed_tokens = torch.zeros(spec.num_slots, widest, dtype=torch.long, device=weight.device)
-        self._missed_features: Tensor | None = None
-        self._num_missed = torch.zeros(spec.num_slots, dtype=torch.long, device=weight.device)
-        self._most_missed = [0] * spec.num_slots
         self._prompts: dict[int, tuple[Probe, Tensor]] = {}
-        self._skipped: set[int] = set()
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
-        self._num_missed[slots.index] = 0
-        for slot in slots.ids:
-            self._most_missed[slot] = 0
-        self._skipped -= set(slots.ids)
+        self._missed.clear(slots)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         self._read(slots)
 
     def skip(self, slots: SlotBatch) -> None:
         self.lanes.empty(slots)
-        self._skipped |= set(slots.ids)
+        self._missed.skip(slots)
         for slot in slots.ids:
             self._prompts.pop(slot, None)
         self._output[slots.index] = 0.0
@@ -156,7 +147,9 @@ class EagleDrafter(Drafter):
         """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
         slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:
-            self._miss(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0]))
+            if self._missed.add(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0])):
+                self._read(slots)
+                self._encode_missed(slots)
             return
         _, num_lanes, _, size = judgement.features.shape
         features = judgement.features.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
@@ -174,39 +167,10 @@ class EagleDrafter(Drafter):
         has_any = (count > 0)[:, None, None]
         self._output[slots.index] = torch.where(has_any, outputs.gather(2, last)[:, :, 0], self._output[slots.index])
 
-    def _miss(self, slots: SlotBatch, tokens: Tensor, features: Tensor) -> None:
-        """Buffer one pair per row, `tokens` (b,) and projected `features` (b, R, D); encode a full buffer."""
-        if self._skipped.intersection(slots.ids):
-            # Skipped slots never draft.
-            places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
-            if not places:
-                return
-            rows = torch.tensor(places, dtype=torch.long, device=tokens.device)
-            slots, tokens, features = slots.some([slots.ids[one] for one in places]), tokens[rows], features[rows]
-        if self._missed_features is None:
-            num_slots, width = self._missed_tokens.shape
-            self._missed_features = features.new_zeros(num_slots, self.num_lanes, width, features.shape[2])
-        count = self._num_missed[slots.index]
-        self._missed_tokens[slots.index, count] = tokens
-        self._missed_features[slots.index, :, count] = features
-        self._num_missed[slots.index] = count + 1
-        for slot in slots.ids:
-            self._most_missed[slot] += 1
-        if max(self._most_missed[slot] for slot in slots.ids) >= self._max_missed > 1:
-            self._read(slots)
-            self._encode_missed(slots)
-
     def _encode_missed(self, slots: SlotBatch) -> None:
-        most = max(self._most_missed[slot] for slot in slots.ids)
-        if most == 0:
-            return
-        assert self._missed_features is not None
-        ((_, width),) = catch_up_widths(most)
-        tokens, features = self._missed_tokens[slots.index], self._missed_features[slots.index]
-        self._encode(slots, tokens[:, :width], features[:, :, :width], self._num_missed[slots.index])
-        self._num_missed[slots.index] = 0
-        for slot in slots.ids:
-            self._most_missed[slot] = 0
+        if (missed := self._missed.take(slots)) is not None:
+            tokens, features, count = missed
+            self._encode(slots, tokens, features.transpose(1, 2), count)
 
     def _run(
         self, slots: SlotBatch, tokens: Tensor, features: Tensor, depth: Tensor, sees: Tensor, offset: int

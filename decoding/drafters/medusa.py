@@ -14,7 +14,8 @@ from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
 from decoding.tree import Frontier, Verdict
 from models.heads.medusa import MedusaHeads
-from models.kv.lanes import LAST, SlotBatch
+from models.kv.feature_layers import LAST
+from models.kv.lanes import SlotBatch
 
 
 class MedusaDrafter(Drafter):

@@ -1,8 +1,6 @@
-"""Buffers features of tokens that were generated without drafts, until the drafter encodes them."""
+"""Buffers what a drafter needs of tokens that were generated without drafts, until it encodes them in one forward."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,44 +9,60 @@ from decoding.drafters.model import WIDEST, catch_up_widths
 from models.kv.lanes import SlotBatch
 
 
-class MissedFeatures:
-    """Up to P features (D,) per slot; `most_tokens` is the most tokens that a slot can miss.
+class MissedTokens:
+    """Buffers up to P tokens per slot, each with several values, such as its id and its features.
 
-    State per slot: `_features` (S, P, D), `_count` (S,), with the upper bound `_most` on the host.
+    `like` are values of one token, which determine shapes and types; `most_tokens` is the most that a slot can miss.
+    State per slot: `values` (S, P, …), one tensor for each of `like`, and `count` (S,), with the upper bound `most` on
+    the host.
     """
 
-    def __init__(self, num_slots: int, most_tokens: int, like: Tensor, size: int) -> None:
+    def __init__(self, num_slots: int, most_tokens: int, *like: Tensor) -> None:
         # At least one, because the last step of a batch also has no drafts.
         self.limit = min(WIDEST, 1 + most_tokens)
         ((_, self.width),) = catch_up_widths(self.limit)
-        self._features = like.new_zeros(num_slots, self.width, size)
-        self._count = torch.zeros(num_slots, dtype=torch.long, device=like.device)
-        self._most = [0] * num_slots
+        self.values = [one.new_zeros(num_slots, self.width, *one.shape) for one in like]
+        self.count = torch.zeros(num_slots, dtype=torch.long, device=like[0].device)
+        self.most = [0] * num_slots
+        self._skipped: set[int] = set()
 
     def clear(self, slots: SlotBatch) -> None:
-        """Remove the features of the slots."""
-        self._count[slots.index] = 0
+        """Start with new samples in the slots."""
+        self._set_empty(slots)
+        self._skipped -= set(slots.ids)
+
+    def skip(self, slots: SlotBatch) -> None:
+        """Buffer nothing for these slots, which never draft."""
+        self._set_empty(slots)
+        self._skipped |= set(slots.ids)
+
+    def add(self, slots: SlotBatch, *values: Tensor) -> bool:
+        """Append one token per slot with `values` (b, …); return whether a slot that can miss several is full."""
+        if self._skipped.intersection(slots.ids):
+            places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
+            if not places:
+                return False
+            rows = torch.tensor(places, dtype=torch.long, device=self.count.device)
+            slots, values = slots.some([slots.ids[one] for one in places]), tuple(one[rows] for one in values)
+        count = self.count[slots.index]
+        for memory, one in zip(self.values, values, strict=True):
+            memory[slots.index, count] = one.to(memory.dtype)
+        self.count[slots.index] = count + 1
         for slot in slots.ids:
-            self._most[slot] = 0
+            self.most[slot] += 1
+        return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
 
-    def add(self, slots: SlotBatch, features: Tensor) -> None:
-        """Append one feature per slot, (b, D)."""
-        count = self._count[slots.index]
-        self._features[slots.index, count] = features
-        self._count[slots.index] = count + 1
-        for slot in slots.ids:
-            self._most[slot] += 1
-
-    def is_full(self, ids: Sequence[int]) -> bool:
-        """Return whether a slot has no room for another feature, if it can miss more than one."""
-        return self.limit > 1 and max(self._most[slot] for slot in ids) >= self.limit
-
-    def take(self, slots: SlotBatch) -> tuple[Tensor, Tensor] | None:
-        """Remove and return the features (b, N, D) of the slots and their numbers (b,); None if there are none."""
-        most = max(self._most[slot] for slot in slots.ids)
+    def take(self, slots: SlotBatch) -> tuple[Tensor, ...] | None:
+        """Remove the tokens of the slots; return their values (b, N, …) and numbers (b,), or None if there are none."""
+        most = max(self.most[slot] for slot in slots.ids)
         if most == 0:
             return None
         ((_, width),) = catch_up_widths(most)
-        taken = self._features[slots.index][:, :width], self._count[slots.index]
-        self.clear(slots)
+        taken = (*(memory[slots.index][:, :width] for memory in self.values), self.count[slots.index])
+        self._set_empty(slots)
         return taken
+
+    def _set_empty(self, slots: SlotBatch) -> None:
+        self.count[slots.index] = 0
+        for slot in slots.ids:
+            self.most[slot] = 0

@@ -30,7 +30,7 @@ from models.loading.vocabulary import SlicedHead
 class BlockShape:
     """Configuration of a block drafter.
 
-    `layers` configures the decoder layers. `feature_layers` are indices as for `models.kv.lanes.LaneModel`.
+    `layers` configures the decoder layers. `feature_layers` are indices as for `models.kv.feature_layers`.
     `block_size` counts the pending token and the masks. The file may have an own token embedding and an own output
     layer, of `draft_vocab_size` rows; otherwise those of the target are used.
     """

@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from models.heads import files
 from models.inputs.prefix import Prefix
-from models.kv.lanes import LAST
+from models.kv.feature_layers import LAST
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -117,7 +117,7 @@ class FeatureStack(LlamaStack):
     summary_size: int = 0
     """Width C of the summary of a prompt; 0 for none."""
     feature_layers: tuple[int, ...] = (LAST,)
-    """States of the target that are features, see `models.kv.lanes.LaneModel`."""
+    """States of the target that are features, see `models.kv.feature_layers`."""
     takes_axes: bool = False
     """Whether rotary positions have three axes, those of the target; otherwise they count the pairs."""
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
-from models.kv.lanes import LAST, SlotBatch
+from models.kv.feature_layers import LAST
+from models.kv.lanes import SlotBatch
 from models.kv.prefill_batching import stack, stack_positions
 
 

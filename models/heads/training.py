@@ -20,7 +20,7 @@ from models.contract import TargetModel
 from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.teacher import States, TrainingSample, teach_states
-from models.kv.lanes import LAST
+from models.kv.feature_layers import LAST
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 """Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7); the second is from the public code."""

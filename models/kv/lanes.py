@@ -18,11 +18,10 @@ from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
+from models.kv.feature_layers import LAST, FeatureLayers
 from models.kv.prefill import PromptReader
 from models.kv.prefill_batching import Prefill
 
-LAST = -1
-"""Index of the last hidden state, after the final norm, in `feature_layers`."""
 NUM_AXES = 3
 """Rotary axes of multimodal models: time, height and width."""
 WINDOW_STEP = 64
@@ -79,8 +78,7 @@ class LaneModel:
 
     The rows of a slot are one block. Slots that decode together are moved to the leading blocks, so that the cache is
     always read as a view; the block of a slot may change in `forward`. `run` runs the decoder; by default eagerly.
-    `feature_layers` are the states that `split` returns as features: the index of a layer means its input, as in the
-    `hidden_states` of transformers; `LAST`, or the number of layers, is the last state after the final norm.
+    `feature_layers` are the states that `split` returns as features, see `models.kv.feature_layers`.
     """
 
     def __init__(
@@ -100,9 +98,7 @@ class LaneModel:
         config: Any = decoder.config
         self._num_heads: int = config.num_attention_heads
         num_layers: int = config.num_hidden_layers
-        assert all(-1 <= layer <= num_layers for layer in feature_layers), (feature_layers, num_layers)
-        self._feature_layers = tuple(LAST if layer == num_layers else layer for layer in feature_layers)
-        self._recorded = tuple(layer for layer in self._feature_layers if layer != LAST)
+        self._features = FeatureLayers(feature_layers, num_layers)
         self.cache = RaggedCache(num_slots * num_lanes, capacity, num_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         # Offsets of three rotary axes by row (rows, 3), added to positions; None until a prompt has three axes.
@@ -151,7 +147,9 @@ class LaneModel:
         self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
         self._num_used_columns = max(self._num_used_columns, longest)
         limits = self.backend.prefill_limits(max_tokens)
-        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, *limits, self._recorded)
+        reader = PromptReader(
+            self._run, self.cache, rows, probe_attention, keep_hidden, *limits, self._features.recorded
+        )
         source = reader.read(flat)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
@@ -169,18 +167,8 @@ class LaneModel:
         )
 
     def split(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the states (…, W) of a forward into last hidden states (…, D) and features (…, F).
-
-        Features are the states of `feature_layers` side by side.
-        """
-        if not self._recorded:
-            return states, states if len(self._feature_layers) == 1 else states[..., :0]
-        hidden, *recorded = states.chunk(1 + len(self._recorded), dim=-1)
-        if len(recorded) == len(self._feature_layers):
-            return hidden, states[..., hidden.shape[-1] :]
-        by_layer = iter(recorded)
-        parts = [hidden if layer == LAST else next(by_layer) for layer in self._feature_layers]
-        return hidden, torch.cat(parts, dim=-1)
+        """Split the states (…, W) of a forward into last hidden states (…, D) and features (…, F)."""
+        return self._features.split(states)
 
     def empty(self, slots: SlotBatch) -> None:
         """Clear the slots, as after a prompt of length 0."""
@@ -256,7 +244,7 @@ class LaneModel:
             # A NaN at a position that this forward does not write would spread; see `admit`.
             self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_temporary)
             self._num_temporary = 0
-        recorded = self._recorded if other is None else ()
+        recorded = self._features.recorded if other is None else ()
         states = (other or self._run)(embeds, positions, step, {}, recorded)
         states = states.view(b, self.num_lanes, num_nodes, -1)
         return states[self._blocks[slots.index]] if is_mixed else states

@@ -188,8 +188,8 @@ def check_memory(engine: Engine, family: str, wanted: Sequence[Request], until_d
         for slot, progress in enumerate(engine._slots.progress):
             if progress is None or slot in drafter._prompts:
                 continue
-            num_missed = int(drafter._missed._count[slot])
-            assert num_missed <= drafter._missed._most[slot]
+            num_missed = int(drafter._missed.count[slot])
+            assert num_missed <= drafter._missed.most[slot]
             features = true_features(family, progress.request, progress.token_ids[:-1])
             length = features.shape[0] - num_missed
             row = drafter.lanes.first_row_of(slot)

@@ -28,7 +28,8 @@ from models.heads.medusa import MedusaHeads
 from models.heads.teacher import TrainingSample
 from models.heads.training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
 from models.inputs.prefix import Prefix
-from models.kv.lanes import LAST, LaneModel, SlotBatch
+from models.kv.feature_layers import LAST
+from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, vision_heads

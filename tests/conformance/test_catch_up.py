@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import decoding.drafters.eagle as eagle_module
+import decoding.drafters.missed as missed_module
 import decoding.drafters.model as missed
 from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
@@ -147,7 +147,7 @@ def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
     widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
-    monkeypatch.setattr(eagle_module, "WIDEST", widest)
+    monkeypatch.setattr(missed_module, "WIDEST", widest)
     late_engine(monkeypatch, MIXED)
     heads.check_memory("llava", "dynamic")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafters import BlockDrafter
-from decoding.drafters.missed import MissedFeatures
+from decoding.drafters.missed import MissedTokens
 from models.backends.attention import DecoderRunner
 from models.kv.lanes import LaneModel
 from tests.conformance import block, checks, test_block
@@ -97,23 +97,23 @@ def a_block_stays_in_the_cache(patch: Patch) -> None:
 
 
 def a_missed_feature_is_forgotten(patch: Patch) -> None:
-    take = MissedFeatures.take
+    take = MissedTokens.take
 
     def fewer(self: Any, slots: Any) -> Any:
         found = take(self, slots)
-        return None if found is None else (found[0], (found[1] - 1).clamp_min(0))
+        return None if found is None else (*found[:-1], (found[-1] - 1).clamp_min(0))
 
-    patch.setattr(MissedFeatures, "take", fewer)
+    patch.setattr(MissedTokens, "take", fewer)
 
 
 def a_refilled_slot_keeps_its_missed_features(patch: Patch) -> None:
     admit = BlockDrafter.admit
 
     def stale(self: Any, slots: Any, *rest: Any) -> None:
-        count, most = self._missed._count.clone(), list(self._missed._most)
+        count, most = self._missed.count.clone(), list(self._missed.most)
         admit(self, slots, *rest)
-        self._missed._count.copy_(count)
-        self._missed._most[:] = most
+        self._missed.count.copy_(count)
+        self._missed.most[:] = most
 
     patch.setattr(BlockDrafter, "admit", stale)
 

@@ -60,8 +60,8 @@ def the_second_forward_reads_what_the_first_has_read(patch: Patch) -> None:
 def a_feature_is_kept_one_place_too_early(patch: Patch) -> None:
     def shift(self: Any, judgement: Any, verdict: Any) -> None:
         index = judgement.slots.index
-        last = self._num_missed[index] - 1
-        self._missed_features[index, :, last] = self._missed_features[index, :, (last - 1).clamp_min(0)]
+        last, features = self._missed.count[index] - 1, self._missed.values[1]
+        features[index, last] = features[index, (last - 1).clamp_min(0)]
 
     patch.setattr(EagleDrafter, "commit", without_drafts(EagleDrafter.commit, shift))
 
@@ -70,10 +70,10 @@ def missed_pairs_are_encoded_twice(patch: Patch) -> None:
     encode = EagleDrafter._encode_missed
 
     def twice(self: Any, slots: Any) -> None:
-        count, most = self._num_missed.clone(), list(self._most_missed)
+        count, most = self._missed.count.clone(), list(self._missed.most)
         encode(self, slots)
-        self._num_missed.copy_(count)
-        self._most_missed[:] = most
+        self._missed.count.copy_(count)
+        self._missed.most[:] = most
         encode(self, slots)
 
     patch.setattr(EagleDrafter, "_encode_missed", twice)

@@ -27,7 +27,7 @@ from models.heads.training import (
     fresh_medusa,
     key_of,
 )
-from models.kv.lanes import LAST
+from models.kv.feature_layers import LAST
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from tests import toys
 from tests.toys import images as image_toys

@@ -13,7 +13,8 @@ from models.backends.attention import DecoderRunner
 from models.backends.cpu.backend import CpuBackend
 from models.backends.cuda.graphs import CapturedDecoder
 from models.inputs.prefix import Prefix
-from models.kv.lanes import LAST, LaneModel, SlotBatch
+from models.kv.feature_layers import LAST
+from models.kv.lanes import LaneModel, SlotBatch
 from models.kv.prefill_batching import stack_positions
 from models.target import Target
 from tests import toys
