@@ -100,7 +100,9 @@ def save_eagle3(
     `extra` is added to the configuration.
     """
     shape = network.shape
-    layers: dict[str, Any] = {name: getattr(shape.layers, name, None) for name in _FIELDS}
+    names = [name for name in _FIELDS if name != "rope_scaling"]  # the same as rope_parameters
+    layers: dict[str, Any] = {name: getattr(shape.layers, name, None) for name in names}
+    layers["rope_theta"] = layers["rope_parameters"].get("rope_theta")  # read by releases before transformers 5
     if shape.mrope_sections:
         sections = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
         layers["rope_parameters"] = {**layers["rope_parameters"], **sections}
@@ -135,7 +137,9 @@ def save_eagle3(
     used[ids] = True
     state = dict(network.state_dict())
     weights = {name: value if dtype is None else value.to(dtype) for name, value in state.items()}
-    tables = {OFFSETS: ids - torch.arange(len(ids)), "t2d": used}
+    is_whole = ids.tolist() == list(range(shape.vocab_size))
+    # vLLM refuses these tables for a head that drafts the whole vocabulary.
+    tables = {} if is_whole else {OFFSETS: ids - torch.arange(len(ids)), "t2d": used}
     files.write_checkpoint(folder, config | dict(extra or {}), weights | tables, None)
 
 

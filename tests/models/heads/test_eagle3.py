@@ -137,8 +137,12 @@ def test_a_head_is_written_in_the_format_of_speculators(case: str, tmp_path: Pat
     assert again.shape.mrope_sections == network.shape.mrope_sections
     for (name, one), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
         assert torch.equal(one, other), name
-    masks = load_file(tmp_path / "model.safetensors")["t2d"]
-    assert torch.nonzero(masks).flatten().tolist() == sorted(network.token_ids.tolist())
+    written = load_file(tmp_path / "model.safetensors")
+    drafts_all = network.token_ids.tolist() == list(range(VOCAB))
+    # vLLM refuses the tables of a head that drafts the whole vocabulary.
+    assert ("d2t" in written) == ("t2d" in written) == (not drafts_all)
+    if not drafts_all:
+        assert torch.nonzero(written["t2d"]).flatten().tolist() == sorted(network.token_ids.tolist())
 
 
 # --- files that do not fit -----------------------------------------------------------------------------------------
