@@ -12,7 +12,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import ablations, auto, backend_pieces, decode, pipeline, processors, scheduling, speed_plots, synthetic
+from benchmarks import (
+    ablations,
+    auto,
+    backend_pieces,
+    decode,
+    exported,
+    pipeline,
+    processors,
+    scheduling,
+    speed_plots,
+    synthetic,
+)
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.harness import results as files
@@ -42,6 +53,7 @@ SOURCES = {
     "auto": auto.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
+    "exported": exported.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

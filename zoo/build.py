@@ -17,6 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
 from models.heads.eagle import save_eagle
+from models.heads.eagle3_files import save_eagle3
+from models.heads.eagle3_training import fresh_eagle3
 from models.heads.files import keep_as_safetensors
 from models.heads.medusa import save_medusa
 from models.heads.teacher import TrainingSample
@@ -46,6 +48,7 @@ RECIPES = {
     # The model of the context `caption`: between target and drafter in size and quality.
     "caption_captioner": Recipe(1400, 32, 1.5e-3, 800, tuned_tower_lr=5e-4),
     "caption_eagle": Recipe(1200, 32, 1e-3),
+    "caption_eagle3": Recipe(400, 32, 1e-3),
     "caption_medusa": Recipe(800, 32, 1e-3),
     "video_target": Recipe(1400, 24, 1.5e-3, tower_steps=700, rounds=2),
     "video_drafter": Recipe(700, 24, 2e-3, tower_steps=300, filler_odds=DRAFTER_FILLER_ODDS),
@@ -64,6 +67,10 @@ POLISH_SHARE = 0.2
 DECODER_LR = 1.5e-3
 """Learning rate of the VQ model's decoder in its last stage."""
 NUM_MEDUSA_HEADS = 4
+NUM_EAGLE3_DRAFTS = 5
+"""Draft tokens per step that the EAGLE-3 head's file proposes to other engines."""
+HEAD_SEEDS = {"eagle": 7, "eagle3": 9, "medusa": 8}
+HEADS = {"eagle": fresh_eagle, "eagle3": fresh_eagle3, "medusa": partial(fresh_medusa, num_heads=NUM_MEDUSA_HEADS)}
 LABEL_WEIGHT = 0.2
 """Loss weight of the labels in a video model's second stage: enough that the tower keeps its features while the
 language model learns to read them."""
@@ -99,10 +106,10 @@ def train_captions(model: LlavaForConditionalGeneration, recipe: Recipe, seed: i
 def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one head for the target in `folder`, and save it in the same folder."""
     target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
-    batches = draw_batches("train", seed + (7 if kind == "eagle" else 8), recipe.batch, pair.build_tokenizer())
+    batches = draw_batches("train", seed + HEAD_SEEDS[kind], recipe.batch, pair.build_tokenizer())
     settings = {"schedule": "cosine", "clip": "norm", "clip_limit": 1.0, "noise_tokens": None}
     pace = Pace(recipe.steps, recipe.lr, seed, warmup_steps=recipe.steps // 10, **settings)
-    head = fresh_eagle(target, seed) if kind == "eagle" else fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
+    head = HEADS[kind](target, seed)
     trainer, total = Trainer(target, head, pace), 0.0
     for step, batch in enumerate(islice(batches, recipe.steps), start=1):
         taught = training_samples_of(batch, target)
@@ -113,6 +120,9 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
     out = folder / f"caption_{kind}"
     if kind == "eagle":
         save_eagle(head.network, out, torch.bfloat16)
+    elif kind == "eagle3":
+        architectures = (type(target.model).__name__,)
+        save_eagle3(head.network, out, "caption_target", architectures, NUM_EAGLE3_DRAFTS, torch.bfloat16)
     else:
         save_medusa(head.heads, out, torch.bfloat16)
     keep_as_safetensors(out)
