@@ -17,6 +17,7 @@ from benchmarks import (
     auto,
     backend_pieces,
     decode,
+    exported,
     pipeline,
     processors,
     scheduling,
@@ -54,6 +55,7 @@ SOURCES = {
     "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
+    "exported": exported.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

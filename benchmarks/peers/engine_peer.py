@@ -1,4 +1,4 @@
-"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled[/PIECE]`.
+"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled|eagle3[/PIECE]`.
 
 With a piece of the CPU backend (`PIECES`), the engine runs without it.
 """
@@ -15,15 +15,17 @@ from unittest import mock
 import torch
 import transformers
 
-from actors.loading.method import build_method
+from actors.loading.method import DrafterModel, build_method
 from actors.loading.pair import load_target
 from benchmarks.harness.engines import encode, outcome_of, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
-from configs.drafters import ModelDrafter
+from configs.drafters import Eagle3Drafter, ModelDrafter
 from configs.method import MeasuredController, Method, NoController
 from configs.schema import Checkpoint
 from configs.trees import ChainTree
 from decoding import Engine, Request, Sampling
+from models.heads.eagle3_files import load_eagle3
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 
 CPU, COMPLETE = "models.backends.cpu", "complete"
@@ -43,9 +45,11 @@ def load_model(path: str, dtype: str) -> Target:
 
 
 def choose_method(mode: str, gamma: int) -> Method:
-    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, or chains of `controlled` length."""
+    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `eagle3`."""
     if mode == "plain":
         return Method()
+    if mode == "eagle3":
+        return Method(drafter=Eagle3Drafter(), tree=ChainTree(length=gamma))
     controller = MeasuredController() if mode == "controlled" else NoController()
     return Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma), controller=controller)
 
@@ -57,12 +61,17 @@ class EngineRunner:
         torch.set_num_threads(work.threads)
         self._work = work
         mode = mode.partition("/")[0]
-        folders = [work.target] if mode == "plain" else [work.target, work.drafter]
+        folders = [work.target, work.drafter] if mode in ("chain", "controlled") else [work.target]
         models = [load_model(path, work.dtype) for path in folders]
         compiled = [] if is_eager else [model.compile() for model in models]
         self._step = "compiled" if compiled and all(compiled) else "eager"
         self._target = models[0]
-        self._drafter: Target | None = models[1] if len(models) > 1 else None
+        self._drafter: DrafterModel | None = models[1] if len(models) > 1 else None
+        if mode == "eagle3":
+            config: Any = self._target.decoder.config
+            embedding = self._target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+            options = (config.num_hidden_layers, embedding, work.dtype, self._target.device)
+            self._drafter = load_eagle3(CheckpointRef(work.drafter), *options)
         self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
