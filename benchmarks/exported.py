@@ -42,13 +42,13 @@ TARGET = CHECKPOINTS / "text_target"
 NUM_TAUGHT, NUM_PROMPTS, BATCH = 1000, 96, 8
 ANSWER_TOKENS, MAX_NEW_TOKENS, CONTEXT_TOKENS, GAMMA = 224, 64, 320, 5
 TRAINING = {
-    "num_steps": 500,
+    "num_steps": 150,
     "batch_rows": 16,
     "learning_rate": 1.0e-3,
     "warmup_steps": 25,
     "schedule": "cosine",
     "held_out_share": 0.03,
-    "measure_every_steps": 125,
+    "measure_every_steps": 75,
 }
 
 

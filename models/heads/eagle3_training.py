@@ -126,13 +126,13 @@ class Eagle3Task(HeadTask):
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the usual feature layers of a target with `num_layers` layers: 2, N / 2 and N − 3, or evenly spaced ones
-    if the target has too few layers."""
+    """Return the usual feature layers of a target with `num_layers` layers: 2, N / 2 and N − 3, or others if the target
+    has too few layers. There are three, as vLLM requires, if the target has three layers."""
     usual = (2, num_layers // 2, num_layers - 3)
     if usual[0] < usual[1] < usual[2]:
         return usual
-    spaced = {min(num_layers - 1, max(1, round(part * num_layers / 4))) for part in (1, 2, 3)}
-    return tuple(sorted(spaced))
+    spaced = sorted({round(part * num_layers / 4) for part in (1, 2, 3)})
+    return tuple(spaced if len(spaced) == 3 else range(min(3, num_layers)))
 
 
 def fresh_eagle3(

@@ -157,7 +157,8 @@ def test_new_heads_have_the_sizes_of_their_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "layers"), [(28, (2, 14, 25)), (8, (2, 4, 5)), (7, (2, 3, 4)), (4, (1, 2, 3)), (2, (1,)), (1, (0,))]
+    ("num_layers", "layers"),
+    [(28, (2, 14, 25)), (8, (2, 4, 5)), (7, (2, 3, 4)), (4, (1, 2, 3)), (3, (0, 1, 2)), (2, (0, 1)), (1, (0,))],
 )
 def test_default_layers_exist_and_ascend(num_layers: int, layers: tuple[int, ...]) -> None:
     assert default_feature_layers(num_layers) == layers
