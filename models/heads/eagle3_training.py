@@ -131,7 +131,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     usual = (2, num_layers // 2, num_layers - 3)
     if usual[0] < usual[1] < usual[2]:
         return usual
-    spaced = sorted({round(part * num_layers / 4) for part in (1, 2, 3)})
+    spaced = sorted({min(num_layers - 1, round(part * num_layers / 4)) for part in (1, 2, 3)})
     return tuple(spaced if len(spaced) == 3 else range(min(3, num_layers)))
 
 
