@@ -132,24 +132,31 @@ def count_prompts(drafter: ModelDrafter, refused: Container[str] = ()) -> list[s
 
 
 @pytest.mark.parametrize(
-    ("kind", "tree", "pattern"),
-    [("eagle", "dynamic", MIXED), ("eagle", "branching", [0, 2, 2]), ("medusa", "branching", MIXED)],
+    ("kind", "family", "tree", "pattern"),
+    [
+        ("eagle", "llama", "dynamic", MIXED),
+        ("eagle", "llama", "branching", [0, 2, 2]),
+        ("vispec", "llava", "branching", [0, 2, 2]),
+        ("medusa", "llama", "branching", MIXED),
+    ],
 )
 def test_a_heads_drafts_are_those_of_a_slow_head_after_any_pattern(
-    kind: str, tree: str, pattern: list[int], monkeypatch: pytest.MonkeyPatch
+    kind: str, family: str, tree: str, pattern: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late_engine(monkeypatch, pattern, until_drafted=False)
-    heads.check_drafts(kind, "llama", tree)
+    heads.check_drafts(kind, family, tree)
 
 
-@pytest.mark.parametrize("widest", [2, 4, missed.WIDEST])
+@pytest.mark.parametrize(
+    ("kind", "widest"), [("eagle", 2), ("eagle", 4), ("eagle", missed.WIDEST), ("vispec", 2), ("vispec", missed.WIDEST)]
+)
 def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
-    widest: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
     monkeypatch.setattr(missed_module, "WIDEST", widest)
     late_engine(monkeypatch, MIXED)
-    heads.check_memory("llava", "dynamic")
+    heads.check_memory("llava", "dynamic", kind=kind)
 
 
 def test_a_look_up_knows_the_text_whatever_was_off() -> None:

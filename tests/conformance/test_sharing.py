@@ -85,7 +85,8 @@ def test_memory_behind_a_stem_stays_that_of_a_prefill_of_ones_own(family: str) -
 
 
 @pytest.mark.parametrize(
-    ("method", "family"), [("eagle", "llama"), ("medusa", "llama"), ("tabed", "llava"), ("sd-pooled", "qwen3_vl")]
+    ("method", "family"),
+    [("eagle", "llama"), ("vispec", "llava"), ("medusa", "llama"), ("tabed", "llava"), ("sd-pooled", "qwen3_vl")],
 )
 def test_drafters_that_share_prompts_and_stems_draft_as_they_do_alone(method: str, family: str) -> None:
     sharing.check_drafts(method, family, sharing.equal_prompts(family, sampling=LIVELY))

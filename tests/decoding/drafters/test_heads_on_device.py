@@ -24,6 +24,7 @@ from models.heads.training import fresh_eagle
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
+from tests.conformance import vision_heads
 
 NUM_SLOTS, LENGTH, LEVELS = 2, 5, 3
 CPU = torch.device("cpu")
@@ -32,8 +33,10 @@ CPU = torch.device("cpu")
 def make_drafter(kind: str, num_lanes: int) -> Drafter:
     target = toys.target("llama")
     merge = SingleLane() if num_lanes == 1 else Mean()
-    if kind == "eagle":
-        return EagleDrafter(fresh_eagle(target, 0).network, target.head, num_lanes, merge)
+    if kind in ("eagle", "vispec"):
+        network = fresh_eagle(target, 0).network
+        network = vision_heads.vispec(network) if kind == "vispec" else network
+        return EagleDrafter(network, target.head, num_lanes, merge)
     torch.manual_seed(0)
     return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)), num_lanes, merge)
 
@@ -58,7 +61,8 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     )
     slots = SlotBatch(torch.arange(NUM_SLOTS), tuple(range(NUM_SLOTS)), (1,) * NUM_SLOTS)
     ids = torch.arange(4, 4 + LENGTH)
-    prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
+    is_visual = (ids == ids[1]) | (ids == ids[2]) if kind == "vispec" else ids < 0
+    prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), is_visual)
     probe = Probe(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
     drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
     return drafter, slots
@@ -85,7 +89,7 @@ RULES: list[Callable[[], Acceptance]] = [Exact, Rejection]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["exact", "rejection"])
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "vispec", "medusa"])
 def test_a_whole_step_asks_the_device_nothing(kind: str, rule: Callable[[], Acceptance]) -> None:
     """Fake tensors have shapes and no numbers: any look at one raises."""
     policy = DynamicTree(3, LEVELS - 1, 10)
@@ -128,7 +132,7 @@ def test_a_look_at_the_device_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> 
         test_a_whole_step_asks_the_device_nothing("eagle", Exact)
 
 
-@pytest.mark.parametrize(("kind", "rule"), [("eagle", Exact), ("medusa", Rejection)])
+@pytest.mark.parametrize(("kind", "rule"), [("eagle", Exact), ("vispec", Exact), ("medusa", Rejection)])
 def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acceptance]) -> None:
     policy = DynamicTree(2, LEVELS - 1, 6)
     results = []
@@ -151,7 +155,7 @@ class Mean(SingleLane):
         return logits.mean(dim=1)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "vispec", "medusa"])
 def test_two_lanes_with_equal_features_draft_as_one(kind: str) -> None:
     """A target with several lanes (guidance) hands over features per lane; the head keeps a row for each."""
     trees = []
