@@ -79,7 +79,8 @@ def test_a_text_has_no_row_above(inside: bool) -> None:
 
 
 def test_an_image_job_knows_its_row() -> None:
-    job = load_preset(SynthesizeJob, "zoo_images_jacobi")
+    above = ("method={drafter: {kind: jacobi, fill: above}, tree: {kind: chain, length: 16}}",)
+    job = load_preset(SynthesizeJob, "zoo_images_jacobi", above)
     made = build_method(job.method, None, images.target("class")).drafter
     assert isinstance(made, JacobiDrafter)
     assert made.grid == images.GRID
