@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from configs.source import JobOutput
 from configs.training import TrainDrafterJob
 from pipeline.run.resume import flatten
 from pipeline.source.overlap import refuse_overlap
@@ -27,8 +28,10 @@ def claim_output(job: TrainDrafterJob, inputs: Inputs, target_revision: str) -> 
     new run of a `job_output` stores its answers in it."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
-    for source in (job.source, inputs.source):
-        refuse_overlap(source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
+    head = os.path.abspath(os.path.expanduser(job.output.path))
+    refuse_overlap(job.source, head, "output.path")
+    if isinstance(job.source, JobOutput):
+        refuse_overlap(inputs.source, head, "output.path")
     record = {"config": job.resolved(), "target_revision": target_revision}
     try:
         folder = Path(job.output.path).expanduser().resolve()

@@ -108,3 +108,15 @@ def test_what_remains_of_spans_is_what_is_not_done(pairs: list[tuple[int, int]],
                 assert (piece.file, end - 1) not in pairs
     assert [piece.file for span in left for piece in span].count(1) == 1
     assert spans.num_missing(planned, done) is None
+
+
+@pytest.mark.parametrize("count", [7, 8, 9, 16])
+def test_all_but_some_samples_are_the_others_up_to_the_last_one_of_a_file_of_unknown_count(count: int) -> None:
+    counts = np.array([count, UNKNOWN, UNKNOWN, 3])
+    some = [(0, 0), (0, count - 1), (1, 2), (1, 4), (3, 1)]
+    found = DoneBitmap.all_but(counts, *np.array(some).T)
+    expected = [[*range(1, count - 1)], [0, 1, 3], [], [0, 2]]
+    assert [
+        np.flatnonzero(found.rows(file, 0, 20 if file in (1, 2) else None)).tolist() for file in range(4)
+    ] == expected
+    assert len(found) == sum(map(len, expected))
