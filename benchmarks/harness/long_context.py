@@ -14,6 +14,7 @@ from decoding.acceptance.walk import target_choice
 from decoding.contracts import Acceptance, Judgement
 from decoding.noise import Stream
 from decoding.tree import Verdict
+from models.kv.feature_layers import LAST
 from models.kv.lanes import LaneModel
 from models.target import Target
 
@@ -67,9 +68,13 @@ class Filled:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Return the shared lanes; raise ValueError if their cache is too small."""
+    def lanes(
+        self, num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = (LAST,)
+    ) -> LaneModel:
+        """Return the shared lanes; raise ValueError if their cache is too small or lacks a feature layer."""
         cache = self._lanes.cache
+        if set(feature_layers) - {LAST}:
+            raise ValueError(f"the shared cache has the last state only, not the feature layers {feature_layers}")
         if num_lanes != 1 or num_slots > cache.num_rows or capacity + self._num_columns > cache.capacity:
             raise ValueError(f"{num_slots} slots of {capacity} columns do not fit into the shared cache")
         return self._lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -66,8 +66,8 @@ def captured(model: Target) -> CapturedDecoder:
     """Let the model's memory be served by recordings."""
     run = CapturedDecoder(model.decoder, TapeRecorder())
 
-    def lanes(num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        return LaneModel(model.decoder, model.head, num_slots, num_lanes, capacity, run)
+    def lanes(num_slots: int, num_lanes: int, capacity: int, feature_layers: Sequence[int] = ()) -> LaneModel:
+        return LaneModel(model.decoder, model.head, num_slots, num_lanes, capacity, run, feature_layers)
 
     model.lanes = lanes  # type: ignore[method-assign]
     return run
