@@ -22,7 +22,6 @@ from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, TreePolicy
 from decoding.drafters import BlockDrafter
-from decoding.reference import cache_of
 from decoding.trees import DynamicTree
 from models.heads.block import BlockNetwork, BlockShape
 from models.inputs.prefix import Prefix
@@ -83,7 +82,8 @@ def network(family: str) -> BlockNetwork:
     torch.manual_seed(2)
     made = BlockNetwork(shape())
     ids = heads.texts(family)
-    model: Any = toys.oracle(family)
+    # transformers leaves hooks on a model with this option, which a compiler cannot trace.
+    model: Any = copy.deepcopy(toys.oracle(family))
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True, use_cache=False)
         features = torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1)
@@ -115,22 +115,6 @@ def make_engine(family: str, tree: str, slots: int) -> Engine:
     return Engine(target, Method(make_drafter(family, target), TREES[tree](), Exact()), slots, 128)
 
 
-@torch.no_grad()
-def true_features(family: str, request: Request, tokens: Sequence[int]) -> Tensor:
-    """States of `LAYERS` over prompt and `tokens` by transformers' forward, (L, F)."""
-    model: Any = toys.oracle(family)
-    inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
-    positions = model._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))
-    out = model(**inputs, use_cache=True, output_hidden_states=True)
-    found = [torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1)[0]]
-    if tokens:
-        later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)
-        options = {"use_cache": True, "output_hidden_states": True}
-        out = model(input_ids=torch.tensor([list(tokens)]), position_ids=later, **cache_of(model, out), **options)
-        found.append(torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1)[0])
-    return torch.cat(found)
-
-
 def watch_drafts(engine: Engine, family: str) -> list[int]:
     """Compare every node's children with the slow network; returns a list with the number of compared nodes."""
     drafter: Any = engine.method.drafter
@@ -141,7 +125,7 @@ def watch_drafts(engine: Engine, family: str) -> list[int]:
         for row, slot in enumerate(judgement.slots.ids):
             progress = engine._slots.at(slot)
             tokens = progress.token_ids
-            features = true_features(family, progress.request, tokens[:-1])
+            features = heads.true_features(LAYERS, family, progress.request, tokens[:-1])
             ids = torch.tensor([[tokens[-1], *[MASK] * (BLOCK_SIZE - 1)]])
             with torch.no_grad():
                 outputs = slow_block(drafter.network, features[None], drafter.embed(ids))[0]
@@ -190,7 +174,7 @@ def check_memory(engine: Engine, family: str, wanted: Sequence[Request], until_d
                 continue
             num_missed = int(drafter._missed.count[slot])
             assert num_missed <= drafter._missed.most[slot]
-            features = true_features(family, progress.request, progress.token_ids[:-1])
+            features = heads.true_features(LAYERS, family, progress.request, progress.token_ids[:-1])
             length = features.shape[0] - num_missed
             row = drafter.lanes.first_row_of(slot)
             assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)

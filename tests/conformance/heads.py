@@ -28,7 +28,6 @@ from models.heads.medusa import MedusaHeads
 from models.heads.teacher import TrainingSample
 from models.heads.training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
 from models.inputs.prefix import Prefix
-from models.kv.feature_layers import LAST
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
@@ -223,19 +222,21 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
 
 
 def true_features(layers: Sequence[int], family: str, request: Request, tokens: list[int]) -> Tensor:
-    """The target's own features over prompt and `tokens`, by transformers' forward; (L, F)."""
-    if layers == (LAST,):
-        return true_states(family, request, tokens)
+    """The target's own features over prompt and `tokens`, by transformers' forward; (L, F).
+
+    Hooks are removed again: a compiler cannot trace those that `output_hidden_states` leaves on the shared oracle.
+    """
     model: Any = toys.oracle(family)
-    found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    inner = model.get_decoder().layers
+    found: dict[int, list[Tensor]] = {layer: [] for layer in layers if 0 <= layer < len(inner)}
     handles = []
     for layer, states in found.items():
         record = lambda _m, args, kwargs, states=states: states.append((args or [kwargs["hidden_states"]])[0][0])  # noqa: E731
-        handles.append(model.get_decoder().layers[layer].register_forward_pre_hook(record, with_kwargs=True))
-    true_states(family, request, tokens)
+        handles.append(inner[layer].register_forward_pre_hook(record, with_kwargs=True))
+    last = true_states(family, request, tokens)
     for handle in handles:
         handle.remove()
-    return torch.cat([torch.cat(found[layer]) for layer in layers], dim=-1)
+    return torch.cat([torch.cat(found[layer]) if layer in found else last for layer in layers], dim=-1)
 
 
 def pair_positions(network: FeatureStack, prefix: Prefix, length: int) -> Tensor:
