@@ -21,9 +21,10 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
-from models.heads.eagle3_training import Eagle3Task
+from models.heads.eagle3_loss import Eagle3Task
+from models.heads.losses import EagleTask, HeadTask, MedusaTask
 from models.heads.teacher import TrainingSample, make_training_sample
-from models.heads.training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
+from models.heads.training import Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError
 from models.target import Target

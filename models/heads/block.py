@@ -102,9 +102,7 @@ class BlockNetwork(LlamaStack):
         """Return the layer that computes logits (…, V) of outputs (…, D): the own one, or the target's `head`."""
         if not self.shape.has_head:
             return head
-        if self.token_ids.tolist() == list(range(vocab_size)):
-            return self.lm_head
-        return SlicedHead(self.lm_head, self.token_ids, vocab_size)
+        return SlicedHead.over(self.lm_head, self.token_ids, vocab_size)
 
 
 class BlockContext(nn.Module):

@@ -165,7 +165,5 @@ class Eagle3Network(FeatureStack):
 
     def output_layer(self, vocab_size: int) -> nn.Module:
         """Return the layer that computes logits (…, V) of outputs (…, D) for a target with `vocab_size` tokens."""
-        rows: nn.Module = self.lm_head
-        if self.token_ids.tolist() != list(range(vocab_size)):
-            rows = SlicedHead(rows, self.token_ids, vocab_size)
+        rows = SlicedHead.over(self.lm_head, self.token_ids, vocab_size)
         return rows if self.shape.norm_output else nn.Sequential(self.norm, rows)

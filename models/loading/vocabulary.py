@@ -50,11 +50,20 @@ class SlicedHead(nn.Module):
         ids = torch.tensor(sorted(set(token_ids)), dtype=torch.long, device=head.weight.device)
         assert len(ids), "no tokens"
         assert 0 <= int(ids[0]) <= int(ids[-1]) < min(vocab_size, head.weight.shape[0]), ids
-        rows = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
-        rows.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)
-        if head.bias is not None:
-            rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-        return SlicedHead(rows, ids, vocab_size)
+        return SlicedHead(_some_rows(head, ids), ids, vocab_size)
+
+    @staticmethod
+    def over(rows: nn.Linear, token_ids: Tensor, vocab_size: int) -> nn.Module:
+        """Return an output layer for a target with `vocab_size` tokens, where row i of `rows` has token `token_ids[i]`.
+
+        Rows of tokens that the target does not have, such as padding of the vocabulary, are left out. Returns `rows`
+        itself if it has all tokens in order.
+        """
+        if token_ids.tolist() == list(range(vocab_size)):
+            return rows
+        places = torch.nonzero(token_ids < vocab_size).flatten()
+        some = rows if len(places) == len(token_ids) else _some_rows(rows, places)
+        return SlicedHead(some, token_ids[places], vocab_size)
 
     def with_rows(self, rows: nn.Module) -> SlicedHead:
         """Return the same slice with another layer for its logits, which has equal weights."""
@@ -65,6 +74,15 @@ class SlicedHead(nn.Module):
         few: Tensor = self.rows(hidden).float()
         out = few.new_full((*few.shape[:-1], self.vocab_size), -torch.inf)
         return out.index_copy_(-1, self.token_ids, few)
+
+
+def _some_rows(head: nn.Linear, places: Tensor) -> nn.Linear:
+    """Return a linear layer with copies of the rows `places` of `head`."""
+    rows = nn.Linear(head.in_features, len(places), bias=head.bias is not None, device="meta")
+    rows.weight = nn.Parameter(head.weight.detach()[places], requires_grad=False)
+    if head.bias is not None:
+        rows.bias = nn.Parameter(head.bias.detach()[places], requires_grad=False)
+    return rows
 
 
 def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:

@@ -145,6 +145,17 @@ def test_a_head_is_written_in_the_format_of_speculators(case: str, tmp_path: Pat
         assert torch.nonzero(written["t2d"]).flatten().tolist() == sorted(network.token_ids.tolist())
 
 
+@pytest.mark.parametrize("case", ["eagle3_speculators", "eagle3_speculators_qwen3"])
+def test_tokens_that_the_target_lacks_are_not_drafted(case: str) -> None:
+    """The vocabulary of a head's file may be padded further than the output layer of the target."""
+    network, recorded = load(case)
+    states = recorded["pairs.hidden"]
+    whole, few = network.output_layer(VOCAB)(states), network.output_layer(VOCAB - 20)(states)
+    assert few.shape[-1] == VOCAB - 20
+    assert torch.equal(few, whole[:, : VOCAB - 20])
+    assert bool(torch.isfinite(few).any())
+
+
 # --- files that do not fit -----------------------------------------------------------------------------------------
 
 

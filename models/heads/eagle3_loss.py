@@ -1,4 +1,4 @@
-"""Train EAGLE-3 heads with several draft steps per token ("training-time test").
+"""Define the loss of EAGLE-3 heads over several draft steps per token ("training-time test"), and create new heads.
 
 In step k, position t reads the head's own output of step k − 1 and the embedding of token t + 1 + k, and predicts token
 t + 2 + k. It attends to the pairs of step 0 up to t, which have the target's features, and to its own pairs of steps 1
@@ -18,8 +18,8 @@ from transformers import AttentionInterface, LlamaConfig
 from models.contract import TargetModel
 from models.heads.eagle import LAYER_FIELDS
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
+from models.heads.losses import HeadTask
 from models.heads.teacher import States
-from models.heads.training import HeadTask
 
 IMPLEMENTATION = "draftfleet_draft_steps"
 STEP_DECAY = 0.8
@@ -119,7 +119,7 @@ class Eagle3Task(HeadTask):
         steps = DraftSteps()
         for step in range(self._num_draft_steps):
             mask = torch.cat([causal, *[own] * step], dim=1)[None, None]
-            ahead = F.pad(embeds[:, step:], (0, 0, 0, step))
+            ahead = F.pad(embeds[:, step:], (0, 0, 0, min(step, num_pairs)))
             inputs = network.fuse(ahead, outputs)
             outputs = network(inputs, positions + step, attention_mask=mask, steps=steps).last_hidden_state
             yield outputs

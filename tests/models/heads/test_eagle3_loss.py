@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_training import STEP_DECAY, Eagle3Task, default_feature_layers, fresh_eagle3
+from models.heads.eagle3_loss import STEP_DECAY, Eagle3Task, default_feature_layers, fresh_eagle3
 from models.heads.teacher import States, TrainingSample, make_training_sample, teach_states
 from models.heads.training import Pace, Trainer, count_right
 from models.target import Target
@@ -140,6 +140,16 @@ def test_a_head_learns_and_its_embedding_stays() -> None:
     assert torch.equal(task.network.embed_tokens.weight, embedding)
     first, three, total = count_right(task, target, made)
     assert before + total / 4 < first <= three <= total
+
+
+def test_a_sample_may_be_shorter_than_the_draft_steps() -> None:
+    target, made = samples("llama", 1)
+    short = make_training_sample(target, made[0].prefix.head(1), [5, 6])
+    task = fresh_eagle3(target, 0, 8, feature_layers=(0, 1))
+    loss = Trainer(target, task, Pace(2, 1e-3)).learn([(0, short)])
+    assert loss is not None
+    assert loss > 0
+    assert task.counts(short.wanted) == [1, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_new_heads_have_the_sizes_of_their_target() -> None:
