@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from configs.compose import replacement_of, resolve_methods
-from configs.presets import preset
+from configs.presets import preset, replacement_of, resolve_methods
 from configs.yaml_file import ConfigError, parse, read_yaml
 
 __all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.acceptance import LanternAcceptance
+from configs.exports import Export
 from configs.method import Method
 from configs.pool import Pool
 from configs.section import Device, Place, Section
@@ -156,6 +157,9 @@ class CaptionSink(Sink):
     keep_tokens: bool = False
     """Whether generated tokens are written, as `token_ids`; drafters are
     [trained](../guides/train-drafter.md#answers-of-a-job) on them."""
+    # Not strict, as for `Prompt.messages`.
+    exports: Annotated[tuple[Export, ...], Field(strict=False)] = ()
+    """Further [forms](../guides/output.md#exports) of the results, which are written when all rows are published."""
 
 
 class Job(Section):

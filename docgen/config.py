@@ -12,15 +12,21 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from configs.compose import method_names
+from configs.exports import ExportJob
 from configs.method import Method
+from configs.presets import method_names
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from docgen.markdown import page, table
 
 COMMON = "The keys of a YAML file for `python -m jobs.{}`. `required` has no default. Unknown keys are refused."
-JOBS: dict[str, type[BaseModel]] = {"caption": CaptionJob, "synthesize": SynthesizeJob, "train": TrainDrafterJob}
+JOBS: dict[str, type[BaseModel]] = {
+    "caption": CaptionJob,
+    "synthesize": SynthesizeJob,
+    "train": TrainDrafterJob,
+    "export": ExportJob,
+}
 """The schema of each kind of job file."""
 
 

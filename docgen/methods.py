@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from configs.compose import method_names, named_method
 from configs.load import load_job
 from configs.method import Method
+from configs.presets import method_names, named_method
 from configs.training import TrainDrafterJob
 from docgen.config import JOBS
 from docgen.markdown import page, table

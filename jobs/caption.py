@@ -18,6 +18,7 @@ from actors.serving.engine_thread import ReportWaits
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
 from pipeline.cluster.partitions import Workers
+from pipeline.exports.run import run_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.video.clips import some_frames
 from pipeline.reports import preview, summary
@@ -25,7 +26,7 @@ from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import MAX_CALLS_PER_WORKER, MAX_PROCESSOR_CALLS_PER_WORKER, caption_dataset
-from pipeline.run.plan import Plan, make_plan
+from pipeline.run.plan import Plan, make_plan, recorded
 from pipeline.run.plan_text import describe, first_prompt
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import DATA, ERRORS
@@ -95,6 +96,13 @@ def preview_page(plan: Plan) -> str:
     return preview.render_page(plan.job_id, note, rows, images)
 
 
+def export(plan: Plan) -> list[str]:
+    """Run `sink.exports`; return the lines of their reports."""
+    config = plan.config
+    reports = run_exports(recorded(plan), config.sink.exports, config.job, "sink.exports")
+    return [f"export        {line}" for report in reports for line in report.lines()]
+
+
 COMMAND = Command(
     module="jobs.caption",
     verb="captioning",
@@ -104,6 +112,7 @@ COMMAND = Command(
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,
     build=results,
+    export=export,
 )
 main = COMMAND.main
 

@@ -64,6 +64,8 @@ class Command(Generic[Config, AnyPlan]):
     run: Callable[[AnyPlan], Summary]
     build: Callable[..., Dataset]
     """Builds the dataset of results from a plan, a stamp and the reports of actors (`pipeline.run.execution.Build`)."""
+    export: Callable[[AnyPlan], Sequence[str]] = lambda plan: ()
+    """Exports the results of an output without missing rows, and returns lines to print."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
@@ -92,7 +94,7 @@ class Command(Generic[Config, AnyPlan]):
                 if resume.is_complete(plan):
                     print(f"nothing is missing in {plan.output.shown()}")
                     if runs:
-                        print(resume.resume_lines(plan)[-1])
+                        print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
                     return DONE
                 return self._run(plan, arguments, stop) if runs else self._estimate(plan, arguments)
             except ConfigError as error:
@@ -141,6 +143,7 @@ class Command(Generic[Config, AnyPlan]):
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:
             done = self.run(plan)
+            exported = self.export(plan)
         except ErrorBudgetSpent as error:
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
@@ -158,7 +161,7 @@ class Command(Generic[Config, AnyPlan]):
             print(f"the job {ending}; {self._kept(plan, arguments)}", file=sys.stderr)
             return FAILED if stop.number is None else stop.status
         print(summary.show(done))
-        print(f"output        {plan.output.shown()}")
+        print(f"output        {plan.output.shown()}", *exported, sep="\n")
         if arguments.limit is not None:
             print(f"preview       {plan.output.shown('_job/preview.html')}")
         if done.num_errors:

@@ -19,6 +19,7 @@ from pipeline.cluster.partitions import Workers
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports import preview, summary
 from pipeline.reports.result_tables import list_tables, read_tables
+from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import synthesis_dataset
@@ -35,7 +36,7 @@ def run(plan: SynthesisPlan) -> ImageSummary:
     """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises
     the errors of `run_graph`."""
     method = plan.config.method
-    wall_s, waits, publisher = run_graph(plan, results, rows.ROWS_PER_GROUP)
+    wall_s, waits, publisher = run_graph(plan, results, IMAGE_ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     with Workers(plan.config.job) as workers:
         done = summary.count(plan.output, empty, workers)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from configs.compose import method_names
+from configs.presets import method_names
 from docgen import columns, config, methods
 from docgen.__main__ import outdated
 

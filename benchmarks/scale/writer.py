@@ -15,7 +15,7 @@ from configs.schema import Sink
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
 from pipeline.output.writer import Writer, calls_in_ray
-from pipeline.rows.schemas import result_schema
+from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP, result_schema
 from pipeline.run import crash_ledger
 from pipeline.storage.output_dir import OutputDir
 from pipeline.synthesis import rows as image_rows
@@ -95,7 +95,7 @@ def _publish(
 def _publisher(kind: str, folder: Path, sink: Sink) -> Publisher:
     output = OutputDir(str(folder))
     output.take_attempt({})
-    rows_per_group = image_rows.ROWS_PER_GROUP if kind == "images" else None
+    rows_per_group = IMAGE_ROWS_PER_GROUP if kind == "images" else None
     form = Format(rows_of(kind, 0).schema, rows_per_group=rows_per_group)
     return Publisher(output, form, 1, "scale", sink.rows_per_file)
 

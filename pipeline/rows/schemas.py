@@ -67,6 +67,9 @@ ERROR_CODES: dict[str, str] = {
     "engine_died": "the engine's process died three times while it had this row, the last time with nothing beside it",
     # after it
     "non_finite_pixels": "the VQ model gave NaN for a pixel; try another dtype",
+    # records of exports; these rows have their results in `data/`
+    "export_refused": "the row's file or member would be outside of the export's root, or its source is not listed",
+    "export_failed": "the row's file or member cannot be written, or its media or source member cannot be read again",
 }
 """Error code → meaning. Codes are part of the output format: codes may be added and are never renamed."""
 
@@ -81,6 +84,11 @@ _PART_OF_FILE = [("path", pa.string()), ("offset", pa.int64()), ("size", pa.int6
 ENCODED_VIDEOS = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string()), *_PART_OF_FILE]))
 """A row's videos in order, each as encoded bytes, as a URI from the row, or as a file of the manifest (`path` relative
 to the source root; `size` bytes from `offset` if the video is a part of the file)."""
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""An encoded image in a dataset, in the layout of Hugging Face's `datasets`."""
+HUGGING_FACE_KEY = b"huggingface"
+IMAGE_ROWS_PER_GROUP = 100
+"""Rows with images per Parquet row group; a reader of one image has to read one group."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
 CLIP = pa.struct(

@@ -19,9 +19,11 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
 from pipeline.cluster.partitions import Workers
+from pipeline.exports.run import check_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
+from pipeline.output.recorded_job import RecordedJob
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
@@ -187,6 +189,8 @@ def make_plan(
         ConfigError: a check failed; the message names the dotted path of the field.
     """
     output = open_output(config, shard)
+    if config.sink.exports and shard != WHOLE:
+        raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
@@ -198,8 +202,15 @@ def make_plan(
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
-        plan = Plan(config, pair, reopened.manifest, output, limit, resume)
-        return checked(plan, reopened.gone, workers, runs)
+        plan = checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, workers, runs)
+    check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
+    return plan
+
+
+def recorded(plan: Plan) -> RecordedJob:
+    """Return the record of the job that its attempts write into the output."""
+    revision = plan.pair.revisions["target"]
+    return RecordedJob(plan.output, (plan.output,), plan.config, plan.fingerprint, revision, plan.manifest)
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:

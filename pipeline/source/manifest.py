@@ -5,8 +5,9 @@ Files are rows of an Arrow table, not Python objects, so that ten million files 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -180,6 +181,25 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     Raises:
         ConfigError: the source is missing or empty.
     """
+    filesystem, root, listing = open_listing(source, skipped)
+    with _listing_errors(source):
+        files = _table(listing)
+    if not files.num_rows:
+        kind = kind_of(source.kind)
+        raise ConfigError(
+            f"source.path: nothing to read at {_source_name(source)}; source.kind {source.kind!r} reads "
+            f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
+            + (f"; there are {describe_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
+        )
+    return filesystem, root, files
+
+
+def open_listing(source: Source, skipped: Skipped) -> tuple[Any, str, Iterator[Listed]]:
+    """Return the file system of a source, the root path in it, and an iterator over its files, in no order.
+
+    Raises:
+        ConfigError: the source is missing.
+    """
     kind = kind_of(source.kind)
     opened = [access.open_url(path, "source.path") for path in source.paths]
     filesystem, paths = opened[0][0], [path for _, path in opened]
@@ -188,9 +208,16 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     list_units = kind.list_units or functools.partial(
         list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
     )
-    try:
+    with _listing_errors(source):
         root, listing = list_units(filesystem, paths)
-        files = _table(listing)
+    return filesystem, root, listing
+
+
+@contextlib.contextmanager
+def _listing_errors(source: Source) -> Iterator[None]:
+    """Convert any failure to list a source to a ConfigError."""
+    try:
+        yield
     except ConfigError:
         raise
     except Exception as error:  # drivers raise errors of no common class
@@ -198,13 +225,6 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
         raise ConfigError(
             f"source.path: {access.shown(str(where))} cannot be listed: {access.reason_of(error)}"
         ) from None
-    if not files.num_rows:
-        raise ConfigError(
-            f"source.path: nothing to read at {_source_name(source)}; source.kind {source.kind!r} reads "
-            f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
-            + (f"; there are {describe_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
-        )
-    return filesystem, root, files
 
 
 def _source_name(source: Source) -> str:

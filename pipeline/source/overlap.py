@@ -48,6 +48,20 @@ def refuse_overlap(source: Source | JobOutput, sink: str, dotted: str = "sink.pa
             )
 
 
+def refuse_shared(output: str, target: str, dotted: str) -> None:
+    """Raise ConfigError if one of a job's output and the folder of an export, in the field `dotted`, is inside the
+    other."""
+    filesystem, path = access.open_url(output, "sink.path")
+    target_filesystem, target_path = access.open_url(target, dotted)
+    names, inside = _parts(filesystem, path), _parts(target_filesystem, target_path)
+    shared = min(len(names), len(inside))
+    if _same_store(filesystem, target_filesystem) and names[:shared] == inside[:shared]:
+        raise ConfigError(
+            f"{dotted}: one of {access.shown(target)} and the output {access.shown(output)} is inside the other; "
+            "choose a folder outside the output"
+        )
+
+
 def _same_store(first: Any, second: Any) -> bool:
     if access.is_local(first) or access.is_local(second):
         return access.is_local(first) and access.is_local(second)

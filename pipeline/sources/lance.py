@@ -19,17 +19,18 @@ SUFFIX = ".lance"
 BATCH_ROWS = 128
 
 
-def _library() -> Any:
+def library(dotted: str = "source.kind") -> Any:
+    """Return the module `lance`; ConfigError with the dotted path of a field if it is not installed."""
     try:
         import lance
     except ImportError:
-        raise ConfigError("source.kind: 'lance' needs the library of that name: pip install pylance") from None
+        raise ConfigError(f"{dotted}: 'lance' needs the library of that name: pip install pylance") from None
     return lance
 
 
 def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
     url = access.unstripped(filesystem, access.join(root, name))
-    return _library().dataset(url, version=None if version is None else int(version))
+    return library().dataset(url, version=None if version is None else int(version))
 
 
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
@@ -37,7 +38,7 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
 
     Raises ConfigError if `pylance` is missing or there are several paths, and OSError if the path cannot be listed. The
     iterator raises ConfigError for a dataset that cannot be opened."""
-    _library()
+    library()
     if len(paths) != 1:
         raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")
     root = paths[0].rstrip("/")

@@ -14,7 +14,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 
 from configs.load import ConfigError
-from pipeline.storage import access
+from pipeline.storage import access, objects
 from pipeline.storage.listing import of_info
 from pipeline.storage.retries import retried
 from pipeline.storage.shard import WHOLE, Shard
@@ -239,28 +239,16 @@ class OutputDir:
 
     def create_bytes(self, relative: str, data: Any) -> None:
         """Create a file atomically: of two concurrent calls with different content, only one succeeds (else
-        FileExistsError).
-
-        A failed put may have succeeded on the server, and stores use different errors for existing objects, so after an
-        error the stored content is compared: creating a file twice with the same bytes succeeds.
+        FileExistsError). Creating a file twice with the same bytes succeeds.
         """
-        content = data if self.is_local else bytes(data)
-        try:
-            if self.is_local:
-                self._put_local(relative, content, os.link)
-                return
-            retried(lambda: self.filesystem.pipe_file(self.path(relative), content, mode="create"))
-        except Exception as error:
-            if self.is_local and not isinstance(error, FileExistsError):
-                raise
-            try:
-                stored = self.read_bytes(relative)
-            except FileNotFoundError:
-                raise error from None
-            if stored != bytes(content):
-                raise FileExistsError(self.path(relative)) from None
+        if not self.is_local:
+            objects.create(self.filesystem, self.path(relative), bytes(data))
             return
-        self._check_size(relative, len(content))
+        try:
+            self._put_local(relative, data, os.link)
+        except FileExistsError:
+            if self.read_bytes(relative) != bytes(data):
+                raise FileExistsError(self.path(relative)) from None
 
     def write_bytes(self, relative: str, data: Any) -> None:
         """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content. Locally,
@@ -269,14 +257,7 @@ class OutputDir:
         if self.is_local:
             self._put_local(relative, data, os.replace)
             return
-        content = bytes(data)
-        retried(lambda: self.filesystem.pipe_file(self.path(relative), content))
-        self._check_size(relative, len(content))
-
-    def _check_size(self, relative: str, num_bytes: int) -> None:
-        size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
-        if size != num_bytes:
-            raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are stored")
+        objects.put(self.filesystem, self.path(relative), bytes(data))
 
     def _put_local(self, relative: str, data: Any, publish: Callable[[str, str], None]) -> None:
         """Write and sync a temporary file, then call `publish(temporary, path)` and sync the folder."""

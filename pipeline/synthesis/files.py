@@ -51,5 +51,5 @@ def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table
         pixels = np.frombuffer(rgb[index].as_buffer(), np.uint8).reshape(height, width, 3)
         images.append({"bytes": encode_image(pixels, file), "path": file_name(sample_id, file)})
     schema = rows.result_schema(keep, codes=keep_codes)
-    columns = [pa.array(images, rows.IMAGE) if field.name == "image" else table[field.name] for field in schema]
+    columns = [pa.array(images, schemas.IMAGE) if field.name == "image" else table[field.name] for field in schema]
     return pa.table(columns, schema=schema)

@@ -21,11 +21,6 @@ from pipeline.rows.columns import INT32, INT64, NUMBER, TEXT, Columns
 
 FEATURES = pa.struct([("num_tokens", pa.int32()), ("values", pa.large_binary())])
 """Precomputed text features of one prompt: little-endian float32, row-major, num_tokens · width · 4 bytes."""
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""An encoded image, in the layout of Hugging Face's `datasets`."""
-HUGGING_FACE_KEY = b"huggingface"
-ROWS_PER_GROUP = 100
-"""Rows per Parquet row group; a reader of one image has to read one group."""
 
 _LABEL = ("label", INT64, "class label; null if there is none")
 _SAMPLING: Columns = [
@@ -45,7 +40,7 @@ IMAGES: Columns = [
     ("status", TEXT, "`success` or `error`"),
     *columns.ERROR,
     ("finish_reason", TEXT, "`length` or `error`"),
-    ("image", IMAGE, "encoded image and a file name; null in error rows"),
+    ("image", schemas.IMAGE, "encoded image and a file name; null in error rows"),
     ("width_px", INT32, "width; 0 in error rows"),
     ("height_px", INT32, "height; 0 in error rows"),
     ("codes", pa.list_(INT32), "VQ codes in raster order; empty in error rows, unless only decoding the pixels failed"),
@@ -93,4 +88,4 @@ def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: boo
         return coded_schema(keep)
     schema = schemas.schema_of([one for one in _RESULT if codes or one[0] != "codes"], keep)
     features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
-    return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: features})
+    return schema.with_metadata({**schema.metadata, schemas.HUGGING_FACE_KEY: features})

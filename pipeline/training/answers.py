@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from configs.load import ConfigError
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
+from pipeline.output.recorded_job import RecordedJob, mixed
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.source.id_hashes import Hashes, hash_ids
 from pipeline.source.manifest import Manifest
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, OutputDir
-from pipeline.training.job_output import RecordedJob, mixed
 from pipeline.training.rows import TOKEN_IDS
 
 MAX_ANSWERS = 200_000
@@ -136,7 +136,9 @@ def _answers_in(job: RecordedJob, found: Found, max_tokens: int, counts: Counter
     if not table.num_rows:
         return SCHEMA.empty_table()
     if found.fingerprint != job.fingerprint:
-        raise mixed(job.output, f"{found.relative} was made by config {found.fingerprint}, not {job.fingerprint}")
+        raise mixed(
+            job.output, "source.path", f"{found.relative} was made by config {found.fingerprint}, not {job.fingerprint}"
+        )
     lengths = pc.fill_null(pc.list_value_length(table[TOKEN_IDS]), 0)
     is_result = pc.equal(table["error_type"], "")
     is_short, is_long = pc.less(lengths, MIN_TOKENS), pc.greater(lengths, max_tokens)

@@ -10,13 +10,14 @@ from configs.source import JobOutput, Source
 from configs.training import TrainDrafterJob
 from models.heads.training import key_of
 from pipeline.media.image_decoding import DecodeOptions
+from pipeline.output.recorded_job import RecordedJob, read_job
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import Manifest
 from pipeline.source.row_stream import Spans
 from pipeline.storage.output_dir import OutputDir
+from pipeline.training import job_output
 from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, rows_without, store
-from pipeline.training.job_output import RecordedJob, read_job
 from pipeline.training.rows import freeze_source
 
 
@@ -36,7 +37,7 @@ class Inputs:
     def check_target(self, training: TrainDrafterJob, revision: str) -> None:
         """Raise ConfigError if the answers are those of another revision of the target."""
         if self.job is not None:
-            self.job.check_revision(training.target, revision)
+            job_output.check_revision(self.job, training.target, revision)
 
     def begun(self, output: OutputDir) -> Inputs:
         """Choose and store the answers of a new run; raise ConfigError if there are none, or their rows are gone."""
@@ -83,7 +84,8 @@ def open_inputs(job: TrainDrafterJob) -> Inputs:
     cannot teach the target's drafter."""
     training = job.training
     if isinstance(job.source, JobOutput):
-        found = read_job(job.source.path, job.target)
+        found = read_job(job.source.path, "source.path")
+        job_output.check(found, job.target)
         options = PromptOptions.of(found.config)
         limits = (training.max_rows, training.max_tokens)
         return Inputs(found.config.source, found.manifest, options, *limits, found)

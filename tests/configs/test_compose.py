@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.compose import method_names, named_method, replacement_of
 from configs.load import ConfigError, load_job, load_preset
-from configs.presets import JOBS, METHODS, PRESETS, preset
+from configs.presets import JOBS, METHODS, PRESETS, method_names, named_method, preset, replacement_of
 from configs.schema import CaptionJob
 
 DEMO = JOBS / "demo_caption.yaml"

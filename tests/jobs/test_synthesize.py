@@ -25,8 +25,7 @@ from jobs import synthesize
 from models.llamagen.condition import load_t5
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from pipeline.rows.schemas import ERROR_CODES
-from pipeline.synthesis.rows import IMAGE
+from pipeline.rows.schemas import ERROR_CODES, IMAGE
 from tests.toys import images
 from tests.toys.image_checkpoints import IMAGE_PX, MAX_WORDS, ImageFolders, write_checkpoints
 

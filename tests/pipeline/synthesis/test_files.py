@@ -12,9 +12,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from configs.synthesis import ImageFile
-from pipeline.rows.schemas import SCHEMA_VERSION_KEY
+from pipeline.rows.schemas import HUGGING_FACE_KEY, SCHEMA_VERSION_KEY
 from pipeline.synthesis.files import encode_image, encode_table, file_name
-from pipeline.synthesis.rows import HUGGING_FACE_KEY, painted_schema
+from pipeline.synthesis.rows import painted_schema
 
 KEEP = (pa.field("mine", pa.int32()),)
 

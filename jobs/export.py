@@ -1,0 +1,69 @@
+"""`python -m jobs.export`: export the results of a caption job as sidecar files, a dataset folder, tars or a column.
+
+The job may be finished or running: what was published and not exported yet is exported, so the same command resumes.
+Exit status: 0 done, 1 failed, 2 refused (nothing was exported), 3 some rows were refused, 143 and 130 stopped by
+SIGTERM and SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.exports import ExportJob
+from configs.load import ConfigError, load_job
+from configs.schema import Job
+from pipeline.cluster import signals
+from pipeline.exports.run import run_exports
+from pipeline.output.recorded_job import read_job
+from pipeline.storage import access
+
+DONE, FAILED, REFUSED, ROWS_REFUSED = 0, 1, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the exports from the command line and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.export", description=__doc__)
+    add = parser.add_argument
+    add("--from", dest="output", required=True, metavar="OUT", help="the output directory of the job, its sink.path")
+    add("--config", type=Path, help="a YAML with exports; by default the job's own sink.exports")
+    add("--ray-address", default="local", help="the Ray cluster of long exports; by default this machine")
+    add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+    arguments = parser.parse_intermixed_args(argv)
+    with signals.caught() as stop:
+        try:
+            job = read_job(arguments.output, "--from")
+            exports, dotted = job.config.sink.exports, "sink.exports"
+            if arguments.config is not None:
+                exports = load_job(ExportJob, arguments.config, tuple(arguments.overrides)).exports
+                dotted = "exports"
+            elif arguments.overrides:
+                raise ConfigError("section.field=value: replaces values of --config, which is missing")
+            if not exports:
+                raise ConfigError("--config: is missing, and the job has no sink.exports; name a YAML with exports")
+            reports = run_exports(job, exports, Job(ray_address=arguments.ray_address), dotted)
+        except ConfigError as error:
+            print(f"refused: {error}", file=sys.stderr)
+            return REFUSED
+        except KeyboardInterrupt:
+            if stop.number is None:
+                raise
+            print(f"stopped by {stop.name}; the same command resumes", file=sys.stderr)
+            return stop.status
+        except RuntimeError as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return FAILED
+        except Exception as error:  # storage drivers raise any error
+            traceback.print_exc()
+            print(f"failed: {access.reason_of(error)}; the same command resumes", file=sys.stderr)
+            return FAILED
+    for report in reports:
+        print(*report.lines(), sep="\n")
+    return ROWS_REFUSED if any(report.num_refused for report in reports) else DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

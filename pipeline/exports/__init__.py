@@ -1,0 +1,1 @@
+"""Derives further forms of a job's results from its published Parquet files."""

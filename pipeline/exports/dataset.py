@@ -1,0 +1,184 @@
+"""Writes a folder that `datasets.load_dataset` opens: a Parquet file per published file, and a dataset card.
+
+    README.md                           the card; a card that was edited is left as it is
+    data/train-part-000003.parquet      the rows of `data/part-000003.parquet`
+
+Images are read again from the source. A published file that was emptied later has no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.exports import CAPTION_COLUMN, DatasetExport
+from configs.load import ConfigError
+from configs.source import Source
+from pipeline.exports import card
+from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
+from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
+from pipeline.output.accounts import locate
+from pipeline.output.recorded_job import RecordedJob
+from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.done_bitmap import DoneBitmap, PathIndex
+from pipeline.source.manifest import Manifest
+from pipeline.source.overlap import refuse_overlap, refuse_shared
+from pipeline.sources.uris import Fetcher
+from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.tree import Tree
+
+FOLDER = "data"
+ROW_S, IMAGE_ROW_S = 2e-6, 5e-3
+DEFAULT_COLUMNS = ("sample_id", "source", CAPTION_COLUMN)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The export of a dataset folder; `root` is the source's, or empty if no images are read."""
+
+    output: OutputDir
+    tree: Tree
+    config: DatasetExport
+    columns: tuple[str, ...]
+    source: Source
+    root: str
+    listing: str
+    rows_per_file: int
+    facts: card.Facts
+
+    @classmethod
+    def of(cls, job: RecordedJob, config: DatasetExport, dotted: str) -> Dataset:
+        """Check the job; ConfigError for unknown columns, or a source that changed and whose images are needed."""
+        columns = config.columns or tuple(dict.fromkeys((*DEFAULT_COLUMNS, *job.manifest.keep.names)))
+        check_columns(job, columns, f"{dotted}.columns")
+        for name in {"first": ("image",), "all": ("images",)}.get(config.images, ()):
+            if name in columns:
+                raise ConfigError(f"{dotted}.images: the column {name!r} is one of the output already; leave one out")
+        source, manifest = job.config.source, job.manifest
+        root = "" if config.images == "none" else job.reopened(manifest).root
+        tree = target_tree(job, config.path, f"{dotted}.path")
+        facts = card.Facts.of(job, config, columns)
+        return cls(
+            job.output, tree, config, columns, source, root, hash_of(manifest), job.config.sink.rows_per_file, facts
+        )
+
+    def check(self, ledger: Ledger) -> None:
+        """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
+        check_folder(self.tree, ledger)
+
+    def parts(self) -> list[Part]:
+        return parts_of(self.output, IMAGE_ROW_S if self.root else ROW_S, self.rows_per_file)
+
+    def export(self, name: str) -> Outcome:
+        """Write the rows of a published file, with their images if asked."""
+        relative = f"{FOLDER}/train-{name.rpartition('/')[2]}"
+        table = read_rows(self.output, name, self.columns)
+        if not table.num_rows:
+            self.tree.remove(relative)
+            return Outcome()
+        refused: list[Refusal] = []
+        num_rows = 0
+        schema = self._schema(table.schema)
+        with self.tree.writing(relative) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            for rows in self._with_images(table, refused) if self.root else (table.select(self.columns),):
+                writer.write_table(rows.cast(schema), IMAGE_ROWS_PER_GROUP if self.root else None)
+                num_rows += rows.num_rows
+        return Outcome(num_rows, 0, tuple(refused))
+
+    def finish(self, ledger: Ledger) -> None:
+        """Write the card."""
+        num_rows = 0
+        for name in self.tree.list_files():
+            if name.startswith(f"{FOLDER}/"):
+                with self.tree.filesystem.open(self.tree.path(name), "rb") as file:
+                    num_rows += pq.read_metadata(file).num_rows
+        card.write(self.tree, ledger, replace(self.facts, num_rows=num_rows))
+
+    def _schema(self, read: pa.Schema) -> pa.Schema:
+        schema = pa.schema([read.field(name) for name in self.columns])
+        if not self.root:
+            return schema
+        one = {"_type": "Image"}
+        name, kind, feature = "image", IMAGE, dict[str, Any](one)
+        if self.config.images == "all":
+            name, kind, feature = "images", pa.list_(IMAGE), {"_type": "List", "feature": one}
+        metadata = json.dumps({"info": {"features": {name: feature}}})
+        return schema.append(pa.field(name, kind)).with_metadata({HUGGING_FACE_KEY: metadata})
+
+    def _with_images(self, table: pa.Table, refused: list[Refusal]) -> Iterator[pa.Table]:
+        """Yield the rows with their images, a span of the source at a time; rows without their media are refused."""
+        manifest = manifest_of(self.output, self.listing)
+        [found] = locate([table], PathIndex(manifest.files["path"]))
+        ordinals, places = np.unique(found.files, return_inverse=True)
+        if ordinals[0] < 0:
+            raise RuntimeError("a row's source is no listed file of the job")
+        files = manifest.files.take(pa.array(ordinals)).combine_chunks()
+        some = Manifest(self.root, files, pa.schema([]))
+        unread = DoneBitmap.all_but(some.counts, places, found.rows)
+        reader = SpanDatasource(self.source, some, done=unread)
+        wanted: dict[tuple[str, int], list[int]] = {}
+        for index, key in enumerate(zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)):
+            wanted.setdefault(key, []).append(index)
+        for span in range(reader.num_spans):
+            read = reader.read(span, note=False)
+            kept: list[int] = []
+            images: list[Any] = []
+            for index in range(read.num_rows):
+                indices = wanted.pop((read["source"][index].as_py(), read["row_index"][index].as_py()), [])
+                if not indices:
+                    continue
+                try:
+                    if code := read["error_type"][index].as_py():
+                        raise RowError(code, read["error_message"][index].as_py())
+                    cell = _encoded(read["images"][index].as_py(), self.source, self.root)
+                except RowError as error:
+                    refused += [_refusal(table, row, f"{error.code}: {error.message}") for row in indices]
+                    continue
+                kept += indices
+                images += [cell if self.config.images == "all" else next(iter(cell), None)] * len(indices)
+            if kept:
+                rows = table.select(self.columns).take(pa.array(kept))
+                kind = pa.list_(IMAGE) if self.config.images == "all" else IMAGE
+                yield rows.append_column("images" if self.config.images == "all" else "image", pa.array(images, kind))
+        lost = [row for indices in wanted.values() for row in indices]
+        refused += [_refusal(table, row, "its source has no such row any more") for row in lost]
+
+
+def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
+    """Return the target folder of an export; ConfigError if it contains, or is inside, the source or the output."""
+    refuse_overlap(job.config.source, path, dotted)
+    refuse_shared(job.output.url, path, dotted)
+    return Tree(path, dotted)
+
+
+def check_folder(tree: Tree, ledger: Ledger) -> None:
+    """Raise ConfigError if the folder cannot be written, or has files and this export has not claimed it."""
+    tree.check_writable()
+    if not ledger.is_claimed() and (found := tree.list_files()):
+        raise ConfigError(
+            f"{tree.dotted}: {tree.shown()} is not empty: it holds {found[0]}; choose another folder, or remove its "
+            "files (an export with other settings has a folder of its own)"
+        )
+
+
+def _refusal(table: pa.Table, row: int, message: str) -> Refusal:
+    return Refusal(table["sample_id"][row].as_py(), table["source"][row].as_py(), "export_failed", message)
+
+
+def _encoded(cell: Sequence[dict[str, Any]], source: Source, root: str) -> list[dict[str, Any]]:
+    """Return a row's images as encoded bytes; RowError for the first that cannot be fetched."""
+    fetched = Fetcher(source, root).fetch([one["uri"] for one in cell if one["bytes"] is None])
+    found = []
+    for one in cell:
+        data = fetched[one["uri"]] if one["bytes"] is None else one["bytes"]
+        if isinstance(data, RowError):
+            raise data
+        found.append({"bytes": data, "path": None})
+    return found

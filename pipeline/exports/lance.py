@@ -1,0 +1,115 @@
+"""Merges captions into a Lance dataset as one column, by the id of rows; the library is the package `pylance`.
+
+All results are merged in one commit, which keeps the order of rows and their other columns. If there are more results
+later, the column is dropped and merged again, in two commits; older versions of the dataset keep it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.exports import CAPTION_COLUMN, LanceExport
+from configs.load import ConfigError
+from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
+from pipeline.exports.rows import read_rows
+from pipeline.output.recorded_job import RecordedJob
+from pipeline.sources import lance
+from pipeline.storage import access
+from pipeline.storage.output_dir import DATA, OutputDir
+
+MAX_ROWS = 20_000_000
+"""Most rows of a merge: their ids and captions are in memory."""
+MAX_REFUSED = 10_000
+"""Most ids without a row that are listed."""
+FILE_S = 0.05
+
+
+@dataclass(frozen=True)
+class LanceColumn:
+    """The export of a column; `id_column` is the dataset's column that equals `sample_id`."""
+
+    output: OutputDir
+    url: str
+    dotted: str
+    config: LanceExport
+    id_column: str
+
+    @classmethod
+    def of(cls, job: RecordedJob, config: LanceExport, dotted: str) -> LanceColumn:
+        """Check the job; ConfigError without ids of rows, for several rows per sample, or without the library."""
+        name = job.config.source.id_column
+        if name is None:
+            raise ConfigError(f"{dotted}: captions are merged by id, and the job has no source.id_column")
+        if job.config.multiplies_rows:
+            raise ConfigError(
+                f"{dotted}: a sample of the job has several rows, and a row of a dataset gets one caption"
+            )
+        filesystem, path = access.open_url(config.path, f"{dotted}.path")
+        made = cls(job.output, access.unstripped(filesystem, path), dotted, config, name)
+        if name not in made._open().schema.names:
+            raise ConfigError(f"{dotted}.path: {access.shown(config.path)} has no column {name!r} (source.id_column)")
+        return made
+
+    def _open(self) -> Any:
+        library = lance.library(f"{self.dotted}.kind")
+        try:
+            return library.dataset(self.url)
+        except Exception as error:  # the library raises errors of no common class
+            reason = access.reason_of(error)
+            raise ConfigError(f"{self.dotted}.path: {access.shown(self.url)} cannot be opened: {reason}") from None
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise ConfigError if the dataset has the column, and it is not of this export and not to be replaced."""
+        if self.config.column == self.id_column:
+            raise ConfigError(f"{self.dotted}.column: {self.config.column!r} is the column of ids")
+        has_column = self.config.column in self._open().schema.names
+        if has_column and self.config.existing == "refuse" and not ledger.is_claimed():
+            raise ConfigError(
+                f"{self.dotted}.column: the dataset has a column {self.config.column!r}; choose another name, or set "
+                "existing: overwrite, which replaces it"
+            )
+
+    def parts(self) -> list[Part]:
+        """Return one part: the whole column."""
+        found = published(self.output, DATA)
+        names = sorted(found)
+        state = state_of([one for name in names for one in (name, found[name])])
+        return [Part("column", state, names, FILE_S)] if names else []
+
+    def export(self, names: list[str]) -> Outcome:
+        """Merge the results in these published files."""
+        tables: list[pa.Table] = []
+        for name in names:
+            tables.append(read_rows(self.output, name, (CAPTION_COLUMN,)).select(["sample_id", CAPTION_COLUMN]))
+            if (num_rows := sum(one.num_rows for one in tables)) > MAX_ROWS:
+                raise ConfigError(
+                    f"{self.dotted}: the output has more than {MAX_ROWS:,} rows ({num_rows:,} so far), which are not "
+                    "merged at once; join data/ with the dataset in a query engine"
+                )
+        dataset = self._open()
+        kind = dataset.schema.field(self.id_column).type
+        table = pa.concat_tables(tables)
+        try:
+            ids = table["sample_id"].cast(kind)
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"{self.dotted}.path: ids of the output are no values of the column {self.id_column!r} ({kind}): "
+                f"{access.reason_of(error)}"
+            ) from None
+        matched = pa.chunked_array([pa.array([False]).take(pa.array([0] * len(ids), pa.int64()))])
+        for batch in dataset.scanner(columns=[self.id_column]).to_batches():
+            matched = pc.or_(matched, pc.is_in(ids, value_set=batch.column(0)))
+        lost = table["sample_id"].filter(pc.invert(matched)).slice(0, MAX_REFUSED).to_pylist()
+        refused = [Refusal(one, "", "export_failed", "the dataset has no row with this id") for one in lost]
+        if self.config.column in dataset.schema.names:
+            dataset.drop_columns([self.config.column])
+        columns = pa.table({self.id_column: ids, self.config.column: table[CAPTION_COLUMN]}).filter(matched)
+        dataset.merge(columns.combine_chunks(), self.id_column)
+        return Outcome(columns.num_rows, 0, tuple(refused))
+
+    def finish(self, ledger: Ledger) -> None:
+        """The column is whole."""

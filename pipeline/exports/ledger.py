@@ -1,0 +1,115 @@
+"""Records what an export has written, in `_job/exports/<name>/` of the job's output.
+
+    export.json                 the export's settings, created before its first file
+    done/<part>-<state>.json    the outcome of a part: a published file or a tar, and the state that it was made from
+
+A part that was exported from the same state is not exported again, unless rows of it were refused. Records are written
+after the files of their part, and writing these files again changes nothing, so a kill in between is harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from configs.exports import Export
+from pipeline.output.files import list_published
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir, as_json
+
+EXPORTS = "_job/exports"
+CLAIM = "export.json"
+_DONE, _REFUSED = ".json", "-refused.json"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that was not exported: an error code of `pipeline.rows.schemas.ERROR_CODES` and a message."""
+
+    sample_id: str
+    source: str
+    error_type: str
+    error_message: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Rows of a part that were written, rows whose file or member existed and was left, rows that could not be written,
+    and samples without a result, which were left out."""
+
+    num_written: int = 0
+    num_existing: int = 0
+    refused: tuple[Refusal, ...] = ()
+    left_out: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A unit of work: the name of its file, a hash of the state of its input, and the argument of `Exporter.export`."""
+
+    name: str
+    state: str
+    item: Any
+    work_s: float
+
+    @property
+    def key(self) -> str:
+        """Name of the part's record; two parts of an export have different ones."""
+        stem = "".join(char if char.isalnum() else "-" for char in self.name)[-80:]
+        return f"{stem}-{state_of([self.name])[:8]}-{self.state}"
+
+
+def state_of(facts: Iterable[str]) -> str:
+    """Return a hash (16 hex digits) of some facts, in their order."""
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The records of one export; `output` is the whole output of the job, not the view of a shard."""
+
+    output: OutputDir
+    export: Export
+
+    @cached_property
+    def name(self) -> str:
+        """Kind and a hash of the settings."""
+        return f"{self.export.kind}-{state_of([self.export.model_dump_json()])[:8]}"
+
+    @property
+    def folder(self) -> str:
+        return f"{EXPORTS}/{self.name}"
+
+    def is_claimed(self) -> bool:
+        """Return whether an earlier run has claimed the target of the export."""
+        return CLAIM in self.output.list_files(self.folder)
+
+    def claim(self) -> None:
+        """Record that what the target holds from now on is of this export."""
+        with contextlib.suppress(FileExistsError):  # an earlier version wrote other defaults
+            self.output.create_bytes(f"{self.folder}/{CLAIM}", as_json(self.export.model_dump(mode="json")))
+
+    def pending(self, parts: Iterable[Part]) -> list[Part]:
+        """Return the parts that are not exported, or of which rows were refused."""
+        done = set(self.output.list_files(f"{self.folder}/done"))
+        return [part for part in parts if part.key + _DONE not in done]
+
+    def note(self, key: str, outcome: Outcome) -> None:
+        """Write the outcome of a part."""
+        done, refused = f"{self.folder}/done/{key}{_DONE}", f"{self.folder}/done/{key}{_REFUSED}"
+        self.output.write_json(refused if outcome.refused else done, asdict(outcome))
+        if not outcome.refused:
+            self.output.remove(refused)
+
+
+def published(output: OutputDir, *folders: str) -> dict[str, str]:
+    """Return the state of every published file of all shards by its path: it differs after a file was replaced."""
+    found: dict[str, str] = {}
+    for folder in folders or (DATA, ERRORS):
+        versions = output.list_versions(folder)
+        names = [name.partition("/")[2] for name in list_published(output, folder)]
+        found |= {f"{folder}/{name}": state_of([versions[name]]) for name in names if name in versions}
+    return found

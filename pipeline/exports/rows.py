@@ -1,0 +1,114 @@
+"""Reads the rows of published files for exports, and names their columns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from configs.load import ConfigError
+from pipeline.exports.ledger import Part, published
+from pipeline.output.files import read_found
+from pipeline.output.recorded_job import RecordedJob
+from pipeline.rows.schemas import result_schema
+from pipeline.source.done_bitmap import PathIndex
+from pipeline.source.manifest import Manifest
+from pipeline.source.manifest_parts import read_parts, with_counts
+from pipeline.storage import access
+from pipeline.storage.output_dir import DATA, OutputDir
+
+NUM_THREADS = 8
+"""Number of files that a task writes at the same time."""
+KEY_COLUMNS = ("sample_id", "source", "row_index")
+ROW_ERRNOS = frozenset({1, 2, 13, 20, 21, 22, 27, 36, 40})
+"""EPERM, ENOENT, EACCES, ENOTDIR, EISDIR, EINVAL, EFBIG, ENAMETOOLONG, ELOOP: errors of one path. All other errors, for
+example of a full disk, end the export."""
+Value = TypeVar("Value")
+
+
+def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None:
+    """Raise ConfigError unless the job's output has all of these columns."""
+    known = result_schema(job.manifest.keep, job.config.sink.keep_tokens).names
+    for name in columns:
+        if name not in known:
+            raise ConfigError(
+                f"{dotted}: the output in {job.output.shown()} has no column {name!r}; see sink.keep_columns"
+            )
+
+
+def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[Part]:
+    """Return a part for each published file of `data/`; a row takes about `row_s` seconds of one core."""
+    found = published(output, DATA)
+    return [Part(name, state, name, row_s * rows_per_file) for name, state in found.items()]
+
+
+def read_rows(output: OutputDir, name: str, columns: Iterable[str]) -> pa.Table:
+    """Read columns of a published file; RuntimeError if it is damaged."""
+    found = read_found(output, name, [*dict.fromkeys((*KEY_COLUMNS, *columns))])
+    if found.table is None:
+        raise RuntimeError(
+            f"{output.shown(name)}: {found.problem}; the job's own command sets it aside and makes its rows again"
+        )
+    return found.table
+
+
+@lru_cache(maxsize=1)
+def manifest_of(output: OutputDir, listing: str) -> Manifest:
+    """Call `read_manifest` once in this process for all parts of an export; `listing` is the hash of its paths."""
+    return read_manifest(output)
+
+
+def hash_of(manifest: Manifest) -> str:
+    """Return a hash of the paths of a manifest."""
+    digest = hashlib.sha256()
+    for chunk in manifest.files["path"].chunks:
+        digest.update(chunk.buffers()[2] or b"")
+    return digest.hexdigest()
+
+
+def read_manifest(output: OutputDir) -> Manifest:
+    """Read the manifest of an output, with the numbers of samples that are known by now."""
+    manifest = read_parts(output)
+    assert manifest is not None, "an export reads the manifest before its tasks start"
+    return with_counts(manifest, output)
+
+
+def is_listed(table: pa.Table, manifest: Manifest) -> list[bool]:
+    """Return for each row whether its source is a file of the manifest."""
+    sources = table["source"].combine_chunks().dictionary_encode()
+    known = PathIndex(manifest.files["path"]).find(sources.dictionary) >= 0
+    listed: list[bool] = known[np.asarray(sources.indices)].tolist() if table.num_rows else []
+    return listed
+
+
+def in_threads(function: Callable[[Any], Value], items: Iterable[Any]) -> Iterator[Value]:
+    """Call a function for many items, `NUM_THREADS` at a time, and yield the results in order."""
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        yield from pool.map(function, items)
+
+
+def as_json(row: dict[str, Any], columns: Sequence[str]) -> Any:
+    """Return the named values of a row as JSON data: other types as text, numbers that are not finite as null."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, dict):
+            return {str(key): finite(inner) for key, inner in value.items()}
+        return [finite(inner) for inner in value] if isinstance(value, list) else value
+
+    return json.loads(json.dumps({name: finite(row[name]) for name in columns}, default=str))
+
+
+def reason(error: Exception) -> str:
+    """Return why a row was refused, without credentials; raise the error if it is not one of this row alone."""
+    if isinstance(error, OSError) and (error.errno in ROW_ERRNOS or isinstance(error, FileNotFoundError)):
+        return access.reason_of(error)
+    raise error

@@ -1,0 +1,129 @@
+"""Runs the exports of a job's results: checks all of them, then exports the parts that are not in their ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from configs.exports import DatasetExport, Export, LanceExport, SidecarExport
+from configs.load import ConfigError
+from configs.schema import Job
+from pipeline.cluster.partitions import Partition, Workers
+from pipeline.exports.dataset import Dataset
+from pipeline.exports.lance import LanceColumn
+from pipeline.exports.ledger import Ledger, Outcome, Part
+from pipeline.exports.sidecars import Sidecars
+from pipeline.exports.webdataset import WebDataset
+from pipeline.output.recorded_job import RecordedJob
+
+MAX_NAMED = 5
+
+
+class Exporter(Protocol):
+    """An export of one kind; is sent to Ray tasks."""
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise ConfigError if the target cannot be written, or has content that is not of this export."""
+
+    def parts(self) -> list[Part]:
+        """Return the parts that can be exported now."""
+
+    def export(self, item: Any) -> Outcome:
+        """Export one part; doing it again changes nothing."""
+
+    def finish(self, ledger: Ledger) -> None:
+        """Write what is common to all parts."""
+
+
+@dataclass
+class Report:
+    """The result of one export in this run: its name, its numbers of parts and rows, and the first refused rows."""
+
+    name: str
+    folder: str
+    num_parts: int
+    num_before: int
+    """Parts that earlier runs have exported."""
+    num_written: int = 0
+    num_existing: int = 0
+    num_left_out: int = 0
+    num_refused: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.num_written += outcome.num_written
+        self.num_existing += outcome.num_existing
+        self.num_left_out += len(outcome.left_out)
+        self.num_refused += len(outcome.refused)
+        for one in outcome.refused[: MAX_NAMED - len(self.refused)]:
+            self.refused.append(f"{one.sample_id or one.source}: {one.error_type}: {one.error_message}")
+
+    def lines(self) -> list[str]:
+        text = f"{self.name}: {self.num_written:,} rows written"
+        text += f", {self.num_existing:,} exist already" if self.num_existing else ""
+        text += f", {self.num_left_out:,} without a result" if self.num_left_out else ""
+        text += f", {self.num_refused:,} refused ({self.folder}/done/*-refused.json)" if self.num_refused else ""
+        text += f"; {self.num_parts:,} files or shards, {self.num_before:,} before"
+        return [text, *(f"  {line}" for line in self.refused)]
+
+
+def check_exports(job: RecordedJob, exports: Sequence[Export], dotted: str, runs: bool = True) -> list[Exporter]:
+    """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written."""
+    targets: dict[Any, int] = {}
+    exporters: list[Exporter] = []
+    for number, export in enumerate(exports):
+        target = (export.format, export.names) if isinstance(export, SidecarExport) else export.path.rstrip("/")
+        if (first := targets.setdefault(target, number)) != number:
+            raise ConfigError(f"{dotted}.{number}: writes the same files as {dotted}.{first}; leave one out")
+        exporters.append(_exporter(job, export, f"{dotted}.{number}"))
+        if runs:
+            exporters[-1].check(Ledger(job.output, export))
+    return exporters
+
+
+def _exporter(job: RecordedJob, export: Export, dotted: str) -> Exporter:
+    if isinstance(export, SidecarExport):
+        return Sidecars.of(job, export, dotted)
+    if isinstance(export, DatasetExport):
+        return Dataset.of(job, export, dotted)
+    if isinstance(export, LanceExport):
+        return LanceColumn.of(job, export, dotted)
+    return WebDataset.of(job, export, dotted)
+
+
+def run_exports(job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: str = "exports") -> list[Report]:
+    """Export what is published and not exported yet. A job may still run; the next call exports the rest.
+
+    Raises:
+        ConfigError: an export does not fit the job, or its target has other content; then nothing was exported.
+        RuntimeError: a published file is damaged.
+        OSError: a store failed; the next call resumes.
+    """
+    exporters = check_exports(job, exports, dotted)
+    ledgers = [Ledger(job.output, export) for export in exports]
+    for ledger in ledgers:
+        ledger.claim()
+    with Workers(ray) as workers:
+        return [_run(*one, workers) for one in zip(exporters, ledgers, strict=True)]
+
+
+def _run(exporter: Exporter, ledger: Ledger, workers: Workers) -> Report:
+    parts = exporter.parts()
+    pending = ledger.pending(parts)
+    partitions = [Partition((part.key, part.item), 1, part.name, part.name) for part in pending]
+    work_s = sum(part.work_s for part in pending)
+    report = Report(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
+    for outcome in workers.map(partial(_export, exporter, ledger), partitions, work_s, "export", ledger.name):
+        report.add(outcome)
+    exporter.finish(ledger)
+    return report
+
+
+def _export(exporter: Exporter, ledger: Ledger, item: tuple[str, Any]) -> Outcome:
+    """Export a part and record its outcome; runs in this process or in a Ray task, also twice."""
+    key, argument = item
+    outcome = exporter.export(argument)
+    ledger.note(key, outcome)
+    return outcome

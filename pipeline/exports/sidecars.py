@@ -1,0 +1,170 @@
+"""Writes a text or JSON file beside each listed image or video.
+
+`a/b.jpg` gets `a/b.txt` or `a/b.jpg.txt`, and a clip of `a/b.mp4` gets `a/b@0-5.txt`. Every file is read, changed and
+written as a function of its content and of the caption alone, so writing it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow.compute as pc
+
+from configs.exports import CAPTION_COLUMN, SidecarExport
+from configs.load import ConfigError
+from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
+from pipeline.exports.rows import (
+    as_json,
+    check_columns,
+    hash_of,
+    in_threads,
+    is_listed,
+    manifest_of,
+    parts_of,
+    read_rows,
+    reason,
+)
+from pipeline.media.video.clips import Span
+from pipeline.output.recorded_job import RecordedJob
+from pipeline.storage.access import OutsideRoots
+from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.tree import Tree, refuse_name
+
+MAX_EXISTING_BYTES = 16 * 1024**2
+"""Most bytes of a file to which a caption is appended."""
+MAX_TRIES = 3
+"""Attempts to append to a file that another process creates at the same time."""
+ROW_S = 2e-3
+KINDS = ("images", "videos")
+_CLIP = ("clip_start_s", "clip_end_s")
+
+
+@dataclass(frozen=True)
+class Sidecars:
+    """The export of sidecars; `has_clips` if a video has one row per clip."""
+
+    output: OutputDir
+    tree: Tree
+    config: SidecarExport
+    has_clips: bool
+    listing: str
+    rows_per_file: int
+
+    @classmethod
+    def of(cls, job: RecordedJob, config: SidecarExport, dotted: str) -> Sidecars:
+        """Check the job; ConfigError for a source whose rows are no listed files, and for names that collide."""
+        kind = job.config.source.kind
+        if kind not in KINDS:
+            advice = "kind webdataset add captions to tars" if kind == "webdataset" else "kind dataset take all sources"
+            raise ConfigError(
+                f"{dotted}: sidecars are written beside files that are one sample each, and source.kind is {kind!r}; "
+                f"exports of {advice}"
+            )
+        check_columns(job, config.columns if config.format == "json" else (), f"{dotted}.columns")
+        if config.names == "stem":
+            _refuse_collisions(job.manifest.files["path"], dotted)
+        tree = Tree(job.source_root(), "source.path")
+        clips, rows = job.config.source.video.clip_s is not None, job.config.sink.rows_per_file
+        return cls(job.output, tree, config, clips, hash_of(job.manifest), rows)
+
+    def check(self, ledger: Ledger) -> None:
+        """Check that files can be written; ConfigError if not."""
+        self.tree.check_writable(creates=self.config.existing != "overwrite")
+
+    def parts(self) -> list[Part]:
+        return parts_of(self.output, ROW_S, self.rows_per_file)
+
+    def export(self, name: str) -> Outcome:
+        """Write the sidecars of the rows of a published file."""
+        columns = (CAPTION_COLUMN, *(self.config.columns if self.config.format == "json" else ()))
+        table = read_rows(self.output, name, (*columns, *(_CLIP if self.has_clips else ())))
+        listed = is_listed(table, manifest_of(self.output, self.listing))
+        written, existing, refused = 0, 0, []
+        for found in in_threads(self._write, zip(table.to_pylist(), listed, strict=True)):
+            if isinstance(found, Refusal):
+                refused.append(found)
+            else:
+                written, existing = written + found, existing + (not found)
+        return Outcome(written, existing, tuple(refused))
+
+    def finish(self, ledger: Ledger) -> None:
+        """Sidecars have no common file."""
+
+    def _write(self, item: tuple[dict[str, Any], bool]) -> bool | Refusal:
+        """Write the sidecar of one row; return whether its file was changed, or why the row is refused."""
+        row, is_known = item
+        refuse = partial(Refusal, row["sample_id"], row["source"])
+        if not is_known:
+            return refuse("export_refused", "its source is no listed file of the job")
+        try:
+            return self._put(self._name(row), row)
+        except OutsideRoots as error:
+            return refuse("export_refused", reason(error))
+        except OSError as error:
+            return refuse("export_failed", reason(error))
+
+    def _name(self, row: dict[str, Any]) -> str:
+        stem = row["source"]
+        refuse_name(stem)
+        if self.config.names == "stem":
+            stem = posixpath.splitext(stem)[0]
+        span = Span(None, None, *(row[name] for name in _CLIP)) if self.has_clips else None
+        return f"{stem}{span.name('') if span else ''}.{self.config.format}"
+
+    def _put(self, relative: str, row: dict[str, Any]) -> bool:
+        if self.config.format == "json":
+            value = as_json(row, self.config.columns)
+            new = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        else:
+            value, new = None, (row[CAPTION_COLUMN] + "\n").encode()
+        if self.config.existing == "overwrite":
+            self.tree.replace(relative, new)
+            return True
+        for _ in range(MAX_TRIES):
+            old = self.tree.read(relative, MAX_EXISTING_BYTES) if self.config.existing == "append" else None
+            if old is None:
+                if self.tree.create(relative, new):
+                    return True
+                if self.config.existing == "skip":
+                    return False
+                continue
+            joined = _with_line(old, new) if self.config.format == "txt" else _with_object(old, value)
+            if joined != old:
+                self.tree.replace(relative, joined)
+            return joined != old
+        raise FileNotFoundError(2, "it was created and removed by another process meanwhile")
+
+
+def _with_line(old: bytes, line: bytes) -> bytes:
+    """Return `old` with `line` at its end, unless `old` contains it as whole lines."""
+    old_lines = old if old.endswith(b"\n") or not old else old + b"\n"
+    return old if b"\n" + line in b"\n" + old_lines else old_lines + line
+
+
+def _with_object(old: bytes, value: Any) -> bytes:
+    """Return a JSON list of the objects in `old` and of `value`, or `old` if it contains `value`."""
+    try:
+        found = json.loads(old)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list | dict):
+        raise OSError(22, "the file is no JSON object or list, to which an object could be appended")
+    objects = found if isinstance(found, list) else [found]
+    return old if value in objects else (json.dumps([*objects, value], ensure_ascii=False) + "\n").encode()
+
+
+def _refuse_collisions(paths: Any, dotted: str) -> None:
+    """Raise ConfigError if two listed files have the same stem."""
+    stems = pc.replace_substring_regex(paths, r"\.[^./]*$", "")
+    counts = pc.value_counts(stems)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if len(repeated):
+        names = paths.filter(pc.equal(stems, repeated[0])).to_pylist()[:2]
+        raise ConfigError(
+            f"{dotted}.names: {' and '.join(names)} have the same stem, so their sidecars would have one name "
+            f"({len(repeated):,} such stems); set names: full"
+        )

@@ -1,0 +1,124 @@
+"""Writes new tar shards with the names and members of the source's, and the caption as one more member of each sample.
+
+A tar is exported when all of its samples have a row. It holds the samples with a result, and its record lists the
+others. Its bytes are a function of the source's tar and of the captions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.exports import CAPTION_COLUMN, WebDatasetExport
+from configs.load import ConfigError
+from pipeline.exports import archives
+from pipeline.exports.dataset import check_folder, target_tree
+from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
+from pipeline.exports.rows import as_json, check_columns, read_manifest, read_rows
+from pipeline.output.accounts import locate
+from pipeline.output.recorded_job import RecordedJob
+from pipeline.source.done_bitmap import DoneBitmap, PathIndex
+from pipeline.storage import access
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.tree import Tree
+
+BYTE_S = 2e-8
+
+
+@dataclass(frozen=True)
+class WebDataset:
+    """The export of tars; `root` is the root of the source's."""
+
+    output: OutputDir
+    tree: Tree
+    config: WebDatasetExport
+    root: str
+
+    @classmethod
+    def of(cls, job: RecordedJob, config: WebDatasetExport, dotted: str) -> WebDataset:
+        """Check the job; ConfigError for another source, several rows per sample, or tars that changed."""
+        if job.config.source.kind != "webdataset":
+            raise ConfigError(
+                f"{dotted}: captions are added to the tars of source.kind webdataset, and source.kind is "
+                f"{job.config.source.kind!r}; exports of kind dataset take all sources"
+            )
+        if job.config.multiplies_rows:
+            raise ConfigError(f"{dotted}: a sample of the job has several rows, and one caption is added to a sample")
+        if config.extension.endswith("json"):
+            check_columns(job, config.columns, f"{dotted}.columns")
+        root = job.reopened(job.manifest).root
+        return cls(job.output, target_tree(job, config.path, f"{dotted}.path"), config, root)
+
+    def check(self, ledger: Ledger) -> None:
+        """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
+        check_folder(self.tree, ledger)
+
+    def parts(self) -> list[Part]:
+        """Return a part for each tar whose samples all have rows; its state is that of the files with its rows."""
+        manifest = read_manifest(self.output)
+        paths, done = PathIndex(manifest.files["path"]), DoneBitmap(manifest.counts)
+        holders: dict[int, list[tuple[str, str]]] = {}
+        for name, state in published(self.output, DATA, ERRORS).items():
+            table = read_rows(self.output, name, ())
+            [found] = locate([table], paths)
+            inside = done.is_inside(found.files, found.rows)
+            done.add(found.files[inside], found.rows[inside])
+            for file in np.unique(found.files[inside]).tolist():
+                holders.setdefault(file, []).append((name, state))
+        parts = []
+        for file, some in sorted(holders.items()):
+            if done.is_complete(file):
+                path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
+                state = state_of([one for pair in some for one in pair])
+                parts.append(Part(path, state, (path, [name for name, _ in some]), size * BYTE_S))
+        return parts
+
+    def export(self, item: tuple[str, Sequence[str]]) -> Outcome:
+        """Write the tar of this path; the second value names the published files with its rows."""
+        path, names = item
+        columns = [CAPTION_COLUMN, "error_type", "error_message"]
+        columns += self.config.columns if self.config.extension.endswith("json") else ()
+        tables = [read_rows(self.output, name, columns) for name in names]
+        rows = pa.concat_tables([one.filter(pc.equal(one["source"], path)) for one in tables]).to_pylist()
+        results = {row["row_index"]: row for row in rows if not row["error_type"]}
+        failed = {row["row_index"]: row for row in rows if row["row_index"] not in results}
+        captions = {index: self._member(row) for index, row in results.items()}
+        filesystem, root = access.open_url(self.root, "source.path")
+        with (
+            access.open_file(filesystem, access.join(root, path)) as source,
+            self.tree.writing(path) as sink,
+        ):
+            copied = archives.copy_with(
+                source, sink, captions, self.config.extension, self.config.existing == "overwrite"
+            )
+        lost = results.keys() - copied.written - copied.existing - copied.outside
+        return Outcome(
+            len(copied.written),
+            len(copied.existing),
+            (
+                *(_refused(results[one], "export_failed", "the archive has no such sample") for one in sorted(lost)),
+                *(
+                    _refused(results[one], "export_refused", "a member's name leaves the archive's root")
+                    for one in sorted(copied.outside)
+                ),
+            ),
+            tuple(_refused(row, row["error_type"], row["error_message"]) for _, row in sorted(failed.items())),
+        )
+
+    def finish(self, ledger: Ledger) -> None:
+        """Tars have no common file."""
+
+    def _member(self, row: dict[str, Any]) -> bytes:
+        if not self.config.extension.endswith("json"):
+            return str(row[CAPTION_COLUMN]).encode()
+        return json.dumps(as_json(row, self.config.columns), ensure_ascii=False).encode()
+
+
+def _refused(row: dict[str, Any], code: str, message: str) -> Refusal:
+    return Refusal(row["sample_id"], row["source"], code, message)

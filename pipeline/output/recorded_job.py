@@ -1,0 +1,120 @@
+"""Reads what a caption job has recorded in its output: configuration, target revision and manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.load import ConfigError, validate
+from configs.schema import CaptionJob
+from pipeline.source.done_bitmap import PathIndex
+from pipeline.source.manifest import Manifest, list_source, open_listing
+from pipeline.source.manifest_parts import read_parts
+from pipeline.storage import access
+from pipeline.storage.listing import Skipped
+from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import Shard
+
+MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class RecordedJob:
+    """The record of a caption job: its output, or the views of its shards, its newest configuration with fingerprint
+    and target revision, and its manifest."""
+
+    output: OutputDir
+    views: tuple[OutputDir, ...]
+    config: CaptionJob
+    fingerprint: str
+    target_revision: str
+    manifest: Manifest
+
+    def source_root(self) -> str:
+        """Return the root of the source as a URL; raise ConfigError if the source is gone."""
+        source = self.config.source
+        filesystem, root, _ = open_listing(source, Skipped())
+        return access.unstripped(filesystem, root)
+
+    def reopened(self, manifest: Manifest) -> Manifest:
+        """Return a part of the job's manifest with the current root of the source; raise ConfigError if one of its
+        files is gone or has changed since the job read it."""
+        source = self.config.source
+        try:
+            filesystem, root, listing = list_source(source, Skipped())
+        except ConfigError as error:
+            raise ConfigError(f"{error}\n(it is the source of the job in {self.output.shown()})") from None
+        places = PathIndex(listing["path"]).find(manifest.files["path"].combine_chunks())
+        _refuse_files(manifest, places < 0, f"gone, and the job in {self.output.shown()} has read")
+        now = listing.take(pa.array(places))
+        differ = np.zeros(manifest.num_files, bool)
+        for name in ("size_bytes", "token"):
+            pairs = zip(manifest.files[name].to_pylist(), now[name].to_pylist(), strict=True)
+            differ |= np.fromiter((old != new for old, new in pairs), bool, manifest.num_files)
+        _refuse_files(manifest, differ, f"other (size, etag or time) than when the job in {self.output.shown()} read")
+        return replace(manifest, root=access.unstripped(filesystem, root))
+
+
+def _refuse_files(manifest: Manifest, wrong: Any, what: str) -> None:
+    found = np.flatnonzero(wrong)
+    if len(found):
+        names = ", ".join(manifest.files["path"][row].as_py() for row in found[:MAX_NAMED].tolist())
+        more = f" and {len(found) - MAX_NAMED:,} more" if len(found) > MAX_NAMED else ""
+        raise ConfigError(f"source.path: {names}{more}: {what} it; results belong to the rows that they were made from")
+
+
+def read_job(path: str, dotted: str) -> RecordedJob:
+    """Read the record of the caption job in `path`, which is the value of the field `dotted`.
+
+    Raises:
+        ConfigError: there is no output of a caption job, it cannot be read, or its shards have several configurations.
+    """
+    access.open_url(path, dotted)
+    output = OutputDir(path)
+    try:
+        return _read(output, dotted)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("sink.path", dotted, 1)) from None
+    except Exception as error:  # drivers raise errors of no common class
+        raise ConfigError(f"{dotted}: {output.shown()} cannot be read: {access.reason_of(error)}") from None
+
+
+def _read(output: OutputDir, dotted: str) -> RecordedJob:
+    manifest = read_parts(output)
+    views = [output]
+    if manifest is not None and manifest.num_shards > 1:
+        views = [replace(output, shard=Shard(number, manifest.num_shards)) for number in range(manifest.num_shards)]
+    newest = {view: max(numbers) for view in views if (numbers := view.list_attempts())}
+    if manifest is None or not newest:
+        raise ConfigError(
+            f"{dotted}: {output.shown()} is no output of a job: it holds no manifest and attempts in _job/; name "
+            "the sink.path of a caption job"
+        )
+    records = {view: view.read_attempt(number) for view, number in newest.items()}
+    fingerprints = {str(record.get("config_fingerprint")) for record in records.values()}
+    if len(fingerprints) > 1:
+        raise mixed(output, dotted, f"its shards have the configs {', '.join(sorted(fingerprints))}")
+    record = next(iter(records.values()))
+    data = record.get("config")
+    where = f"{dotted}: the record of the job in {output.shown()}"
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} has no configuration; it was made by an old version")
+    if "num_images_per_prompt" in data.get("sampling", {}):
+        raise ConfigError(
+            f"{dotted}: {output.shown()} is the output of a synthesis job, and texts are in outputs of "
+            "caption jobs; its rows are read with source.kind parquet"
+        )
+    revision = str(record.get("content", {}).get("revisions", {}).get("target"))
+    config = validate(CaptionJob, data, where)
+    return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest)
+
+
+def mixed(output: OutputDir, dotted: str, how: str) -> ConfigError:
+    """Return the error of an output whose rows were made by several configurations."""
+    return ConfigError(
+        f"{dotted}: {output.shown()} mixes configurations ({how}), so its rows have no common prompt and target; "
+        "name the output of one configuration"
+    )
