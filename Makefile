@@ -9,6 +9,7 @@
 # make bench-engine  this engine alone: batches and lengths, where a step's time goes, long contexts (40 minutes)
 # make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (ten minutes; torch 2.11 and transformers)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
+# make test-real  lossless methods on a pretrained model and real text (downloads 90 MB; ten minutes)
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
 # make chaos      fifty kills of a job's driver in every phase, a hundred runs with attempts that overlap, and fifty kills
 #                 under Ray of each kind of process (a quarter of an hour)
@@ -17,7 +18,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-fast test-all test-product test-cluster check bench bench-engine bench-gpu bench-peers chaos
+.PHONY: help demo docs test test-fast test-all test-product test-real test-cluster check bench bench-engine bench-gpu bench-peers chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -29,7 +30,7 @@ help:
 demo: .venv/.installed
 	@$(PY) -m zoo.demo
 
-DESELECTED := not full and not gpu and not cluster
+DESELECTED := not full and not gpu and not cluster and not real
 
 test: .venv/.installed
 	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "$(DESELECTED) and not slow"
@@ -43,6 +44,10 @@ test-all: .venv/.installed
 test-product: .venv/.installed
 	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m full
 	@$(PY) -m tests.conformance.product
+
+test-real: .venv/.installed
+	@$(PY) -m pip install -q --disable-pip-version-check --progress-bar off -e '.[real]'
+	@$(PY) -m pytest tests/real -m real
 
 test-cluster: .venv/.installed
 	@$(PY) -m pytest tests/cluster -m cluster

@@ -20,6 +20,7 @@ from benchmarks import (
     exported,
     pipeline,
     processors,
+    real,
     scheduling,
     speed_plots,
     suffix_history,
@@ -56,6 +57,7 @@ SOURCES = {
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "exported": exported.TABLES,
+    "real": real.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

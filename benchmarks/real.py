@@ -1,0 +1,257 @@
+"""Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
+
+    python -m zoo.real                                   # once: the model and the prompts
+    python -m benchmarks.real [--eagle3 FOLDER]          # equality and acceptance; writes results/real.json
+    python -m benchmarks.real --speed [--eagle3 FOLDER]  # tokens per second, added to the same file
+
+Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
+float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
+sampling under the same noise. Speed is measured in bfloat16; the methods of a round run one after the other, and every
+speed is relative to plain decoding in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from actors.loading.method import build_method
+from actors.loading.pair import Pair, load
+from benchmarks.harness.engines import acceptance_of, run_requests
+from benchmarks.harness.markdown import Results, figure, percent, table
+from benchmarks.harness.process import Work
+from benchmarks.harness.results import (
+    command_line,
+    cores,
+    machine,
+    progress,
+    read_results,
+    results_file,
+    write_results,
+)
+from benchmarks.harness.verdict import first_difference, judge, spread, turns
+from benchmarks.peers.work import reference_of
+from configs.load import load_job
+from configs.schema import CaptionJob
+from decoding import Completion, Engine, Request, Sampling
+
+RESULTS = results_file("real")
+CONFIG = "configs/jobs/real_text.yaml"
+HELD_OUT = Path("out/real/source/held_out.parquet")
+HALF = ", ".join(str(layer) for layer in (*range(6), *range(7, 24, 3), *range(24, 30)))
+METHODS: dict[str, tuple[str, ...]] = {
+    "plain": ("method=plain",),
+    "lookup": ("method=lookup",),
+    "suffix": ("method=suffix",),
+    "jacobi": ("method=jacobi",),
+    "layer_skip": (f"method={{drafter: {{kind: layer_skip, layers: [{HALF}]}}, tree: {{kind: chain, length: 3}}}}",),
+    "eagle3_chain": ("method={drafter: {kind: eagle3}, tree: {kind: chain, length: 4}}",),
+    "eagle3_tree": ("method={drafter: {kind: eagle3}, tree: {kind: dynamic, top_k: 4, depth: 4, total_tokens: 16}}",),
+}
+"""Name → the method, as overrides of the job file."""
+HEADS = ("eagle3_chain", "eagle3_tree")
+NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
+SPEED_METHODS = ("plain", "lookup", "suffix", *HEADS)
+BATCHES, NUM_ROUNDS = (1, 8, 32), 3
+SPEED_NEW_TOKENS = 64
+TEMPERATURES = (0.0, 1.0)
+SEED = 0
+
+
+def prepare(name: str, dtype: str, head: Path | None) -> Pair:
+    """Load the target and the drafter of a method."""
+    overrides = [*METHODS[name], f"model.target.dtype={dtype}", "model.target.device=cpu"]
+    if name in HEADS:
+        overrides.append(f"model.drafter={{path: {head}, dtype: {dtype}, device: cpu}}")
+    return load(load_job(CaptionJob, CONFIG, tuple(overrides)))
+
+
+def read_prompts(pair: Pair, limit: int) -> list[str]:
+    """Return rendered prompts of the first held-out rows."""
+    rows = pq.read_table(HELD_OUT).slice(0, limit).to_pylist()
+    text = "{task}\n\n{text}"
+    return [pair.render([{"role": "user", "content": [{"type": "text", "text": text.format(**row)}]}]) for row in rows]
+
+
+def decode(
+    pair: Pair, prompts: Sequence[str], sampling: Sampling, slots: int
+) -> tuple[list[Completion], dict[str, Any]]:
+    """Decode all prompts with one engine; return completions and the engine's time and forwards."""
+    config = pair.config
+    engine = Engine(pair.target, build_method(config.method, pair.drafter, pair.target), slots, CONTEXT_TOKENS)
+    requests = [Request(str(number), prompt, sampling=sampling, seed=SEED) for number, prompt in enumerate(prompts)]
+    start_s = time.perf_counter()
+    done = run_requests(engine, requests)
+    spent_s = time.perf_counter() - start_s
+    return done, {"seconds": spent_s, "batch_forwards": engine.stats.target_forwards}
+
+
+def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[dict[str, Any]]:
+    """Return the greedy tokens of transformers' `generate` in float32, with the gaps of the two best logits."""
+    ids = [pair.target.front_end.encode(prompt, ())["input_ids"][0].tolist() for prompt in prompts]
+    work = Work(
+        target=str(pair.config.model.target.path),
+        drafter="",
+        dtype="float32",
+        threads=torch.get_num_threads(),
+        gamma=0,
+        max_batch=SLOTS,
+        max_context_tokens=CONTEXT_TOKENS,
+        max_new_tokens=MAX_NEW_TOKENS,
+        ignore_eos=False,
+        prompt_texts=list(prompts),
+        prompt_ids=ids,
+    )
+    scratch.mkdir(parents=True, exist_ok=True)
+    return reference_of(work, scratch)
+
+
+def measure_equality(names: Sequence[str], head: Path | None, num_prompts: int, scratch: Path) -> list[Results]:
+    """Run every method greedily and sampled in float32; return a row per method and temperature."""
+    rows: list[Results] = []
+    reference: list[dict[str, Any]] = []
+    sampled_plain: list[list[int]] = []
+    for name in names:
+        pair = prepare(name, "float32", head)
+        prompts = read_prompts(pair, num_prompts)
+        reference = reference or make_reference(prompts, pair, scratch)
+        for temperature in TEMPERATURES:
+            sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
+            done, spent = decode(pair, prompts, sampling, SLOTS)
+            outputs = [list(one.token_ids) for one in done]
+            row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
+            if temperature == 0.0:
+                row |= asdict(judge(outputs, reference, "float32"))
+            else:
+                sampled_plain = sampled_plain or outputs
+                differing = [first_difference(*pair) for pair in zip(outputs, sampled_plain, strict=True)]
+                row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
+            num_tokens = sum(map(len, outputs))
+            row |= acceptance_of(done)
+            row |= {
+                "num_tokens": num_tokens,
+                "target_forwards_per_token": sum(one.telemetry.target_forwards for one in done) / num_tokens,
+                "drafter_forwards_per_token": sum(one.telemetry.drafter_forwards for one in done) / num_tokens,
+            }
+            rows.append(row)
+            progress(
+                f"{name:13s} T = {temperature:g}: {row['num_equal']} of {row['num_sequences']} equal, length "
+                f"{row['mean_acceptance_length']:.2f}, {spent['seconds']:.0f} s"
+            )
+    return rows
+
+
+def measure_speed(names: Sequence[str], head: Path | None) -> list[Results]:
+    """Time greedy decoding in bfloat16 at several batch sizes; return a row per method and batch size."""
+    pairs = {name: prepare(name, "bfloat16", head) for name in names}
+    rows: list[Results] = []
+    for batch in BATCHES:
+        prompts = read_prompts(pairs["plain"], max(batch, 4))
+        sampling = Sampling(max_new_tokens=SPEED_NEW_TOKENS)
+        for name in names:  # untimed: compiles layers and fills caches
+            decode(pairs[name], prompts[:batch], Sampling(max_new_tokens=8), batch)
+        speeds: dict[str, list[float]] = {name: [] for name in names}
+        outputs: dict[str, list[list[int]]] = {}
+        for order in turns(names, NUM_ROUNDS):
+            for name in order:
+                done, spent = decode(pairs[name], prompts, sampling, batch)
+                outputs[name] = [list(one.token_ids) for one in done]
+                speeds[name].append(sum(map(len, outputs[name])) / spent["seconds"])
+        for name in names:
+            ratios = [one / plain for one, plain in zip(speeds[name], speeds["plain"], strict=True)]
+            equal = sum(one == other for one, other in zip(outputs[name], outputs["plain"], strict=True))
+            rows.append(
+                {
+                    "method": name,
+                    "batch": batch,
+                    "num_prompts": len(prompts),
+                    "num_equal": equal,
+                    "tokens_per_s": spread(speeds[name]),
+                    "over_plain": spread(ratios),
+                }
+            )
+            progress(f"batch {batch:2d} {name:13s} {spread(speeds[name])['median']:.0f} tokens/s")
+    return rows
+
+
+def equality_table(results: Results) -> str:
+    """Render equality and acceptance of every method at both temperatures."""
+    lines = []
+    for row in results["equality"]:
+        others = ""
+        if row["num_equal"] < row["num_sequences"] and "num_close" in row:
+            others = f" ({row['num_close']} at ties, {row['num_different']} beyond)"
+        lines.append(
+            [
+                row["method"],
+                f"{row['temperature']:g}",
+                f"{row['num_equal']} of {row['num_sequences']}{others}",
+                f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
+                f"{row['target_forwards_per_token']:.2f}",
+                f"{row['drafter_forwards_per_token']:.2f}",
+            ]
+        )
+    titles = (
+        "method | temperature | equal rows | acceptance length | target forwards per token | drafter forwards per token"
+    )
+    return table(titles, lines)
+
+
+def speed_table(results: Results) -> str:
+    """Render tokens per second and the ratio to plain decoding by batch size."""
+    lines = [
+        [
+            row["method"],
+            row["batch"],
+            figure(row["tokens_per_s"], 0),
+            figure(row["over_plain"], 2),
+            percent(row["num_equal"] / row["num_prompts"]),
+        ]
+        for row in results.get("speed", [])
+    ]
+    return table("method | batch | tokens/s | over plain | rows equal to plain in bfloat16", lines)
+
+
+TABLES = {"real_equality": equality_table, "real_speed": speed_table}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command_line("real", __doc__)
+    parser.add_argument("--speed", action="store_true", help="measure speed; the file must have the other rows")
+    parser.add_argument("--eagle3", type=Path, help="folder of a trained EAGLE-3 head")
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
+    parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
+    parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
+    options: argparse.Namespace = parser.parse_args(arguments)
+    if not HELD_OUT.exists():
+        progress(f"refused: {HELD_OUT} does not exist; run `python -m zoo.real` first")
+        return 2
+    torch.set_num_threads(options.threads)
+    names = [name for name in METHODS if name not in HEADS or options.eagle3]
+    about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
+    about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
+    results: Results = read_results(RESULTS) if RESULTS.exists() else {}
+    if options.speed:
+        results |= {
+            "speed_setting": about,
+            "speed": measure_speed([n for n in SPEED_METHODS if n in names], options.eagle3),
+        }
+    else:
+        results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
+        results["equality"] = measure_equality(names, options.eagle3, options.prompts, options.scratch)
+    write_results(RESULTS, results)
+    print(speed_table(results) if options.speed else equality_table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

