@@ -190,6 +190,9 @@ class Job(Section):
 CIRCUMSTANCES = ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes")
 VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
 """Keys of `source` and `source.video` that do not affect the output."""
+SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
+"""Keys of `source.video` that outputs without shots do not have, as outputs that were begun before these keys existed.
+"""
 
 
 class DatasetJob(Section):
@@ -225,8 +228,9 @@ class DatasetJob(Section):
         data["method"] = self.method.content()
         for name in CIRCUMSTANCES:
             del data["source"][name]
-        for name in VIDEO_CIRCUMSTANCES:
-            del data["source"]["video"][name]
+        video = data["source"]["video"]
+        for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
+            del video[name]
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -286,4 +290,4 @@ class CaptionJob(DatasetJob):
     @property
     def multiplies_rows(self) -> bool:
         """Whether one sample may become several rows: clips of its video, or several prompts."""
-        return self.source.video.clip_s is not None or self.columns.prompts is not None
+        return self.source.video.cuts or self.columns.prompts is not None

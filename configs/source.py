@@ -28,6 +28,16 @@ class Video(Section):
     """Times of the frames in seconds, in place of `num_frames`."""
     clip_s: Annotated[float, Field(ge=0.1)] | None = None
     """Length of clips in seconds; each clip is one row. A remainder shorter than half a clip joins the last clip."""
+    split: Literal["windows", "shots"] = "windows"
+    """`shots` cuts videos at scene changes, each shot is one row; `windows` cuts them by `clip_s`, if that is set."""
+    shot_threshold: Annotated[float, Field(gt=0.0, lt=100.0)] = 10.0
+    """Least score of a scene change in percent, as of FFmpeg's detector; lower finds more cuts."""
+    min_shot_s: Annotated[float, Field(ge=0.1)] = 1.0
+    """Least length of a shot in seconds; a cut that would make a shorter shot is dropped."""
+    max_shot_s: Annotated[float, Field(ge=0.1)] | None = None
+    """Most seconds of a shot; a longer shot is cut into equal parts."""
+    max_shots: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """Most shots of a video; a video with more is a row error."""
     max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
     """Most bytes of a video file; a larger file is a row error."""
     max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
@@ -48,7 +58,22 @@ class Video(Section):
             raise ValueError("timestamps_s must be in ascending order, none twice")
         if self.timestamps_s and self.clip_s is not None:
             raise ValueError("timestamps_s are moments of the whole video, so they do not go with clip_s")
+        if self.split == "shots":
+            if self.clip_s is not None or self.timestamps_s:
+                raise ValueError("split 'shots' goes neither with clip_s nor with timestamps_s")
+            if self.max_shot_s is not None and self.max_shot_s < 2 * self.min_shot_s:
+                raise ValueError("max_shot_s must be at least 2 * min_shot_s, so that no part is shorter than that")
         return self
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a video may become several rows."""
+        return bool(self.cut_by)
+
+    @property
+    def cut_by(self) -> str:
+        """The key that cuts videos into rows; empty if none does."""
+        return "split" if self.split == "shots" else "clip_s" if self.clip_s is not None else ""
 
 
 class SourceColumns(Section):

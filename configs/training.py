@@ -197,8 +197,10 @@ class TrainDrafterJob(Section):
             raise ValueError("give either answer_column, for a target that writes text, or image")
         if self.image is not None and self.image.condition is not None and not self.prompt.text:
             raise ValueError("image.condition encodes the prompt, so prompt must name the caption, as in '{caption}'")
-        if self.source.video.clip_s is not None:
-            raise ValueError("source.video.clip_s: an answer is to a whole video, not to clips of it")
+        if self.source.video.cuts:
+            raise ValueError(
+                f"source.video.{self.source.video.cut_by}: an answer is to a whole video, not to clips of it"
+            )
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Sidecars:
         if config.names == "stem":
             _refuse_collisions(job.manifest.files["path"], dotted)
         tree = Tree(job.source_root(), "source.path")
-        clips, rows = job.config.source.video.clip_s is not None, job.config.sink.rows_per_file
+        clips, rows = job.config.source.video.cuts, job.config.sink.rows_per_file
         return cls(job.output, tree, config, clips, hash_of(job.manifest), rows)
 
     def check(self, ledger: Ledger) -> None:

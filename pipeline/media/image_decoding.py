@@ -184,7 +184,7 @@ def _decode_row(
     present: Collection[str],
 ) -> list[_Decoded]:
     """Decode one READ row to DECODED rows: one for each clip of its video and each of its prompts."""
-    cuts = bool(row.videos) and options.media.sampling.clip_s is not None
+    cuts = bool(row.videos) and options.media.sampling.cuts
     if not cuts and all(prompt.name(sample_id) in present for prompt in row.prompts):
         return []
     _decode_images(row.images, fetched, column, options)

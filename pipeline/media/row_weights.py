@@ -70,7 +70,7 @@ class Weigher:
         pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
         clip_bytes = min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
         # The number of clips of a video is known only after decoding.
-        video_bytes = clip_bytes if sampling.clip_s is None else limits.max_decoded_bytes
+        video_bytes = clip_bytes if not sampling.cuts else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
         sizes = (share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes)
         return cls(batch_rows, *sizes, prompt_options, outputs, keeps_pixels)

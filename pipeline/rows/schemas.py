@@ -5,7 +5,7 @@
              with processor outputs
     RESULT   text, status, telemetry                                 (output of the actor, input of the writer)
 
-One sample is one row at every stage, unless `source.video.clip_s` splits its video into one row per clip, or
+One sample is one row at every stage, unless `source.video` splits its video into one row per clip, or
 `columns.prompts` splits it into one row per prompt. A row whose `error_type` is not empty passes the later stages
 unchanged and is written to `errors/`. String columns of this schema hold empty strings, never nulls; columns that are
 kept from the source keep their types and nulls.

@@ -141,7 +141,10 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
     number = config["sampling"].get("num_images_per_prompt")
     if number is not None:
         return int(number)
-    several = config["source"]["video"]["clip_s"] is not None or config["columns"].get("prompts") is not None
+    video = config["source"]["video"]
+    several = (
+        video["clip_s"] is not None or video.get("split") == "shots" or config["columns"].get("prompts") is not None
+    )
     return None if several else 1
 
 

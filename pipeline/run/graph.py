@@ -10,7 +10,7 @@ by bytes is disabled. Each stage bounds its blocks by rows instead:
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
     cut       `pool.batch_rows` rows, still encoded, identical in a retry; heavy rows and rows with several prompts
               count as several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
-    decode    the same rows as RGB or as processor outputs; with `source.video.clip_s` one row per task, whose clips are
+    decode    the same rows as RGB or as processor outputs; with clips one row per task, whose clips are
               repartitioned again
     generate  the same rows with generated text
     prepare   `pool.batch_rows` prompts with their conditions and sampling values
@@ -100,7 +100,7 @@ def caption_dataset(
     With a `weigher`, decode tasks are bounded by the weight of their rows, otherwise by their number of rows.
     `max_calls` is the number of decode tasks per worker process.
     """
-    pool, cuts_videos = config.pool, config.source.video.clip_s is not None
+    pool, cuts_videos = config.pool, config.source.video.cuts
     shares_media = config.columns.prompts is not None and not cuts_videos
     assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
     decode_rows = 1 if cuts_videos else pool.rows_per_batch  # one video may become hundreds of clips

@@ -71,8 +71,8 @@ def _obstacle(config: CaptionJob, pair: PairInfo) -> str:
     """Return why tasks cannot run the processor; empty if they can."""
     if config.model.target.allow_remote_code:
         return "model.target.allow_remote_code is set, and code of a checkpoint is not shipped to tasks"
-    if config.source.video.clip_s is not None and needs_pixels(config.method, pair):
-        return "the drafter needs pixels, and with source.video.clip_s outputs and pixels do not travel together"
+    if config.source.video.cuts and needs_pixels(config.method, pair):
+        return "the drafter needs pixels, and with clips of videos outputs and pixels do not travel together"
     try:
         cloudpickle.dumps(pair.front_end.processor)
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -1,5 +1,5 @@
 """Reads the source kinds `images` and `videos`: every file is one sample. Read tasks pass on only the paths of videos;
-decoding tasks open them and may cut them (`source.video.clip_s`)."""
+decoding tasks open them and may cut them (`source.video.clip_s`, `source.video.split`)."""
 
 from __future__ import annotations
 

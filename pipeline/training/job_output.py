@@ -31,7 +31,7 @@ def check(found: RecordedJob, target: Checkpoint) -> None:
             "would not choose; train on an output of a lossless method, for example of method.acceptance.kind=exact"
         )
     if config.multiplies_rows:
-        name = "columns.prompts" if config.columns.prompts is not None else "source.video.clip_s"
+        name = "columns.prompts" if config.columns.prompts is not None else f"source.video.{config.source.video.cut_by}"
         raise ConfigError(
             f"source.path: the job in {shown} has {name}, so a row of its source has several answers; train on an "
             "output with one answer per row"

@@ -24,7 +24,7 @@ import numpy as np
 from pipeline.media import pixels
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import messages
-from pipeline.media.video.sampling import Sampling, windows
+from pipeline.media.video.sampling import Sampling, Shots, windows
 
 if TYPE_CHECKING:
     from pipeline.media.video.container import Video
@@ -140,9 +140,16 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
 def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
     from pipeline.media.video.decode import read_frames
 
-    sampling = Sampling(**{**request["sampling"], "timestamps_s": tuple(request["sampling"]["timestamps_s"])})
+    given = dict(request["sampling"])
+    shots = None if given["shots"] is None else Shots(**given["shots"])
+    sampling = Sampling(**{**given, "timestamps_s": tuple(given["timestamps_s"]), "shots": shots})
     times_s, limit = video.times_s, request["max_decoded_bytes"]
-    clips = windows(times_s, video.end_s, sampling)
+    edges = None
+    if shots is not None:
+        from pipeline.media.video.shots import shot_edges
+
+        edges = shot_edges(video, shots)
+    clips = windows(times_s, video.end_s, sampling, edges)
     indices = [index for clip in clips for index in clip.indices]
     frames = read_frames(video, indices, request["decoder"], request["max_side_px"])
     for number, clip in enumerate(clips):

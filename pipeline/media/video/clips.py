@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.source import DEFAULT_NUM_FRAMES, Source
-from pipeline.media.video.sampling import Sampling
+from configs.source import DEFAULT_NUM_FRAMES, Source, Video
+from pipeline.media.video.sampling import Sampling, Shots
 from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
@@ -44,7 +44,7 @@ class MediaOptions:
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
             decoder=video.decoder,
-            sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s),
+            sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s, shots_of(video)),
             limits=Limits(
                 max_pixels=source.max_image_pixels,
                 max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
@@ -56,6 +56,13 @@ class MediaOptions:
             max_video_bytes=video.max_video_bytes,
             fetcher=Fetcher(source, root),
         )
+
+
+def shots_of(video: Video) -> Shots | None:
+    """Return how videos are cut into shots; None if they are not."""
+    if video.split != "shots":
+        return None
+    return Shots(video.shot_threshold, video.min_shot_s, video.max_shot_s, video.max_shots)
 
 
 @dataclass(frozen=True)
@@ -79,9 +86,9 @@ NO_SPAN = Span()
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
     """Decode a row's videos (`schemas.ENCODED_VIDEOS`) to (span, clips) of each result row: one row with all videos, or
     one per clip if the job cuts the row's only video into windows. RowError if a video cannot be fetched or decoded."""
-    cuts = options.sampling.clip_s is not None
-    if cuts and len(cell) > 1:
-        raise RowError("invalid_value", f"the row has {len(cell)} videos, and source.video.clip_s cuts one into rows")
+    if options.sampling.cuts and len(cell) > 1:
+        name = "clip_s" if options.sampling.shots is None else "split"
+        raise RowError("invalid_value", f"the row has {len(cell)} videos, and source.video.{name} cuts one into rows")
     decoded: list[list[DecodedClip]] = []
     for number, ref in enumerate(cell, start=1):
         try:

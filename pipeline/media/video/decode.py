@@ -76,7 +76,7 @@ def _refusal(video: Video) -> str:
 def rotation(video: Video) -> int:
     """Return the rotation of the first frame's display matrix, in counter-clockwise quarter turns (0 to 3)."""
     with open_container(video.path) as container:
-        for frame in _decoded(container, container.streams[video.stream]):
+        for frame in decoded_frames(container, container.streams[video.stream]):
             return _turns(frame)
     raise MediaError("broken_video", "not one frame can be decoded")
 
@@ -99,7 +99,7 @@ def _check_count(reader: Any, video: Video, decoder: str) -> None:
 # --- PyAV ----------------------------------------------------------------------------------------------------------
 
 
-def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+def decoded_frames(container: Any, stream: Any) -> Iterator[Any]:
     """Yield frames in presentation order from the container's current position; damaged packets are skipped."""
     try:
         for packet in container.demux(stream):
@@ -133,7 +133,7 @@ class _Cursor:
         self._container, self._video = container, video
         self._stream = container.streams[video.stream]
         self._stream.thread_type = "NONE"
-        self._frames = _decoded(container, self._stream)
+        self._frames = decoded_frames(container, self._stream)
         self._index = -1
 
     def frame(self, index: int) -> Any:
@@ -167,7 +167,7 @@ class _Cursor:
         """Return the frame of this tick, decoding from `start` or the current position; None if it is not found."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
-            self._frames = _decoded(self._container, self._stream)
+            self._frames = decoded_frames(self._container, self._stream)
         for frame in self._frames:
             if frame.pts is not None and frame.pts >= tick:
                 return frame if frame.pts == tick else None

@@ -16,13 +16,24 @@ SLACK_S = 1e-6
 
 
 @dataclass(frozen=True)
+class Shots:
+    """How a video is cut at scene changes: threshold in percent, lengths in seconds, and the most shots."""
+
+    threshold: float = 10.0
+    min_s: float = 1.0
+    max_s: float | None = None
+    max_count: int = 1000
+
+
+@dataclass(frozen=True)
 class Sampling:
     """One of three sampling modes: `num_frames` evenly spaced frames including the first and last of the clip; `fps`
     frames per second, starting at the first; or the frames shown at `timestamps_s`.
 
     With `num_frames` or `fps`, no frame occurs twice, so a short video has fewer frames. With `fps`, a clip with
     more than `max_frames` frames gets `max_frames` evenly spaced ones instead. `clip_s` cuts the video into windows of
-    that many seconds; a remainder shorter than half a window is added to the last window.
+    that many seconds; a remainder shorter than half a window is added to the last window. `shots` cuts it at scene
+    changes instead.
     """
 
     num_frames: int | None = None
@@ -30,6 +41,12 @@ class Sampling:
     timestamps_s: tuple[float, ...] = ()
     max_frames: int = 64
     clip_s: float | None = None
+    shots: Shots | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a video may become several clips."""
+        return self.clip_s is not None or self.shots is not None
 
 
 @dataclass(frozen=True)
@@ -42,12 +59,16 @@ class Window:
     rate_fps: float
 
 
-def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[Window]:
-    """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0). A
-    window in which no frame begins has the frame visible at its start. MediaError `no_such_frame`: a timestamp is
-    outside."""
+def windows(
+    times_s: Sequence[float], end_s: float, sampling: Sampling, edges: Sequence[float] | None = None
+) -> list[Window]:
+    """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0). They
+    start at `edges`, or at those of `clip_s` if these are None. A window in which no frame begins has the frame visible
+    at its start. MediaError `no_such_frame`: a timestamp is outside."""
     assert times_s, "a video without frames has no clips"
-    clip_s, edges = sampling.clip_s, [0.0]
+    clip_s = sampling.clip_s
+    if edges is None:
+        edges = [0.0]
     if clip_s is not None and end_s > clip_s:
         edges = [round(number * clip_s, 6) for number in range(max(1, math.floor(end_s / clip_s + 0.5 + SLACK_S)))]
     return [_sampled(times_s, start, end, sampling) for start, end in zip(edges, [*edges[1:], end_s], strict=True)]
