@@ -40,6 +40,30 @@ class MedusaHead(Section):
     """Number of Medusa heads."""
 
 
+class LayerCutHead(Section):
+    """A drafter of its own: the embedding, some layers and the output layer of a text target, trained on the target's
+    distributions and written as a transformers checkpoint."""
+
+    kind: Literal["layer_cut"] = "layer_cut"
+    num_layers: Annotated[int, Field(ge=1, le=64)] = 4
+    """Number of layers, at equal distances, the first and the last among them."""
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """The target's layers in place of `num_layers`, counted from 0."""
+    freeze_embeddings: bool = True
+    """Whether the embedding and the output layer stay those of the target."""
+
+    def indices(self, num_target_layers: int) -> tuple[int, ...]:
+        """Return the layers for a target with `num_target_layers` layers; raise ValueError if it lacks one of them."""
+        if self.layers is None:
+            if self.num_layers > num_target_layers:
+                raise ValueError(f"head.num_layers: the target has {num_target_layers} layers")
+            last = max(1, self.num_layers - 1)
+            return tuple(round(place * (num_target_layers - 1) / last) for place in range(self.num_layers))
+        if not self.layers or max(self.layers) >= num_target_layers:
+            raise ValueError(f"head.layers: name layers from 0 to {num_target_layers - 1} of the target")
+        return self.layers
+
+
 class ImageColumns(ConditionColumns):
     """Columns with the image or the codes of each row, and with its condition."""
 
@@ -110,6 +134,8 @@ class Teaching(Section):
     """Most tokens of a row; longer rows are skipped."""
     measure_every_steps: Annotated[int, Field(ge=1)] = 500
     """Number of steps between evaluations of accuracy."""
+    gemm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the head's GEMMs; its weights and optimizer states are fp32. `auto` is bfloat16 for a bfloat16 target."""
     keep: Literal["best", "last"] = "best"
     """Weights that are written: those of the `best` evaluation or of the `last` step."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -137,6 +163,17 @@ class Acceptance(Section):
     """Guidance scale of images."""
 
 
+class TeacherCache(Section):
+    """The target's states of training samples on disk. They are computed in the first epoch and read in later ones."""
+
+    path: Place | None = None
+    """Folder that runs use one after the other; if left out, one in the output that is removed at the end."""
+    max_bytes: Annotated[int, Field(ge=0)] = 20_000_000_000
+    """Most bytes of the folder; never more than half of the free disk space is taken. 0 disables the cache."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of stored states; `auto` is the target's type, which loses nothing."""
+
+
 class Workers(Section):
     """Training workers: one process, or several under Ray Train. Changes the result only by rounding."""
 
@@ -147,7 +184,10 @@ class Workers(Section):
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Torch threads of each worker."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
-    """Most rows in one forward of a worker, which bounds memory."""
+    """Most rows in one forward of a worker."""
+    max_forward_tokens: Annotated[int, Field(ge=16)] = 8192
+    """Most tokens in one forward of a worker, padding included, unless it is of one row; bounds memory."""
+    teacher_cache: TeacherCache = TeacherCache()
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of batches that are read and decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
@@ -168,7 +208,8 @@ class TrainingOutput(Section):
 
 
 class TrainDrafterJob(Section):
-    """A training job: an EAGLE or EAGLE-3 head or Medusa heads for a target, trained on the rows of a source."""
+    """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, or some of the target's layers),
+    trained on the rows of a source."""
 
     source: Annotated[Source | JobOutput, Field(discriminator="kind")]
     prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
@@ -180,7 +221,7 @@ class TrainDrafterJob(Section):
     image: ImageTeaching | None = None
     """In place of `answer_column`, for a target that generates images."""
     target: Checkpoint
-    head: Annotated[EagleHead | Eagle3Head | MedusaHead, Field(discriminator="kind")] = EagleHead()
+    head: Annotated[EagleHead | Eagle3Head | MedusaHead | LayerCutHead, Field(discriminator="kind")] = EagleHead()
     training: Teaching = Teaching()
     acceptance: Acceptance = Acceptance()
     workers: Workers = Workers()
@@ -188,6 +229,8 @@ class TrainDrafterJob(Section):
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJob:
+        if isinstance(self.head, LayerCutHead) and self.image is not None:
+            raise ValueError("head.kind: layer_cut is for targets that write text; take eagle, eagle3 or medusa")
         if isinstance(self.source, JobOutput):
             for name in ("prompt", "answer_column", "answer_prefix", "image"):
                 if getattr(self, name) != type(self).model_fields[name].default:

@@ -1,4 +1,4 @@
-"""`python -m jobs.train_drafter`: train an EAGLE or Medusa head for a target on the rows of a source.
+"""`python -m jobs.train_drafter`: train an EAGLE or Medusa head, or a layer-cut drafter, for a target on rows.
 
 Runs in one process, or on several workers under Ray Train; a killed run resumes if the same command is run again. Exit
 status: 0 done, 1 failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
@@ -21,6 +21,7 @@ from configs.training import TrainDrafterJob
 from pipeline.cluster import signals
 from pipeline.storage import checkpoints
 from pipeline.storage.checkpoints import Known
+from pipeline.training.feed import sole_cache
 from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE as RESULT
 from pipeline.training.output import claim_output, sole_run
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"the job failed; {go_on}", file=sys.stderr)
         return FAILED
     print(json.dumps(measured, indent=1))
-    print(f"head          {job.output.path} (as model.drafter.path, with method.drafter.kind={job.head.kind})")
+    kind = "model" if job.head.kind == "layer_cut" else job.head.kind
+    print(f"drafter       {job.output.path} (as model.drafter.path, with method.drafter.kind={kind})")
     return DONE
 
 
@@ -66,7 +68,7 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
     inputs.check_target(job, found.revisions["target"])
     output = claim_output(job, inputs, found.revisions["target"])
-    with sole_run(output):
+    with sole_run(output), sole_cache(job, output):
         if job.workers.count > 1:
             train_on_workers(job, output)
         else:

@@ -15,12 +15,13 @@ from actors.loading.vocabulary import drafted_ids
 from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
 from configs.schema import Weights
-from configs.training import Eagle3Head, MedusaHead, TrainDrafterJob
+from configs.training import Eagle3Head, LayerCutHead, MedusaHead, TrainDrafterJob
 from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.eagle import save_eagle
 from models.heads.eagle3_files import save_eagle3
 from models.heads.eagle3_loss import Eagle3Task, fresh_eagle3
+from models.heads.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
 from models.heads.medusa import save_medusa
 from models.llamagen import checkpoints as gpt_files
@@ -65,6 +66,10 @@ class Learner:
         if isinstance(self.task, Eagle3Task):
             self._save_eagle3(self.task, folder, dtype)
             return
+        if isinstance(self.task, LayerCutTask):
+            assert isinstance(self.target, Target)
+            save_model(self.task.module, self.target.front_end.tokenizer, folder, dtype)
+            return
         assert isinstance(self.task, EagleTask)
         if isinstance(self.target, LlamaGenTarget):
             save_image_eagle(self.task.network, self.target.gpt.shape, folder, dtype)
@@ -84,7 +89,14 @@ class Learner:
 def check_target(job: TrainDrafterJob) -> str:
     """Return the target's revision; raise ConfigError if a checkpoint is unreadable or does not fit the target."""
     if job.image is None:
-        return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
+        config = read_at("target", job.target, checkpoints.read_config)
+        if isinstance(job.head, LayerCutHead):
+            if config.get_text_config() is not config:
+                raise ConfigError(
+                    f"head.kind: layer_cut needs a target without images, and {job.target.path} reads them"
+                )
+            _layers(job.head, config.num_hidden_layers)
+        return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, config))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
     revision = read_at("target", job.target, gpt_files.revision_of)
     is_class = job.image.columns.label is not None
@@ -119,12 +131,23 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
     seed = job.training.seed
     if isinstance(job.head, MedusaHead):
         return fresh_medusa(target, seed, job.head.num_heads)
+    if isinstance(job.head, LayerCutHead):
+        assert isinstance(target, Target)
+        layers = _layers(job.head, target.decoder.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+        return cut_layers(target, layers, job.head.freeze_embeddings)
     if isinstance(job.head, Eagle3Head):
         return _fresh_eagle3(job.head, target, seed)
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
         return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
     return fresh_eagle(target, seed)
+
+
+def _layers(head: LayerCutHead, num_layers: int) -> tuple[int, ...]:
+    try:
+        return head.indices(num_layers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _fresh_eagle3(head: Eagle3Head, target: TargetModel, seed: int) -> HeadTask:

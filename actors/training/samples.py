@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from configs import training as schema
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
+from decoding.contexts import Full
 from decoding.contracts import Drafter, TreePolicy
-from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
-from decoding.trees import DynamicTree, StaticTree, branching_paths
+from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
 from models.heads.eagle3_loss import Eagle3Task
+from models.heads.layer_cut import LayerCutTask
 from models.heads.losses import EagleTask, HeadTask, MedusaTask
-from models.heads.teacher import TrainingSample, make_training_sample
+from models.heads.teacher import Sample, TrainingSample, make_training_sample
 from models.heads.training import Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError
@@ -88,6 +90,10 @@ class TextSamples:
         if prefix.length + len(answer) > self._max_tokens:
             raise TrainingSampleError("too_long")
         return make_training_sample(self._target, prefix, answer)
+
+    def is_null(self, ordinal: int | None) -> bool:
+        """Return False: no condition is dropped."""
+        return False
 
     def _answer(self, row: Row) -> list[int]:
         """Return the tokens of a row's answer. Generated tokens are used as they are: they end in EOS only if the
@@ -172,7 +178,7 @@ def pace_of(teaching: schema.Teaching) -> Pace:
     return Pace(betas=(teaching.beta1, teaching.beta2), **options)
 
 
-def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[TrainingSample]]) -> dict[str, float]:
+def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Sample]]) -> dict[str, float]:
     """Compute the share of drafts whose top-1 token, and whose top-3 tokens, include the target's most likely token."""
     counts = [count_right(task, target, training_samples) for training_samples in batches]
     first, three, total = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0)
@@ -189,6 +195,10 @@ def acceptance(
     if isinstance(task, MedusaTask):
         widths = [3, 2, 1, 1][: task.heads.shape.num_heads]
         drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
+    elif isinstance(task, LayerCutTask):
+        assert isinstance(target, Target)
+        own = Target(task.module, target.front_end, "the trained drafter")
+        drafter, tree = ModelDrafter(own, [Full()], target.vocab_size), Chain(4)
     else:
         assert isinstance(task, (EagleTask, Eagle3Task))
         drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)

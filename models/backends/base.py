@@ -97,6 +97,10 @@ class Backend:
         """Return a runner that replays steps as CUDA graphs; None if this backend cannot capture this decoder."""
         return None
 
+    def autocast(self, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
+        """Run GEMMs and attention of fp32 weights in `dtype` within a `with` block; fp32 changes nothing."""
+        return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
         """Return the attention step of a tree forward (KV positions and mask), and rotary positions (r, N)."""
         cache_positions, positions = node_positions(nodes)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig
 
 from models.contract import TargetModel
+from models.heads.chunks import sum_in_chunks
 from models.heads.eagle import LAYER_FIELDS
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
 from models.heads.losses import HeadTask
@@ -85,18 +86,30 @@ class Eagle3Task(HeadTask):
         return [int(wanted[2 + step :].sum()) for step in range(self._num_draft_steps)]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
-        terms = []
-        dtype = next(self._target_head.parameters()).dtype
-        for step, outputs in enumerate(self._unroll(states, states.features + noise)):
-            use = states.wanted[:, 2 + step :]
+        rows, places = states.wanted[:, 2:].nonzero(as_tuple=True)
+        # A step before the first token of a sample has no loss; its output is that of the first token.
+        mine = [
+            outputs[rows, (places - step).clamp_min(0)]
+            for step, outputs in enumerate(self._unroll(states, states.features + noise))
+        ]
+        network, dtype = self.network, next(self._target_head.parameters()).dtype
+        norm = nn.Identity() if network.shape.norm_output else network.norm
+
+        def terms(*chunks: Tensor) -> Tensor:
+            *mine, hidden, places = chunks
             with torch.no_grad():
-                wanted: Tensor = self._target_head(states.hidden[:, 1 + step : -1][use].to(dtype)).float()
+                wanted: Tensor = self._target_head(hidden.to(dtype)).float()
                 is_drafted = self._is_drafted[wanted.argmax(dim=-1)]
-                probs = wanted[:, self.network.token_ids].softmax(dim=-1)
-            mine = self.head(outputs[:, : use.shape[1]][use])[:, self.network.token_ids]
-            losses = F.cross_entropy(mine.float(), probs, reduction="none")
-            terms.append(STEP_DECAY**step * (losses * is_drafted).sum())
-        return torch.stack(terms)
+                probs = wanted[:, network.token_ids].softmax(dim=-1)
+            sums = []
+            for step, outputs in enumerate(mine):
+                losses = F.cross_entropy(network.lm_head(norm(outputs)).float(), probs, reduction="none")
+                sums.append(STEP_DECAY**step * (losses * (is_drafted & (places >= step))).sum())
+            return torch.stack(sums)
+
+        given = [states.hidden[:, 1:-1][rows, places], places]
+        weights = [network.lm_head.weight, *norm.parameters()]
+        return sum_in_chunks(terms, mine, given, weights, self._is_drafted.shape[0])
 
     def logits(self, states: States) -> Tensor:
         outputs = next(self._unroll(states, states.features))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.contract import TargetModel
+from models.heads.chunks import sum_in_chunks
 from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.teacher import States
@@ -60,11 +61,15 @@ class EagleTask(HeadTask):
         use = states.wanted[:, 2:]
         mine = self._guess(states, states.hidden + noise)[:, :-1][use]  # [used, D]
         true = states.hidden[:, 1:-1][use]
-        features = F.smooth_l1_loss(mine, true, reduction="none").mean(dim=-1).sum()
-        with torch.no_grad():
-            probs = self._logits(true).softmax(dim=-1)
-        tokens = F.cross_entropy(self._logits(mine), probs, reduction="sum")
-        return (FEATURE_WEIGHT * features + TOKEN_WEIGHT * tokens)[None]
+
+        def tokens(mine: Tensor, true: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = self._logits(true).softmax(dim=-1)
+            return F.cross_entropy(self._logits(mine), probs, reduction="sum")[None]
+
+        features = F.smooth_l1_loss(mine.float(), true, reduction="none").mean(dim=-1).sum()
+        summed = sum_in_chunks(tokens, [mine], [true], [], width_of(self.head))
+        return FEATURE_WEIGHT * features + TOKEN_WEIGHT * summed
 
     def logits(self, states: States) -> Tensor:
         return self._logits(self._guess(states, states.hidden)[:, :-1])
@@ -96,12 +101,22 @@ class MedusaTask(HeadTask):
         terms = []
         for head in range(self.heads.shape.num_heads):
             use = states.wanted[:, head + 2 :]
-            logits = self.heads.logits(head, states.hidden[:, : -head - 2][use])
-            terms.append(F.cross_entropy(logits, states.tokens[:, head + 2 :][use], reduction="sum"))
-        return torch.stack(terms)
+
+            def tokens(hidden: Tensor, wanted: Tensor, head: int = head) -> Tensor:
+                return F.cross_entropy(self.heads.logits(head, hidden), wanted, reduction="sum")[None]
+
+            given = [states.hidden[:, : -head - 2][use], states.tokens[:, head + 2 :][use]]
+            weights = list(self.heads[head].parameters())
+            terms.append(sum_in_chunks(tokens, [], given, weights, self.heads.shape.vocab_size))
+        return torch.cat(terms)
 
     def logits(self, states: States) -> Tensor:
         return self.heads.logits(0, states.hidden[:, :-2])
+
+
+def width_of(head: nn.Module) -> int:
+    """Return the number of rows V of an output layer."""
+    return int(next(head.parameters()).shape[0])
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,14 +23,55 @@ class TrainingSample:
     prefix: Prefix
     wanted: Tensor
 
+    @property
+    def length(self) -> int:
+        return self.prefix.length
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """One training sample of L tokens after the target's forward, without padding; all that a head's loss reads.
+
+    `tokens`, `visual` and `wanted` are (L,). `received` (visual tokens, D) are the target's input embeddings of the
+    tokens marked `visual`. `hidden` (L, D) are the last hidden states; `features` (L, F) are the states of the feature
+    layers, None if these are `hidden`. `positions` are the rotary positions, (L,) or (3, L).
+    """
+
+    tokens: Tensor
+    visual: Tensor
+    received: Tensor
+    hidden: Tensor
+    features: Tensor | None
+    positions: Tensor
+    wanted: Tensor
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens.shape[0])
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> RowStates:
+        """Return these states with `function` applied to each tensor."""
+        return RowStates(**{name: function(value) for name, value in self.tensors().items()}, **self._without())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by field name."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def _without(self) -> dict[str, None]:
+        return {name: None for name, value in vars(self).items() if value is None}
+
+
+Sample = TrainingSample | RowStates
+"""A training sample before or after the target's forward."""
+
 
 @dataclass(frozen=True)
 class States:
     """A batch of training samples after the target's forward, padded on the right.
 
-    `tokens`, `visual` and `wanted` are (b, L). `received` (b, L, D) are the target's input embeddings, `hidden`
-    (b, L, D) its last hidden states and `features` (b, L, F) those of the feature layers, all fp32. `positions` are the
-    rotary positions, (b, L) or (3, b, L). `lengths` are the unpadded lengths.
+    `tokens`, `visual` and `wanted` are (b, L). `received` (b, L, D) are the target's input embeddings of visual tokens,
+    0 for others. `hidden` (b, L, D) are the last hidden states and `features` (b, L, F) those of the feature layers,
+    all fp32. `positions` are the rotary positions, (b, L) or (3, b, L). `lengths` are the unpadded lengths.
     """
 
     tokens: Tensor
@@ -41,6 +82,31 @@ class States:
     positions: Tensor
     wanted: Tensor
     lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(rows: Sequence[RowStates], device: torch.device) -> States:
+        """Pad rows to a batch on `device`."""
+        rows = [row.map(lambda value: value.to(device)) for row in rows]
+        lengths = tuple(row.length for row in rows)
+        hidden = stack(row.hidden for row in rows).float()
+        visual = stack(row.visual for row in rows)
+        received = torch.zeros_like(hidden)
+        received[visual] = torch.cat([row.received for row in rows]).float()
+        return States(
+            tokens=stack(row.tokens for row in rows),
+            visual=visual,
+            received=received,
+            hidden=hidden,
+            features=hidden if rows[0].features is None else stack(_features(row) for row in rows).float(),
+            positions=stack_positions(rows, max(lengths)),
+            wanted=stack(row.wanted for row in rows),
+            lengths=lengths,
+        )
+
+
+def _features(row: RowStates) -> Tensor:
+    assert row.features is not None
+    return row.features
 
 
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
@@ -70,27 +136,37 @@ def make_training_sample(
 
 
 @torch.no_grad()
-def teach_states(
+def teach_rows(
     target: TargetModel, training_samples: Sequence[TrainingSample], feature_layers: tuple[int, ...] = (LAST,)
-) -> States:
-    """Run the target over a batch of whole training samples in one prefill.
+) -> list[RowStates]:
+    """Run the target over a batch of whole training samples in one prefill, and return the states of each sample.
 
     `feature_layers` are as for `models.kv.lanes.LaneModel`.
     """
     prefixes = [sample.prefix for sample in training_samples]
-    lengths = tuple(prefix.length for prefix in prefixes)
     index = torch.arange(len(prefixes), device=target.device)
     slots = SlotBatch(index, tuple(range(len(prefixes))), (0,) * len(prefixes))
-    lanes = target.lanes(len(prefixes), 1, max(lengths), feature_layers)
+    lanes = target.lanes(len(prefixes), 1, max(prefix.length for prefix in prefixes), feature_layers)
     prefill = lanes.admit(slots, [[prefix] for prefix in prefixes])
-    hidden = stack(prefill.states).float()
-    return States(
-        tokens=stack(prefix.token_ids for prefix in prefixes),
-        visual=stack(prefix.visual for prefix in prefixes),
-        received=stack(prefix.embeds for prefix in prefixes).float(),
-        hidden=hidden,
-        features=hidden if feature_layers == (LAST,) else stack(prefill.features).float(),
-        positions=stack_positions(prefixes, max(lengths)),
-        wanted=stack(sample.wanted for sample in training_samples).to(target.device),
-        lengths=lengths,
-    )
+    features: Sequence[Tensor | None] = prefill.features
+    if feature_layers == (LAST,):
+        features = [None] * len(prefixes)
+    return [
+        RowStates(
+            tokens=sample.prefix.token_ids,
+            visual=sample.prefix.visual,
+            received=sample.prefix.embeds[sample.prefix.visual],
+            hidden=hidden,
+            features=chosen,
+            positions=sample.prefix.positions,
+            wanted=sample.wanted.to(target.device),
+        )
+        for sample, hidden, chosen in zip(training_samples, prefill.states, features, strict=True)
+    ]
+
+
+def teach_states(
+    target: TargetModel, training_samples: Sequence[TrainingSample], feature_layers: tuple[int, ...] = (LAST,)
+) -> States:
+    """Run the target as `teach_rows` and return the padded batch."""
+    return States.of(teach_rows(target, training_samples, feature_layers), target.device)

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from models.contract import TargetModel
 from models.heads.losses import HeadTask
-from models.heads.teacher import States, TrainingSample, teach_states
+from models.heads.teacher import RowStates, Sample, States, TrainingSample, teach_rows
 
 Reduce = Callable[[Tensor], object]
 """Sums a tensor over all workers in place (all-reduce)."""
+Keep = Callable[[int, RowStates], RowStates]
+"""Receives the ordinal and the states of a sample after the target's forward, and returns the states to learn from."""
 
 
 def key_of(*parts: int | str) -> int:
@@ -61,24 +63,36 @@ class Trainer:
     """Trains a head on a frozen target; `step` counts the batches so far.
 
     `reduce` sums over all workers, each of which receives its own part of every batch; the result equals training on
-    the whole batch. One forward runs at most `max_rows` samples.
+    the whole batch. One forward runs at most `max_rows` samples of at most `max_tokens` tokens, padding included, or
+    one sample. GEMMs of the head run in `dtype`, fp32 or bf16; its weights and their gradients are fp32.
     """
 
     def __init__(
-        self, target: TargetModel, task: HeadTask, pace: Pace, max_rows: int = 16, reduce: Reduce = lambda _: None
+        self,
+        target: TargetModel,
+        task: HeadTask,
+        pace: Pace,
+        max_rows: int = 16,
+        reduce: Reduce = lambda _: None,
+        max_tokens: int = 8192,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.target, self.task, self.pace = target, task, pace
         self.step = 0
         target.decoder.requires_grad_(False)
         target.head.requires_grad_(False)
-        self._max_rows, self._reduce = max_rows, reduce
+        self._max_rows, self._max_tokens, self._dtype, self._reduce = max_rows, max_tokens, dtype, reduce
         self._learned = {name: value for name, value in task.module.named_parameters() if value.requires_grad}
         self._optimizer = torch.optim.AdamW(
             self._learned.values(), lr=pace.learning_rate, betas=pace.betas, weight_decay=pace.weight_decay
         )
 
-    def learn(self, training_samples: Sequence[tuple[int, TrainingSample]]) -> float | None:
+    def learn(
+        self, training_samples: Sequence[tuple[int, Sample]], keep: Keep = lambda _, states: states
+    ) -> float | None:
         """Take one optimizer step on this worker's part of a batch of (ordinal, sample).
+
+        The target runs over samples without states, and `keep` receives these states.
 
         Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn. Raises
         FloatingPointError, and does not change the head, if the loss is not finite.
@@ -88,23 +102,21 @@ class Trainer:
         counts = [self.task.counts(each) for each in wanted]
         total = torch.tensor(counts, dtype=torch.float64, device=self.target.device).sum(dim=0)
         self._reduce(total)
-        loss = self._update(training_samples, total.clamp_min(1)) if bool((total > 0).any()) else None
+        loss = self._update(training_samples, total.clamp_min(1), keep) if bool((total > 0).any()) else None
         self.step += 1
         return loss
 
     @torch.enable_grad()
-    def _update(self, training_samples: Sequence[tuple[int, TrainingSample]], counts: Tensor) -> float:
+    def _update(self, training_samples: Sequence[tuple[int, Sample]], counts: Tensor, keep: Keep) -> float:
         self.task.module.train()
         loss: Tensor = torch.zeros(1, device=self.target.device)
         for value in self._learned.values():
             value.grad = torch.zeros_like(value)
-        # Samples of similar length are run together, for less padding.
-        ordered = sorted(training_samples, key=lambda each: each[1].prefix.length)
-        for start in range(0, len(ordered), self._max_rows):
-            some = ordered[start : start + self._max_rows]
-            samples = [training_sample for _, training_sample in some]
-            states = teach_states(self.target, samples, self.task.feature_layers)
-            terms = self.task.sums(states, self._noise(states, [ordinal for ordinal, _ in some]))
+        for some in self._groups(training_samples):
+            states = States.of(self._taught(some, keep), self.target.device)
+            noise = self._noise(states, [ordinal for ordinal, _ in some])
+            with self.target.backend.autocast(self.target.device, self._dtype):
+                terms = self.task.sums(states, noise)
             part = (terms / counts).sum().to(torch.float32)
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
@@ -129,6 +141,25 @@ class Trainer:
         self._optimizer.step()
         self.task.module.eval()
         return float(loss)
+
+    def _groups(self, samples: Sequence[tuple[int, Sample]]) -> list[list[tuple[int, Sample]]]:
+        """Split a batch into the samples of each forward, by ascending length, for less padding."""
+        groups: list[list[tuple[int, Sample]]] = []
+        for each in sorted(samples, key=lambda each: each[1].length):
+            size = len(groups[-1]) if groups else self._max_rows
+            if size < self._max_rows and (size + 1) * each[1].length <= self._max_tokens:
+                groups[-1].append(each)
+            else:
+                groups.append([each])
+        return groups
+
+    def _taught(self, samples: Sequence[tuple[int, Sample]], keep: Keep) -> list[RowStates]:
+        """Return the states of samples; the target runs once over those without."""
+        fresh = [(ordinal, sample) for ordinal, sample in samples if isinstance(sample, TrainingSample)]
+        found = iter(
+            teach_rows(self.target, [sample for _, sample in fresh], self.task.feature_layers) if fresh else ()
+        )
+        return [sample if isinstance(sample, RowStates) else keep(ordinal, next(found)) for ordinal, sample in samples]
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
         """Draw uniform noise (b, L, F) for the features of every sample."""
@@ -164,14 +195,19 @@ class Trainer:
 
 
 @torch.no_grad()
-def count_right(task: HeadTask, target: TargetModel, samples: Sequence[TrainingSample]) -> tuple[int, int, int]:
+def count_right(task: HeadTask, target: TargetModel, samples: Sequence[Sample]) -> tuple[int, int, int]:
     """Count tokens to learn whose most probable token under the target is the head's top choice, or in its top three.
 
-    Returns both counts and the number of tokens to learn.
+    Returns both counts and the number of tokens to learn. Logits of one sample exist at a time.
     """
-    states = teach_states(target, samples, task.feature_layers)
-    use = states.wanted[:, 2:]
-    best = task.logits(states)[use].topk(3, dim=-1).indices
-    true = target.head(states.hidden[:, 1:-1][use].to(next(target.head.parameters()).dtype)).argmax(dim=-1)[:, None]
-    hits = best == true
-    return int(hits[:, 0].sum()), int(hits.sum()), int(use.sum())
+    fresh = [sample for sample in samples if isinstance(sample, TrainingSample)]
+    found = iter(teach_rows(target, fresh, task.feature_layers) if fresh else ())
+    first = three = total = 0
+    for sample in samples:
+        states = States.of([sample if isinstance(sample, RowStates) else next(found)], target.device)
+        use = states.wanted[:, 2:]
+        best = task.logits(states)[use].topk(3, dim=-1).indices
+        true = target.head(states.hidden[:, 1:-1][use].to(next(target.head.parameters()).dtype)).argmax(dim=-1)
+        hits = best == true[:, None]
+        first, three, total = first + int(hits[:, 0].sum()), three + int(hits.sum()), total + int(use.sum())
+    return first, three, total

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -171,7 +172,17 @@ def stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
     return [torch.cat(layer) for layer in zip(*(one.deepstack for one in prefixes if one.deepstack), strict=True)]
 
 
-def stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:
+class Positioned(Protocol):
+    """A prompt or a sample: `length` tokens with rotary `positions`, (L,) or (3, L)."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def positions(self) -> Tensor: ...
+
+
+def stack_positions(prefixes: Sequence[Positioned], length: int) -> Tensor:
     """Stack rotary positions to (r, L), or to (3, r, L) if any prefix has three rotary axes; padding is 0."""
     padded = [torch.nn.functional.pad(prefix.positions, (0, length - prefix.length)) for prefix in prefixes]
     if all(positions.dim() == 1 for positions in padded):

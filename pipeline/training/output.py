@@ -68,9 +68,16 @@ def _check_same(folder: Path, record: dict[str, Any]) -> None:
 @contextmanager
 def sole_run(output: OutputDir) -> Iterator[None]:
     """Lock the folder while the block runs; raise ConfigError if another process trains in it."""
-    with open(output.path(LOCK), "w") as file:
+    with sole(Path(output.path(LOCK)), f"output.path: another process is training in {output.shown()}"):
+        yield
+
+
+@contextmanager
+def sole(lock: Path, refusal: str) -> Iterator[None]:
+    """Lock a file while the block runs; raise ConfigError with the message `refusal` if another process holds it."""
+    with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"output.path: another process is training in {output.shown()}") from None
+            raise ConfigError(refusal) from None
         yield

@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 import torch
 
 from actors.training.learner import Learner, load_learner
-from actors.training.samples import SAMPLE_ERROR_CODES, Row, TrainingSampleError, acceptance, accuracy, pace_of
+from actors.training.samples import SAMPLE_ERROR_CODES, acceptance, accuracy, pace_of
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors
-from models.heads.teacher import TrainingSample
 from models.heads.training import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
@@ -32,9 +30,10 @@ from pipeline.rows.schemas import ERROR_CODES
 from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
+from pipeline.training.feed import TEACHER, Feed, Item, open_cache
 from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE, RUN
-from pipeline.training.rows import is_held_out, read_rows
+from pipeline.training.rows import is_held_out
 
 CHECKPOINT, HEAD, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
 FORMAT = 1
@@ -67,9 +66,19 @@ class Run:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = inputs.spans()
         self.learner: Learner = load_learner(checkpoints.fetched(job))
-        self._options = inputs.decode_options(self.learner.special_tokens)
-        pace, max_rows = pace_of(job.training), job.workers.max_forward_rows
-        self.trainer = Trainer(self.learner.target, self.learner.task, pace, max_rows, worker.reduce)
+        cache = open_cache(job, output, worker.size)
+        revision: str = begun["target_revision"]
+        self._feed = Feed(job, inputs, self.learner, revision, cache, worker.rank, worker.size)
+        workers, is_bf16 = job.workers, self.learner.target.dtype == torch.bfloat16
+        self.trainer = Trainer(
+            self.learner.target,
+            self.learner.task,
+            pace_of(job.training),
+            workers.max_forward_rows,
+            worker.reduce,
+            workers.max_forward_tokens,
+            DTYPES.get(job.training.gemm_dtype, torch.bfloat16 if is_bf16 else torch.float32),
+        )
         self._place = Place()
         self._first_epoch = {"num_taught_rows": 0}
         self._best: dict[str, Any] | None = None
@@ -91,33 +100,35 @@ class Run:
     def train(self) -> None:
         """Train from the last checkpoint; raise ConfigError if no row is held out, or no row is usable for training."""
         training = self.job.training
-        self._held_out = self._read_held_out()
+        self._read_held_out()
 
         stream = RowStream(
             self._spans, lambda sample_id: not is_held_out(self.job, sample_id), training.seed, training.shuffle_rows
         )
         began = shown = saved = time.monotonic()
-        seconds_before, rows_since, losses = self._seconds, 0, list[float]()
-        draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
+        seconds_before, rows_since, tokens_since, losses = self._seconds, 0, 0, list[float]()
+        draws = read_ahead(self._items(stream), self.job.workers.read_ahead_batches)
         while self.trainer.step < training.num_steps:
-            draw, rows = next(draws)
-            loss = self._step(draw, rows)
+            draw, items = next(draws)
+            if draw.epoch > self._place.epoch and (line := self._feed.describe_cache()) and self.is_first:
+                self._log(line)
+            loss, num_tokens = self._step(draw, items)
             self._place = draw.place
             step, now = self.trainer.step, time.monotonic()
             self._seconds = seconds_before + now - began
             if not self.is_first:
                 continue
-            rows_since += draw.table.num_rows
+            rows_since, tokens_since = rows_since + draw.table.num_rows, tokens_since + num_tokens * self.worker.size
             losses += [] if loss is None else [loss]
             is_last = step == training.num_steps
             if is_last or now - shown >= PROGRESS_INTERVAL_S:
-                rate = rows_since / max(1e-9, now - shown)
+                rate, tokens_rate = (count / max(1e-9, now - shown) for count in (rows_since, tokens_since))
                 left_s = (training.num_steps - step) * training.batch_rows / max(1e-9, rate)
                 self._log(
                     f"step {step}/{training.num_steps} loss {sum(losses) / max(1, len(losses)):.4f} {rate:.1f} rows/s, "
-                    f"epoch {draw.epoch + 1}, {left_s:.0f} s left"
+                    f"{tokens_rate:.0f} tokens/s, epoch {draw.epoch + 1}, {left_s:.0f} s left"
                 )
-                shown, rows_since, losses = now, 0, []
+                shown, rows_since, tokens_since, losses = now, 0, 0, []
             is_measured = is_last or step % training.measure_every_steps == 0
             if is_measured:
                 self._measure()
@@ -126,25 +137,24 @@ class Run:
                 saved = time.monotonic()
         draws.close()  # type: ignore[attr-defined]
 
-    def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
-        """Yield each batch with this worker's share of its rows, decoded: (ordinal, row or error code)."""
+    def _items(self, stream: RowStream) -> Iterator[tuple[Draw, list[Item]]]:
+        """Yield each batch with this worker's share of its rows, decoded or read from the cache."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
-            numbers = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
-            rows = read_rows(draw.table.take(numbers), self.job, self._options, self.learner.shape)
-            yield draw, [(draw.first + number, row) for number, row in zip(numbers, rows, strict=True)]
+            yield draw, self._feed.items(draw)
 
-    def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
-        training_samples: list[tuple[int, TrainingSample]] = []
-        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)  # by code, then the number of samples
-        for ordinal, row in rows:
-            training_sample = self._training_sample(row, ordinal)
-            if isinstance(training_sample, str):
-                left_out[CODES.index(training_sample)] += 1
-            else:
-                training_samples.append((ordinal, training_sample))
-        loss = self.trainer.learn(training_samples)
+    def _step(self, draw: Draw, items: list[Item]) -> tuple[float | None, int]:
+        """Learn from a batch; return its loss, and the number of tokens of this worker's samples."""
+        samples, codes = self._feed.samples(items)
         if draw.epoch == 0:
-            left_out[-1] = len(training_samples)
+            keys = {item.ordinal: item.key for item in items}
+            loss = self.trainer.learn(samples, lambda ordinal, states: self._feed.kept(keys[ordinal], states))
+        else:
+            loss = self.trainer.learn(samples)
+        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)  # by code, then the number of samples
+        for code in codes:
+            left_out[CODES.index(code)] += 1
+        if draw.epoch == 0:
+            left_out[-1] = len(samples)
             left_out = left_out.to(self.learner.target.device)
             self.worker.reduce(left_out)
             for name, count in zip((*CODES, "num_taught_rows"), left_out.tolist(), strict=True):
@@ -154,35 +164,15 @@ class Run:
             raise ConfigError(
                 f"source: of a whole epoch no row can be learned from ({json.dumps(self._left_out())} left out)"
             )
-        return loss
-
-    def _training_sample(self, row: Row | str, ordinal: int | None) -> TrainingSample | str:
-        """Return the training sample of a row, or an error code."""
-        try:
-            return row if isinstance(row, str) else self.learner.training_samples.training_sample(row, ordinal)
-        except TrainingSampleError as error:
-            return error.code
+        return loss, sum(sample.length for _, sample in samples)
 
     def _left_out(self) -> dict[str, int]:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
-    def _read_held_out(self) -> list[Row]:
-        """Read the first usable held-out rows, on rank 0 only; ConfigError if there are none. Rows are kept in memory,
-        not samples, whose embeddings are a hundred times the size of an image."""
-        found: list[Row] = []
-        reasons = Counter[str]()
-        self._longest = 0
-        wanted = self.job.training.held_out_rows
-        for row in self._held_out_rows() if self.is_first else ():
-            training_sample = self._training_sample(row, None)
-            if isinstance(row, str) or isinstance(training_sample, str):
-                reasons[str(training_sample)] += 1
-                continue
-            self._longest = max(self._longest, training_sample.prefix.length)
-            found.append(row)
-            if len(found) == wanted:
-                break
-        count = torch.tensor([float(len(found))], device=self.learner.target.device)
+    def _read_held_out(self) -> None:
+        """Read held-out rows on rank 0; raise ConfigError on all if there are none."""
+        reasons = self._feed.read_held_out(self._spans) if self.is_first else {}
+        count = torch.tensor([float(len(self._feed.held_out))], device=self.learner.target.device)
         self.worker.reduce(count)
         if int(count) == 0:
             left_out = f" ({json.dumps(reasons)} left out)" if reasons else ""
@@ -190,29 +180,15 @@ class Run:
                 f"source: no row of it can be held out at a share of {self.job.training.held_out_share:g}{left_out}; "
                 "raise training.held_out_share, or bring more rows"
             )
-        return found
-
-    def _held_out_rows(self) -> Iterator[Row | str]:
-        for span in range(self._spans.num_spans):
-            table = self._spans.read(span)
-            for place, sample_id in enumerate(table.column("sample_id").to_pylist()):
-                if is_held_out(self.job, sample_id):
-                    yield from read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
 
     def _measure(self) -> None:
         """Measure accuracy on held-out rows, and keep the weights with the best top-3 accuracy."""
-        found = accuracy(self.learner.task, self.learner.target, self._held_out_samples())
+        found = accuracy(self.learner.task, self.learner.target, self._feed.held_out_samples())
         self._history.append({"step": self.trainer.step, **found})
         top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
         self._log(f"step {self.trainer.step} held out: top-1 {top1:.4f} top-3 {top3:.4f}")
         if self._best is None or top3 > self._best["top3_accuracy"]:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
-
-    def _held_out_samples(self) -> Iterator[list[TrainingSample]]:
-        """Yield the held-out rows as samples, in batches of `workers.max_forward_rows`."""
-        size, make = self.job.workers.max_forward_rows, self.learner.training_samples.training_sample
-        for start in range(0, len(self._held_out), size):
-            yield [make(row, None) for row in self._held_out[start : start + size]]
 
     def _save(self) -> None:
         """Write the checkpoint atomically."""
@@ -260,15 +236,15 @@ class Run:
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
         # Round before measuring, so that the measured weights equal the written ones.
         learner.round(dtype)
-        measured: dict[str, Any] = accuracy(learner.task, learner.target, self._held_out_samples())
+        measured: dict[str, Any] = accuracy(learner.task, learner.target, self._feed.held_out_samples())
         measured["at_step"] = at_step
         if requests := self._requests():
-            room = self._longest + requests[0].sampling.max_new_tokens
+            room = self._feed.longest + requests[0].sampling.max_new_tokens
             slots = min(16, job.workers.max_forward_rows)
             measured |= acceptance(learner.task, learner.target, requests, slots, room)
         measured |= {
             "num_taught_rows": self._first_epoch["num_taught_rows"],
-            "num_held_out_rows": len(self._held_out),
+            "num_held_out_rows": len(self._feed.held_out),
             "left_out": self._left_out(),
             "num_epochs": self._place.epoch + 1,
             "seconds": round(self._seconds, 1),
@@ -284,7 +260,7 @@ class Run:
             top_k=options.top_k,
             guidance_scale=options.guidance_scale,
         )
-        rows = self._held_out[: options.num_rows]
+        rows = self._feed.held_out[: options.num_rows]
         return [
             replace(self.learner.training_samples.request(row, sampling), seed=self.job.training.seed) for row in rows
         ]
@@ -303,3 +279,4 @@ class Run:
         record = {"job": job, "source": self._source, "measured": measured, "history": self._history}
         self._output.write_json(DONE, record | {"versions": {**versions(), "code_revision": code_revision()}})
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)
+        shutil.rmtree(self._output.path(TEACHER), ignore_errors=True)

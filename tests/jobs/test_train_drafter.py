@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from configs.load import load_preset
 from configs.schema import CaptionJob
 from decoding import Request, Sampling
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
+from models.heads import training
 from models.heads.training import Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import load_image_eagle
@@ -232,21 +234,21 @@ def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the machine fail while a step is being taken."""
     learn = Trainer.learn
 
-    def fail(self: Trainer, training_samples: Any) -> Any:
+    def fail(self: Trainer, *args: Any) -> Any:
         if self.step == step:
             raise OSError("the machine is taken away")
-        return learn(self, training_samples)
+        return learn(self, *args)
 
     monkeypatch.setattr(Trainer, "learn", fail)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "text"])
+@pytest.mark.parametrize(("kind", "cache_bytes"), [("medusa", 0), ("medusa", 150_000), ("text", 10**9)])
 def test_an_interrupted_run_resumes_to_a_bitwise_equal_head(
-    kind: str, source: Path, image_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, cache_bytes: int, source: Path, image_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def job(out: Path) -> list[str]:
         more = ("training.num_steps=9", "training.measure_every_steps=4", "training.shuffle_rows=5")
-        more += ("acceptance.num_rows=0",)
+        more += ("acceptance.num_rows=0", f"workers.teacher_cache.max_bytes={cache_bytes}")
         if kind == "text":
             return image_job(image_world, out, kind, *more)
         return command(source, out, *more)
@@ -263,6 +265,43 @@ def test_an_interrupted_run_resumes_to_a_bitwise_equal_head(
     assert [each["step"] for each in cut["history"]] == [4, 8, 9]
     del whole["measured"]["seconds"], cut["measured"]["seconds"]
     assert whole["measured"] == cut["measured"]
+
+
+def test_stored_states_are_read_in_later_epochs_and_teach_the_same_head(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of later epochs are made of other rows, so the heads are equal up to rounding of the target's forward."""
+    runs = []
+    teach = training.teach_rows
+
+    def counted(target: Any, samples: Any, layers: Any) -> Any:
+        runs.append(len(samples))
+        return teach(target, samples, layers)
+
+    monkeypatch.setattr(training, "teach_rows", counted)
+    more = ("training.num_steps=9", "acceptance.num_rows=0", "training.keep=last")
+    folder = tmp_path / "states"
+    jobs = {"off": "max_bytes=0", "own": "max_bytes=1000000000", "shared": f"path={folder}", "again": f"path={folder}"}
+    counts = {}
+    for name, setting in jobs.items():
+        runs.clear()
+        assert main(command(source, tmp_path / name, *more, f"workers.teacher_cache.{setting}")) == DONE
+        counts[name] = sum(runs)
+    taught = measured(tmp_path / "off")["num_taught_rows"]
+    assert counts["own"] == counts["shared"] == taught < counts["off"]
+    assert counts["again"] < taught, "only batches with rows that have no sample are run again"
+    assert not (tmp_path / "own" / "_job" / "teacher").exists()
+    expected = weights_of(tmp_path / "off")
+    for name in ("own", "shared", "again"):
+        for key, value in weights_of(tmp_path / name).items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)
+    runs.clear()
+    other = (f"workers.teacher_cache.path={folder}", "target.dtype=bfloat16")
+    assert main(command(source, tmp_path / "other", *more, *other)) == DONE
+    assert sum(runs) == taught, "states of another type of the target are not read"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(command(source, tmp_path / "second", *more, f"workers.teacher_cache.path={folder}")) == REFUSED
 
 
 def test_a_killed_process_resumes(source: Path, tmp_path: Path) -> None:

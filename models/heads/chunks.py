@@ -1,0 +1,78 @@
+"""Sum losses over positions in chunks, so that logits of few positions exist at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_LOGITS = 1 << 25
+"""Most elements of one (positions, vocabulary) tensor of a chunk: 128 MiB in fp32."""
+Terms = Callable[..., Tensor]
+"""Maps chunks (n, …) of the inputs to the sums (k,) of k loss terms over these n positions."""
+
+
+def sum_in_chunks(
+    terms: Terms, inputs: Sequence[Tensor], others: Sequence[Tensor], weights: Sequence[Tensor], vocab_size: int
+) -> Tensor:
+    """Return the sums (k,) of `terms(*inputs, *others)` over all positions, with gradients of `inputs` and `weights`.
+
+    `inputs` (N, …) have gradients, `others` (N, …) none. Gradients are computed chunk by chunk in the forward, so that
+    no logits are kept or computed again; of `weights` one gradient per term is kept until the backward. `vocab_size`
+    is the width of the widest logits. Raises no error for N = 0 if `terms` accepts it.
+    """
+    result: Tensor = _SumInChunks.apply(
+        terms, max(1, MAX_LOGITS // vocab_size), torch.is_grad_enabled(), len(inputs), *inputs, *weights, others
+    )
+    return result
+
+
+class _SumInChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, terms: Terms, size: int, learns: bool, num_inputs: int, *given: Any) -> Tensor:
+        *tensors, others = given
+        inputs = tensors[:num_inputs]
+        # Gradients by term: of whole inputs by their index, and of weights by their index after them.
+        weights = {place: value for place, value in enumerate(tensors) if place >= num_inputs and value.requires_grad}
+        total: Tensor | None = None
+        found: list[dict[int, Tensor]] = []
+        for start in range(0, max(1, (*inputs, *others)[0].shape[0]), size):
+            with torch.set_grad_enabled(learns):
+                parts = [each[start : start + size].detach().requires_grad_(learns) for each in inputs]
+                sums = terms(*parts, *(each[start : start + size] for each in others))
+                by_term = sums.unbind()
+            total = sums.detach() if total is None else total + sums.detach()
+            if not learns:
+                continue
+            found = found or [{} for _ in by_term]
+            wanted = dict(enumerate(parts)) | weights
+            for number, gradients in enumerate(found):
+                is_last = number + 1 == len(found)
+                some = torch.autograd.grad(
+                    by_term[number], list(wanted.values()), retain_graph=not is_last, allow_unused=True
+                )
+                for place, gradient in zip(wanted, some, strict=True):
+                    if gradient is None:
+                        continue
+                    if place < num_inputs:
+                        own = gradients.setdefault(place, torch.zeros_like(inputs[place]))
+                        own[start : start + size] = gradient
+                    elif place in gradients:
+                        gradients[place] += gradient
+                    else:
+                        gradients[place] = gradient.clone()
+        assert total is not None
+        ctx.found, ctx.num_tensors = found, len(tensors)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> Any:  # type: ignore[override]
+        gradients: list[Tensor | None] = [None] * ctx.num_tensors
+        for scale, found in zip(outer, ctx.found, strict=True):
+            for place, gradient in found.items():
+                own = gradients[place]
+                gradients[place] = gradient.mul_(scale) if own is None else own.add_(gradient * scale)
+        ctx.found = []
+        return (None, None, None, None, *gradients, None)

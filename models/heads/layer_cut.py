@@ -1,0 +1,99 @@
+"""Drafters cut from a target: its embedding, some of its layers and its output layer, trained on its distributions.
+
+Such a drafter is a model of its own, which reads the text only and is written as a transformers checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.heads.chunks import sum_in_chunks
+from models.heads.losses import HeadTask, width_of
+from models.heads.teacher import States
+from models.loading.inspection import parts_of
+from models.target import Target
+
+
+class LayerCutTask(HeadTask):
+    """Distillation loss: cross-entropy of the drafter's distribution of each token with the target's, at temperature 1.
+
+    Its gradient is that of the KL divergence. Position t of `module`, a transformers model with an output layer,
+    predicts token t + 1; `target_head` is the output layer of the target.
+    """
+
+    def __init__(self, module: nn.Module, target_head: nn.Module) -> None:
+        self.module = module
+        self.decoder, self.head = parts_of(module, "the drafter")
+        self._target_head = target_head
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        return [int(wanted[1:].sum())]
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        """See `HeadTask.sums`; no features are read, so `noise` is not used."""
+        use = states.wanted[:, 1:]
+        dtype = next(self._target_head.parameters()).dtype
+
+        def tokens(mine: Tensor, true: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = self._target_head(true.to(dtype)).float().softmax(dim=-1)
+            return F.cross_entropy(self.head(mine).float(), probs, reduction="sum")[None]
+
+        given = [self._run(states)[:, :-1][use]]
+        weights = list(self.head.parameters())
+        return sum_in_chunks(tokens, given, [states.hidden[:, :-1][use]], weights, width_of(self._target_head))
+
+    def logits(self, states: States) -> Tensor:
+        logits: Tensor = self.head(self._run(states)[:, 1:-1])
+        return logits.float()
+
+    def _run(self, states: States) -> Tensor:
+        """Return the drafter's last hidden states (b, L, D'); padding on the right is behind all tokens."""
+        # An engine may have replaced the implementation.
+        self.decoder.set_attn_implementation("sdpa")  # type: ignore[operator]
+        hidden: Tensor = self.decoder(input_ids=states.tokens, use_cache=False).last_hidden_state
+        return hidden
+
+
+def cut_layers(target: Target, layers: Sequence[int], freeze_embeddings: bool) -> LayerCutTask:
+    """Create a drafter in fp32 with copies of the target's `layers`, in this order.
+
+    With `freeze_embeddings`, the embedding and the output layer are not trained.
+    """
+    old_decoder, old_head = target.decoder, target.head
+    config: Any = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = len(layers)
+    if types := getattr(config, "layer_types", None):
+        config.layer_types = [types[layer] for layer in layers]
+    config.dtype, config._attn_implementation = torch.float32, "sdpa"
+    with torch.random.fork_rng(devices=[]):
+        model = type(target.model)(config).float().to(target.device)
+    decoder, head = parts_of(model, "the drafter")
+    for name, child in decoder.named_children():
+        old: Any = getattr(old_decoder, name)
+        if isinstance(child, nn.ModuleList):
+            old = [old[layer] for layer in layers]
+            for own, other in zip(child, old, strict=True):
+                own.load_state_dict(other.state_dict())
+        else:
+            child.load_state_dict(old.state_dict())
+    head.load_state_dict(old_head.state_dict())
+    if freeze_embeddings:
+        decoder.get_input_embeddings().requires_grad_(False)  # type: ignore[operator]
+        head.requires_grad_(False)
+    return LayerCutTask(model.eval(), target.head)
+
+
+def save_model(module: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write a drafter with weights in `dtype`, and its tokenizer, as a transformers checkpoint."""
+    model: Any = copy.deepcopy(module).to(dtype)
+    model.config.dtype = dtype
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
