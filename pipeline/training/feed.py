@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,12 +63,28 @@ class Feed:
         dtype = job.workers.teacher_cache.dtype
         self._dtype = DTYPES.get(dtype, learner.target.dtype)
         self._held_out: list[tuple[str, Row]] = []
+        self._is_stored = False
         self.longest = 0
 
     # --- batches
 
-    def items(self, draw: Draw) -> list[Item]:
-        """Return this worker's part of a batch; rows that are not stored are decoded. Runs in the read-ahead thread."""
+    def read_ahead(self, draw: Draw) -> Callable[[], list[Item]]:
+        """Read a batch in the read-ahead thread; return a function that returns it in the thread that trains.
+
+        Batches of the second epoch are read in the latter while batches of the first may still have to be stored.
+        """
+        if draw.epoch > 0 and not self._is_stored:
+            return partial(self._items, draw)
+        items = self._items(draw)
+        return lambda: items
+
+    def items(self, draw: Draw, read: Callable[[], list[Item]]) -> list[Item]:
+        """Return a batch that `read_ahead` has read. All earlier batches are learned."""
+        self._is_stored = self._is_stored or draw.epoch > 0
+        return read()
+
+    def _items(self, draw: Draw) -> list[Item]:
+        """Return this worker's part of a batch; rows that are not stored are decoded."""
         numbers = list(range(self._rank, draw.table.num_rows, self._size))
         part = draw.table.take(numbers)
         ordinals = [draw.first + number for number in numbers]

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,10 @@ class Run:
         )
         began = shown = saved = time.monotonic()
         seconds_before, rows_since, tokens_since, losses = self._seconds, 0, 0, list[float]()
-        draws = read_ahead(self._items(stream), self.job.workers.read_ahead_batches)
+        draws = read_ahead(self._read(stream), self.job.workers.read_ahead_batches)
         while self.trainer.step < training.num_steps:
-            draw, items = next(draws)
+            draw, read = next(draws)
+            items = self._feed.items(draw, read)
             if draw.epoch > self._place.epoch and (line := self._feed.describe_cache()) and self.is_first:
                 self._log(line)
             loss, num_tokens = self._step(draw, items)
@@ -137,10 +138,10 @@ class Run:
                 saved = time.monotonic()
         draws.close()  # type: ignore[attr-defined]
 
-    def _items(self, stream: RowStream) -> Iterator[tuple[Draw, list[Item]]]:
-        """Yield each batch with this worker's share of its rows, decoded or read from the cache."""
+    def _read(self, stream: RowStream) -> Iterator[tuple[Draw, Callable[[], list[Item]]]]:
+        """Yield each batch, and a function that returns this worker's share of it, decoded or read from the cache."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
-            yield draw, self._feed.items(draw)
+            yield draw, self._feed.read_ahead(draw)
 
     def _step(self, draw: Draw, items: list[Item]) -> tuple[float | None, int]:
         """Learn from a batch; return its loss, and the number of tokens of this worker's samples."""
