@@ -21,9 +21,9 @@ def sum_in_chunks(
 
     `inputs` (N, …) have gradients, `others` (N, …) none. Gradients are computed chunk by chunk in the forward, so that
     no logits are kept or computed again; of `weights` one gradient per term is kept until the backward. `vocab_size`
-    is the width of the widest logits. Raises no error for N = 0 if `terms` accepts it.
+    is the width of the widest logits.
     """
-    result: Tensor = _SumInChunks.apply(
+    result: Tensor = _SumInChunks.apply(  # type: ignore[no-untyped-call]
         terms, max(1, MAX_LOGITS // vocab_size), torch.is_grad_enabled(), len(inputs), *inputs, *weights, others
     )
     return result
@@ -68,7 +68,7 @@ class _SumInChunks(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, outer: Tensor) -> Any:
         gradients: list[Tensor | None] = [None] * ctx.num_tensors
         for scale, found in zip(outer, ctx.found, strict=True):
             for place, gradient in found.items():

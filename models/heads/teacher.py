@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,14 +52,12 @@ class RowStates:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RowStates:
         """Return these states with `function` applied to each tensor."""
-        return RowStates(**{name: function(value) for name, value in self.tensors().items()}, **self._without())
+        changed: dict[str, Any] = {name: function(value) for name, value in self.tensors().items()}
+        return replace(self, **changed)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by field name."""
         return {name: value for name, value in vars(self).items() if value is not None}
-
-    def _without(self) -> dict[str, None]:
-        return {name: None for name, value in vars(self).items() if value is None}
 
 
 Sample = TrainingSample | RowStates

@@ -116,5 +116,5 @@ def _metadata(key: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     for name in sorted(tensors):
         value = tensors[name]
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        digest.update(value.contiguous().view(torch.uint8).numpy() if value.numel() else b"")
+        digest.update(value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return {"key": key, "digest": digest.hexdigest()}

@@ -19,11 +19,16 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from actors.loading.pair import load
 from configs.load import load_preset
 from configs.schema import CaptionJob
-from decoding import Request, Sampling
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import Chain
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
 from models.heads import training
 from models.heads.training import Trainer
@@ -33,6 +38,7 @@ from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import save_vq
 from models.loading.checkpoints import CheckpointRef
+from models.target import Target
 from tests import toys
 from tests.toys import images as image_toys
 from zoo.world import sample_scenes
@@ -159,6 +165,52 @@ def test_any_family_can_be_taught(tmp_path: Path) -> None:
     assert main(job) == DONE
     assert measured(out)["left_out"] == {}
     assert weights_of(out)["fc.weight"].shape == (32, 64)
+
+
+def test_a_layer_cut_drafter_is_trained_and_drafts_exactly(tmp_path: Path) -> None:
+    toys.save("llama", tmp_path / "target")
+    tokenizer = toys.processor("llama")
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %} w9"
+    tokenizer.save_pretrained(tmp_path / "target")
+    rows = [{"id": f"s{seed}", "q": f"w{5 + seed}", "a": f"w{10 + seed} w{20 + seed} w7"} for seed in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        f"source: {{kind: jsonl, path: {tmp_path / 'rows.jsonl'}, id_column: id}}\n"
+        "prompt: '{q}'\nanswer_column: a\n"
+        f"target: {{path: {tmp_path / 'target'}}}\n"
+        f"output: {{path: {tmp_path / 'drafter'}}}\n"
+        "head: {kind: layer_cut, layers: [1]}\n"
+    )
+    assert main(["--config", str(config), *QUICK]) == DONE
+    assert measured(tmp_path / "drafter")["mean_acceptance_length"] >= 1.0
+    target, drafter = (Target.load(CheckpointRef(str(tmp_path / name))) for name in ("target", "drafter"))
+    assert drafter.decoder.config.num_hidden_layers == 1  # type: ignore[union-attr]
+    prompt = target.front_end.render([{"role": "user", "content": [{"type": "text", "text": "w5 w6"}]}])
+    method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(3), Exact())
+    request = Request("one", prompt, (), sampling=Sampling(max_new_tokens=12))
+    (done,) = Engine(target, method, 1, 64).run([request])
+    assert done.error is None
+    ids = target.encode(prompt, ()).token_ids[None]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+    assert list(done.token_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "head.kind: layer_cut drafters read no images"),
+        (("head.num_layers=0",), "head.layer_cut.num_layers"),
+    ],
+)
+def test_layer_cut_drafters_of_vision_models_are_refused(
+    overrides: tuple[str, ...], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(source, tmp_path / "head", "head={kind: layer_cut}", *overrides)) == REFUSED
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "head").exists()
 
 
 # --- images --------------------------------------------------------------------------------------------------------
