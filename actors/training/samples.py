@@ -23,9 +23,9 @@ from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
 from models.heads.eagle3_loss import Eagle3Task
-from models.heads.layer_cut import LayerCutTask
 from models.heads.losses import EagleTask, HeadTask, MedusaTask
 from models.heads.teacher import Sample, TrainingSample, make_training_sample
+from models.heads.teaching.layer_cut import LayerCutTask
 from models.heads.training import Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from actors.training.samples import Row, TrainingSampleError
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from models.heads.teacher import RowStates, Sample, TrainingSample, teach_rows
-from models.heads.teacher_cache import TeacherCache, key_of_sample
+from models.heads.teaching.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
 from pipeline.source.row_stream import Draw, Spans
 from pipeline.storage.output_dir import OutputDir
@@ -64,6 +65,7 @@ class Feed:
         self._dtype = DTYPES.get(dtype, learner.target.dtype)
         self._held_out: list[tuple[str, Row]] = []
         self._is_stored = False
+        self._decoding = Lock()  # images are decoded by one child process
         self.longest = 0
 
     # --- batches
@@ -91,7 +93,9 @@ class Feed:
         keys = self._keys(part, ordinals)
         found = self._stored(keys, whole=draw.epoch == 0)
         missing = [place for place, states in enumerate(found) if states is None]
-        rows = iter(read_rows(part.take(missing), self._job, self._options, self._learner.shape) if missing else ())
+        with self._decoding:
+            decoded = read_rows(part.take(missing), self._job, self._options, self._learner.shape) if missing else []
+        rows = iter(decoded)
         contents = [next(rows) if states is None else states for states in found]
         return [Item(*each) for each in zip(ordinals, keys, contents, strict=True)]
 

@@ -201,8 +201,8 @@ def test_a_layer_cut_drafter_is_trained_and_drafts_exactly(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "head.kind: layer_cut drafters read no images"),
-        (("head.num_layers=0",), "head.layer_cut.num_layers"),
+        ((), "head.kind: layer_cut needs a target without images"),
+        (("head.num_layers=0",), "head.num_layers"),
     ],
 )
 def test_layer_cut_drafters_of_vision_models_are_refused(

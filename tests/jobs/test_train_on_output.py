@@ -155,10 +155,10 @@ def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: P
 def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     learn = Trainer.learn
 
-    def fail(self: Trainer, training_samples: Any) -> Any:
+    def fail(self: Trainer, *args: Any) -> Any:
         if self.step == step:
             raise OSError("the machine is taken away")
-        return learn(self, training_samples)
+        return learn(self, *args)
 
     monkeypatch.setattr(Trainer, "learn", fail)
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads import chunks
-from models.heads.chunks import sum_in_chunks
 from models.heads.losses import fresh_eagle
 from models.heads.teacher import make_training_sample
+from models.heads.teaching import chunks
+from models.heads.teaching.chunks import sum_in_chunks
 from models.heads.training import Pace, Trainer
 from tests import toys
 
