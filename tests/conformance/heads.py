@@ -23,11 +23,11 @@ from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork, FeatureStack
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_loss import Eagle3Task, fresh_eagle3
-from models.heads.losses import HeadTask, fresh_eagle, fresh_medusa
 from models.heads.medusa import MedusaHeads
-from models.heads.teacher import TrainingSample
-from models.heads.training import Pace, Trainer
+from models.heads.teaching.eagle3_loss import Eagle3Task, fresh_eagle3
+from models.heads.teaching.losses import HeadTask, fresh_eagle, fresh_medusa
+from models.heads.teaching.teacher import TrainingSample
+from models.heads.teaching.training import Pace, Trainer
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target

@@ -1,1 +1,1 @@
-"""Parts of training: losses in chunks, states of the target on disk, and drafters cut from a target."""
+"""Training of drafters: states of the target, losses, the optimizer, and drafters cut from a target."""

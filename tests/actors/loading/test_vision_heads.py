@@ -17,8 +17,8 @@ from configs.synthesis import SynthesizeJob
 from decoding.drafters import EagleDrafter
 from models.heads.eagle import EagleNetwork
 from models.heads.files import write_checkpoint
-from models.heads.losses import fresh_eagle
 from models.heads.msd import MsdNetwork
+from models.heads.teaching.losses import fresh_eagle
 from models.heads.vispec import VispecNetwork
 from models.loading.vocabulary import SlicedHead
 from tests import toys

@@ -19,8 +19,8 @@ from decoding.sampling import RowSampling
 from decoding.step import grow_tree
 from decoding.trees import DynamicTree
 from models.backends.cache import RaggedCache
-from models.heads.losses import fresh_eagle
 from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.teaching.losses import fresh_eagle
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
