@@ -42,6 +42,20 @@ class CandidateResult:
     num_rows: int
     note: str = ""
     """`chosen`, `within the interval` of the chosen method, `slower`, or the reason why it was dropped."""
+    speedup: float | None = None
+    """Seconds per sample of plain decoding, as a multiple of this method's; None if both were not measured together."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Engine seconds of one sample by phase, in one block of rows that a method decoded."""
+
+    encode_s: float
+    """Encoding the prompt: the vision tower, and the processor if it runs in the engine's process."""
+    prefill_s: float
+    decode_s: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,8 @@ class Choice:
     num_rounds: int
     tokens_per_sample: float
     standings: tuple[CandidateResult, ...]
+    plain: tuple[PhaseSeconds, ...] = ()
+    """Times of plain decoding by round, without the first round if there are several."""
 
 
 class RowError(ValueError):

@@ -43,11 +43,15 @@ class Auto(Section):
     plain decoding on its first rows, and keeps the fastest one."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
     """Most blocks of rows that each candidate decodes in a trial."""
+    min_rounds: Annotated[int, Field(ge=1, le=50)] = 1
+    """Least blocks that each candidate decodes before slower ones leave the trial."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
     """Most further trials of an engine, each after its acceptance length has changed."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Auto:
+        if self.min_rounds > self.max_rounds:
+            raise ValueError(f"min_rounds ({self.min_rounds}) is larger than max_rounds ({self.max_rounds})")
         for place, one in enumerate(self.candidates):
             where = f"candidates.{place}"
             if one.auto is not None:

@@ -31,6 +31,7 @@ from pipeline.run import estimate, resume
 from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import ResumeOptions
+from pipeline.run.verdict import needed_rows
 from pipeline.storage.shard import WHOLE, Shard
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
@@ -126,15 +127,20 @@ class Command(Generic[Config, AnyPlan]):
     def _estimate(self, plan: AnyPlan, arguments: argparse.Namespace) -> int:
         """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
         pilot = estimate.draw(plan.datasource, arguments.estimate)
+        method, pool, seed = plan.config.method, plan.config.pool, plan.config.job.seed
         print(f"trying {pilot.size:,} samples of {len(pilot.tables):,} spans out of {pilot.num_spans:,}", flush=True)
+        needed = needed_rows(method, pool)
+        if needed is not None and pilot.size * (plan.rows_per_sample or 1) < needed:
+            print(f"comparing methods takes at least {needed:,} rows: --estimate {needed}", flush=True)
         try:
-            rows = run_pilot(plan, self.build, pilot)
+            rows, verdict = run_pilot(plan, self.build, pilot)
         except Exception:
             traceback.print_exc()
             print("the pilot failed, as the job would", file=sys.stderr)
             return FAILED
-        pool, seed = plan.config.pool, plan.config.job.seed
-        made = estimate.estimate(pilot, rows, pool, torch_threads(pool), arguments.price_per_hour, seed)
+        kept = method.label if method.auto is None or verdict is None else verdict.fastest
+        price = arguments.price_per_hour
+        made = estimate.estimate(pilot, rows, pool, torch_threads(pool), price, seed, verdict, kept)
         print(f"{made.show()}\n{made.to_json()}")
         return DONE
 

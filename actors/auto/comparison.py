@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from actors.results import CandidateResult
+from actors.results import CandidateResult, PhaseSeconds
 
 FULL_SHARE = 0.9
 """A step counts if its number of active rows is at least this share of the block's maximum."""
@@ -27,6 +27,8 @@ LEAST_NOISE = 0.005
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
 
+NO_PHASES = PhaseSeconds(0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -35,6 +37,10 @@ class Step:
     seconds: float
     num_active: int
     num_admitted: int
+    encode_s: float = 0.0
+    """Seconds of the step in which prompts were encoded."""
+    prefill_s: float = 0.0
+    """Seconds of the step in which prompts were prefilled."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,17 @@ class Block:
     acceptance_length: float
     """Tokens per step of a row, the bonus token included."""
     num_rows: int
+    phases: PhaseSeconds = NO_PHASES
+    """Times as the engine reports them, with decoding per token. They are exact if every step admits the same number of
+    rows, where the fit cannot separate `admit_s` from `token_s`."""
 
     def sample_s(self, tokens_per_sample: float) -> float:
         """Return the engine seconds of one sample with `tokens_per_sample` tokens after its first."""
         return self.admit_s + tokens_per_sample * self.token_s
+
+    def sample_phases(self, tokens_per_sample: float) -> PhaseSeconds:
+        """Return the engine seconds of one such sample by phase."""
+        return replace(self.phases, decode_s=tokens_per_sample * self.phases.decode_s)
 
 
 @dataclass
@@ -111,7 +124,19 @@ class Recorder:
         num_active = float(np.mean([step.num_active for step in steps]))
         length = self.acceptance_length
         token_s = step_s / num_active / length if self.num_tokens else 0.0
-        return Block(self.candidate, self.round, admit_s, token_s, length, len(self.rows))
+        phases = self._phases(steps, num_active * length)
+        return Block(self.candidate, self.round, admit_s, token_s, length, len(self.rows), phases)
+
+    def _phases(self, steps: list[Step], tokens_per_step: float) -> PhaseSeconds:
+        """Return the reported seconds per admitted row, and of decoding, per token."""
+        admitting = [step for step in self.steps[1:] if step.num_admitted] or self.steps
+        num_admitted = max(1, sum(step.num_admitted for step in admitting))
+        decode_s = float(np.mean([max(0.0, step.seconds - step.encode_s - step.prefill_s) for step in steps]))
+        return PhaseSeconds(
+            sum(step.encode_s for step in admitting) / num_admitted,
+            sum(step.prefill_s for step in admitting) / num_admitted,
+            decode_s / tokens_per_step if self.num_tokens else 0.0,
+        )
 
     def _full(self) -> list[Step]:
         """Return the steps at full slots, except the first step, which includes one-time setup."""
@@ -174,8 +199,9 @@ class Comparison:
         difference, margin = self._contrast(name)
         return difference > max(0.0, margin)
 
-    def standing(self, name: str, note: str = "") -> CandidateResult:
-        """Return a candidate's seconds per sample with their interval, its acceptance length and its rows."""
+    def standing(self, name: str, note: str = "", plain: str | None = None) -> CandidateResult:
+        """Return a candidate's seconds per sample with their interval, its acceptance length, its rows, and its
+        speed-up over the candidate `plain` if that was measured."""
         place = self.names.index(name)
         blocks = [block for block in self.blocks if block.candidate == name]
         value = math.exp(self._effects[place])
@@ -185,11 +211,17 @@ class Comparison:
             low, high = value * math.exp(-margin), value * math.exp(margin)
         num_rows = sum(block.num_rows for block in blocks)
         length = sum(block.acceptance_length * block.num_rows for block in blocks) / num_rows
-        return CandidateResult(name, value, low, high, length, num_rows, note)
+        found = CandidateResult(name, value, low, high, length, num_rows, note)
+        if plain is None or plain not in self.names:
+            return found
+        ratio, margin = self._contrast(plain, name)
+        speedups = (None, None) if math.isinf(margin) else (math.exp(ratio - margin), math.exp(ratio + margin))
+        return replace(found, speedup=math.exp(ratio), speedup_low=speedups[0], speedup_high=speedups[1])
 
-    def _contrast(self, name: str) -> tuple[float, float]:
-        """Return the log difference to the best candidate, and half the width of its confidence interval."""
-        place, best = self.names.index(name), self.names.index(self.best)
+    def _contrast(self, name: str, other: str | None = None) -> tuple[float, float]:
+        """Return the log difference to another candidate, by default the best, and half the width of its confidence
+        interval."""
+        place, best = self.names.index(name), self.names.index(other or self.best)
         if place == best:
             return 0.0, 0.0
         spread = self._spread[place, place] + self._spread[best, best] - 2 * self._spread[place, best]

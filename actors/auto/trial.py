@@ -62,9 +62,10 @@ class Candidate:
 class Trial(QueuedEngine):
     """Decodes rows with several methods in turn, measures them, and keeps the fastest one.
 
-    `candidates` maps names to methods; the first has no drafter. Only one candidate's engine exists at a time, so that
-    each can use all memory and slots; the engine is replaced after the started rows have finished. The trial is the
-    admission policy of the queue that its engines share.
+    `candidates` maps names to methods; the first has no drafter. No candidate is dropped for its time before
+    `min_rounds` rounds. Only one candidate's engine exists at a time, so that each can use all memory and slots; the
+    engine is replaced after the started rows have finished. The trial is the admission policy of the queue that its
+    engines share.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Trial(QueuedEngine):
         max_rounds: int,
         max_rechecks: int,
         clock: Callable[[], float] = time.perf_counter,
+        min_rounds: int = 1,
     ) -> None:
         self.queue = RequestQueue(self)
         self._candidates = dict(candidates)
         self._slots = dict.fromkeys(candidates, slots)
         self._max_rounds = max_rounds
         self._max_rechecks = max_rechecks
+        self._min_rounds = min_rounds
         self._clock = clock
         self._block_rows = block_rows(slots)
         self._num_admitted = 0
@@ -102,12 +105,14 @@ class Trial(QueuedEngine):
         assert engine is not None
         block = self._block if name == self._turn else None
         num_started, self._num_admitted = self.queue.num_started, 0
-        began_s = self._clock()
+        began_s, admission = self._clock(), engine.admission_s
         done = engine.step()
         took_s = self._clock() - began_s
         if block is not None:
             num_active = min(num_started + self._num_admitted, engine.num_slots)
-            block.steps.append(Step(took_s, num_active, self._num_admitted))
+            # Engines that recovery has rebuilt count from zero.
+            phases = (max(0.0, now - before) for now, before in zip(engine.admission_s, admission, strict=True))
+            block.steps.append(Step(took_s, num_active, self._num_admitted, *phases))
         self._slots[name] = engine.num_slots
         if name == self._turn:
             self._count(done)
@@ -191,7 +196,8 @@ class Trial(QueuedEngine):
         if not self._round:
             self._num_rounds += 1
             self._judge()
-            if len(self._racing) == 1 or self._num_rounds >= self._max_rounds:
+            is_over = len(self._racing) == 1 and self._num_rounds >= self._min_rounds
+            if is_over or self._num_rounds >= self._max_rounds:
                 self._choose()
                 return
             turned = self._num_rounds % 2 == 1
@@ -209,7 +215,7 @@ class Trial(QueuedEngine):
 
     def _judge(self) -> None:
         """Remove candidates that are clearly slower than the best from this trial."""
-        if not self._blocks:
+        if not self._blocks or self._num_rounds < self._min_rounds:
             return
         found = self._comparisons()[-1]
         limit = FAR_SLOWER if self._num_rounds > 1 else FAR_SLOWER_COLD
@@ -223,11 +229,12 @@ class Trial(QueuedEngine):
         self._block = None
         notes = {**self._out, **self._dropped}
         standings: dict[str, CandidateResult] = {}
+        plain = next(iter(self._candidates))
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
         for found in self._comparisons():
             racing = [name for name in found.names if name in self._racing]
             self._turn = min(racing, key=found.slowdown, default=self._turn)
-            standings |= {name: found.standing(name, notes.get(name, WITHIN)) for name in found.names}
+            standings |= {name: found.standing(name, notes.get(name, WITHIN), plain) for name in found.names}
         if self._turn in standings:
             standings[self._turn] = replace(standings[self._turn], note=CHOSEN)
             self._band = acceptance_band(self._blocks, self._turn, LEAST_DRIFT)
@@ -236,7 +243,9 @@ class Trial(QueuedEngine):
             standings.setdefault(name, CandidateResult(name, None, None, None, 1.0, 0, note))
         ordered = sorted(standings.values(), key=lambda one: (one.sample_s is None, one.sample_s or 0.0))
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
-        choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered))
+        first = [block for block in self._blocks if block.candidate == plain]
+        times = tuple(block.sample_phases(tokens) for block in ([one for one in first if one.round > 0] or first))
+        choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered), times)
         self.choices = (*self.choices, choice)
         self._num_rows_since = self._num_windows_off = 0
         self._window = self._recorder()
@@ -326,4 +335,5 @@ def make_engine(
         )
         for one in method.methods
     }
-    return Trial(candidates, slots, method.auto.max_rounds, method.auto.max_rechecks)
+    auto = method.auto
+    return Trial(candidates, slots, auto.max_rounds, auto.max_rechecks, min_rounds=auto.min_rounds)

@@ -113,6 +113,12 @@ class RecoveringEngine(QueuedEngine):
         return done
 
     @property
+    def admission_s(self) -> tuple[float, float]:
+        """Seconds in which steps of the main engine encoded prompts, and prefilled them."""
+        stats = self._engine.stats
+        return stats.encode_s, stats.prefill_s
+
+    @property
     def _num_batched(self) -> int:
         """Number of running requests of the main engine."""
         return len(self.queue.running) - (self._plain_request is not None)

@@ -21,6 +21,7 @@ from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
 from configs.pool import EnginePool
+from pipeline.run.verdict import Range, Verdict, finite
 from pipeline.source.datasource import SpanDatasource
 
 Floats = NDArray[np.float64]
@@ -88,18 +89,6 @@ def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
 
 
 @dataclass(frozen=True)
-class Range:
-    """A value and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Range:
-        return Range(self.value * factor, self.low * factor, self.high * factor)
-
-
-@dataclass(frozen=True)
 class Estimate:
     """Estimated cost of the whole job; hours count the working time of engines, without model loading and waiting."""
 
@@ -117,28 +106,31 @@ class Estimate:
     mean_acceptance_length: float
     price_per_hour: float | None = None
     cost: Range | None = None
+    verdict: Verdict | None = None
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
         """Return the estimate as one line of JSON."""
-        return json.dumps({**asdict(self), "interval": LEVEL})
+        verdict = None if self.verdict is None else self.verdict.to_json()
+        return json.dumps({**finite(asdict(self)), "verdict": verdict, "interval": LEVEL})
 
     def show(self) -> str:
         """Return the estimate as a table for the terminal."""
         errors = f"{self.pilot_errors:,} of them failed"
         lines = [
             ("pilot", f"{self.pilot_samples:,} samples, {self.pilot_rows:,} rows, {errors}"),
-            ("samples", _shown(self.samples, "", 0)),
-            ("rows", _shown(self.rows, "", 0)),
-            ("tokens", _shown(self.tokens, "", 0)),
+            ("samples", self.samples.shown("", 0)),
+            ("rows", self.rows.shown("", 0)),
+            ("tokens", self.tokens.shown("", 0)),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
-            (f"{self.device}-hours", _shown(self.device_hours, "", 2)),
-            ("wall clock", _shown(self.wall_hours, "h", 2)),
-            ("output", _shown(self.output_bytes.times(1e-9), "GB", 3)),
+            (f"{self.device}-hours", self.device_hours.shown("", 2)),
+            ("wall clock", self.wall_hours.shown("h", 2)),
+            ("output", self.output_bytes.times(1e-9).shown("GB", 3)),
         ]
         if self.cost is not None:
-            lines.append(("cost", f"{_shown(self.cost, '', 2)}, at {self.price_per_hour:g} per {self.device}-hour"))
+            lines.append(("cost", f"{self.cost.shown('', 2)}, at {self.price_per_hour:g} per {self.device}-hour"))
         text = [f"{label:<18}{value}" for label, value in lines]
+        text += self.verdict.lines() if self.verdict is not None else []
         return "\n".join([*text, *(f"note: {note}" for note in self.notes)])
 
 
@@ -149,11 +141,14 @@ def estimate(
     threads: int | None,
     price_per_hour: float | None = None,
     seed: int = 0,
+    verdict: Verdict | None = None,
+    method: str = "",
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.
 
     Confidence intervals are bootstrapped over spans, because rows of one file are similar; over samples if there is one
-    span. `threads` is the number of CPU cores of an engine without a GPU.
+    span. `threads` is the number of CPU cores of an engine without a GPU. With a `verdict`, hours are those of `method`
+    at full slots, otherwise those that the rows report.
     """
     sums = _sums(pilot, results)
     rng = np.random.default_rng(seed)
@@ -172,24 +167,33 @@ def estimate(
         each = _ranged(per_sample, drawn[name] / np.maximum(drawn["samples"], 1e-9), num_groups)
         return Range(samples.value * each.value, samples.low * each.low, samples.high * each.high)
 
-    engine_hours = whole("engine_s").times(1 / 3600)
-    device_hours = engine_hours.times(pool.num_gpus or float(threads or 1))
+    rows, engine_hours, devices = whole("rows"), whole("engine_s").times(1 / 3600), pool.num_gpus or float(threads or 1)
+    acceptance_length = _acceptance_length(results)
+    if verdict is not None and engine_hours.value:
+        spread = engine_hours.times(1 / engine_hours.value)
+        verdict = verdict.with_hours(rows.value, spread, devices, price_per_hour)
+        found = verdict.result_of(method)
+        if found is not None and found.row_s is not None:
+            engine_hours = found.row_s.times_range(spread).times(rows.value / 3600)
+            acceptance_length = found.acceptance_length
+    device_hours = engine_hours.times(devices)
     return Estimate(
         pilot_samples=pilot.size,
         pilot_rows=results.num_rows,
         pilot_errors=pc.sum(pc.not_equal(results["error_type"], "")).as_py() or 0,
         samples=samples,
-        rows=whole("rows"),
+        rows=rows,
         engine_hours=engine_hours,
         device="GPU" if pool.num_gpus else "core",
         device_hours=device_hours,
         wall_hours=engine_hours.times(1 / pool.max_size),
         output_bytes=whole("bytes").times(_written(results) / max(1.0, sums["bytes"].sum())),
         tokens=whole("tokens"),
-        mean_acceptance_length=_acceptance_length(results),
+        mean_acceptance_length=acceptance_length,
         price_per_hour=price_per_hour,
         cost=None if price_per_hour is None else device_hours.times(price_per_hour),
-        notes=_notes(pilot, results, pool),
+        verdict=verdict,
+        notes=_notes(pilot, results, pool, verdict is not None),
     )
 
 
@@ -256,7 +260,7 @@ def _small_sample(count: int) -> float:
     return math.sqrt(count / freedom) * student / z
 
 
-def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]:
+def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool, is_judged: bool) -> tuple[str, ...]:
     notes = ["loading models, waiting for input and the CPUs that decode are not counted"]
     if pool.slots == "auto":
         notes.append(
@@ -268,7 +272,9 @@ def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]
             f"for each row: a pilot of {4 * pool.slots} or more is closer"
         )
     methods = Counter(results["method"].to_pylist())
-    if len(methods) > 1:
+    if not is_judged:
+        notes.append("the pilot has too few rows, or too few slots in use, to compare methods: take more samples")
+    if len(methods) > 1 and not is_judged:
         counts = ", ".join(f"{name} {count:,}" for name, count in sorted(methods.items()))
         notes.append(
             f"its rows were decoded by several methods, which method.auto tries ({counts}): the whole job keeps the "
@@ -277,10 +283,3 @@ def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]
     if len(pilot.tables) < 5:
         notes.append(f"the source has few spans ({pilot.num_spans}): the interval tells little about unlike files")
     return tuple(notes)
-
-
-def _shown(value: Range, unit: str, digits: int) -> str:
-    text = f"{value.value:,.{digits}f}"
-    if value.high - value.low > 1e-9 * abs(value.value):
-        text += f" ({value.low:,.{digits}f} to {value.high:,.{digits}f})"
-    return f"{text} {unit}".rstrip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from ray.data import Dataset
 
 from actors.events import Events
-from actors.results import Stamp, Tally
+from actors.results import Stamp, Tally, torch_threads
 from actors.serving.engine_thread import ReportWaits, Waits
 from actors.serving.journal import ErrorBudgetSpent
 from pipeline.cluster import drain, ray_session
@@ -29,6 +30,7 @@ from pipeline.run.estimate import Pilot
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
+from pipeline.run.verdict import Verdict, judge, methods_of, pilot_method, pilot_pool
 from pipeline.source.manifest_parts import broken_files
 from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
@@ -110,10 +112,16 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         return time.monotonic() - began_s, waits.total()
 
 
-def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.Table:
-    """Run the graph of `build` on a pilot's samples and return the results; the output directory is not touched."""
+def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
+    """Run the graph of `build` on a pilot's samples, with a trial of plain decoding and the job's methods on one
+    engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
     job = plan.config.job
-    over_pilot = plan.reading(pilot.datasource, pilot.size)
+    pool = pilot_pool(plan.config.pool, torch_threads(plan.config.pool))
+    slots = None if pool.slots == "auto" else pool.slots
+    num_rows = pilot.size * (plan.rows_per_sample or 1)
+    method = pilot_method(plan.config.method, slots, num_rows)
+    config = plan.config.model_copy(update={"method": method, "pool": pool})
+    over_pilot = replace(plan, config=config).reading(pilot.datasource, pilot.size)
     with (
         ray_session.session(job),
         wait_times.measured() as waits,
@@ -121,7 +129,27 @@ def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.
     ):
         dataset = build(over_pilot, plan.stamp(0), tally, waits.report)
         tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
-    return pa.concat_tables(tables).combine_chunks()
+        total = waits.total()
+        media_s = stage_seconds(dataset, "decode")
+    if not total.choices:
+        return pa.concat_tables(tables).combine_chunks(), None
+    rows = pa.concat_tables(tables).combine_chunks()
+    encoding = "processor and vision tower" if plan.processes_in_actors else "vision tower"
+    per_row = None if media_s is None else media_s / max(1, rows.num_rows)
+    return rows, judge(total.choices[0], methods_of(plan.config), encoding, per_row, total.actors_waited)
+
+
+def stage_seconds(dataset: Dataset, name: str) -> float | None:
+    """Return the wall seconds of all tasks of a stage of an executed dataset (`pipeline.run.graph`); None if it has
+    none."""
+
+    def operators(summary: Any) -> Iterator[Any]:
+        for parent in summary.parents:
+            yield from operators(parent)
+        yield from summary.operators_stats
+
+    found = [one.wall_time.sum for one in operators(dataset.get_stats_summary()) if f"({name})" in one.operator_name]
+    return sum(found) if found else None
 
 
 @contextlib.contextmanager

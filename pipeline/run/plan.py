@@ -89,6 +89,11 @@ class JobPlan(ABC):
         return read_first(self.config.source, self.manifest, self.fields, limit, self.reads_images, shard)
 
     @property
+    def processes_in_actors(self) -> bool:
+        """Whether the engine's process runs the target's processor, if it has one."""
+        return True
+
+    @property
     def num_results(self) -> int | None:
         """The number of rows to compute; None if the number of samples, or of rows per sample, is unknown."""
         num_samples = self.datasource.num_samples
@@ -156,6 +161,10 @@ class Plan(JobPlan):
     def processing(self) -> Processing | None:
         """How decoding tasks run the target's processor; None if the actors run it."""
         return processing_of(self.config, self.pair)
+
+    @property
+    def processes_in_actors(self) -> bool:
+        return self.processing is None
 
     @property
     def weigher(self) -> Weigher:

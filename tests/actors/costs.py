@@ -15,6 +15,7 @@ import decoding.errors
 from actors.auto.trial import Candidate
 from actors.serving.recovery import RecoveringEngine
 from decoding.scheduling.queue import RequestQueue
+from decoding.stats import EngineStats
 from decoding.types import Completion, Request, Telemetry
 
 TOKENS_AT_ONCE = 100
@@ -64,8 +65,11 @@ class Workload:
         return admit_s(drafts) + self.num_steps(drafts) * self.step_s(drafts) / self.batch
 
 
+ENCODE_S = 0.0002
+
+
 def admit_s(drafts: int) -> float:
-    """Prefill of one row, by target and drafter."""
+    """Encoding (`ENCODE_S`) and prefill of one row, by target and drafter."""
     return 0.0005 * (1.2 if drafts else 1.0)
 
 
@@ -87,6 +91,7 @@ class CostEngine:
         self.waiting: deque[Request] = deque()
         self.active: list[list[int]] = []
         self.rows: list[Request] = []
+        self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
@@ -111,6 +116,8 @@ class CostEngine:
             self.rows.append(self.waiting.popleft())
             self.active.append([1, 0, 0])  # tokens, steps, sum of batch sizes
             self.clock.now_s += admit_s(self.drafts)
+            self.stats.encode_s += ENCODE_S
+            self.stats.prefill_s += admit_s(self.drafts) - ENCODE_S
         if self.drafts and any(self.fails_on(row) for row in self.rows):
             raise decoding.errors.DrafterError("the drafter failed: IndexError")
         costs = [self.workload(row) for row in self.rows]

@@ -13,6 +13,7 @@ from configs.load import ConfigError
 from configs.pool import Pool
 from pipeline.run import estimate as module
 from pipeline.run.estimate import Pilot, draw, estimate
+from pipeline.run.verdict import MethodResult, Range, Verdict
 
 
 class Spans:
@@ -155,6 +156,28 @@ def test_the_table_and_the_json_say_the_same() -> None:
     assert lines["cost"] == "2.50, at 2 per GPU-hour"
     assert lines["pilot"] == "48 samples, 48 rows, 0 of them failed"
     assert "note: 48 rows do not fill 16 slots for long" in made.show()
+
+
+def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
+    some, one = Range(0.1, 0.1, 0.1), Range(1.0, 1.0, 1.0)
+    methods = tuple(
+        MethodResult(name, True, Range(row_s, row_s, row_s), one, length, "")
+        for name, row_s, length in (("plain", 0.8, 1.0), ("chain", 0.4, 3.0))
+    )
+    verdict = Verdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
+    rows = results(pilot, lambda span, row: 0.9)
+    made = estimate(pilot, rows, Pool(num_gpus=1), None, 2.0, 0, verdict, "chain")
+    assert made.engine_hours.value == pytest.approx(5000 * 0.4 / 3600)
+    assert made.mean_acceptance_length == 3.0
+    assert made.verdict is not None
+    assert [one.device_hours.value for one in made.verdict.methods if one.device_hours] == pytest.approx(
+        [5000 * 0.8 / 3600, 5000 * 0.4 / 3600]
+    )
+    assert "too few rows" not in made.show()
+    assert json.loads(made.to_json())["verdict"]["recommended"] == "chain"
+    unknown = estimate(pilot, rows, Pool(num_gpus=1), None, 2.0, 0, verdict, "another")
+    assert unknown.engine_hours.value == pytest.approx(5000 * 0.9 / 3600)
 
 
 def test_the_size_of_the_output_follows_from_the_rows_as_they_would_be_written() -> None:

@@ -1,0 +1,276 @@
+"""Judges from a pilot whether speculation pays: where the time goes, the ceiling, each method's speed-up.
+
+The pilot decodes blocks of rows with plain decoding and with every configured method in turns, by the trial of
+`method.auto` (`actors.auto.trial`). The ceiling is Amdahl's law for decoding that takes no time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from actors.auto.comparison import T_95
+from actors.auto.trial import block_rows
+from actors.results import CandidateResult, Choice
+from configs.drafters import NoDrafter
+from configs.method import Auto, Method
+from configs.pool import EnginePool
+from configs.schema import CaptionJob
+from configs.synthesis import SynthesizeJob
+
+MIN_ROUNDS, MAX_ROUNDS = 4, 12
+"""Rounds of the pilot's trial. The first one warms up compilers and caches; the others give the intervals."""
+ROWS_LEFT = 2
+"""The trial gets more than `MIN_ROUNDS` rounds if the pilot has this multiple of their least rows, because blocks of
+rows with short outputs are longer."""
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Range:
+    """A value and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        return Range(self.value * factor, self.low * factor, self.high * factor)
+
+    def times_range(self, other: Range) -> Range:
+        """Return the product with an independent value; relative half-widths add in quadrature."""
+        value = self.value * other.value
+        if not value:
+            return Range(0.0, 0.0, 0.0)
+        below = math.hypot(1 - self.low / self.value, 1 - other.low / other.value)
+        above = math.hypot(self.high / self.value - 1, other.high / other.value - 1)
+        return Range(value, value * max(0.0, 1 - below), value * (1 + above))
+
+    def shown(self, unit: str = "", digits: int = 2) -> str:
+        """Format the value with its interval, if that is not empty."""
+        text = f"{self.value:,.{digits}f}"
+        if self.high - self.low > 1e-9 * abs(self.value):
+            text += f" ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+        return f"{text} {unit}".rstrip()
+
+
+def mean_of(values: Sequence[float]) -> Range:
+    """Return the mean of independent values with Student's 95 % interval, infinitely wide for one value."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Range(mean, -math.inf, math.inf)
+    student = T_95[max(known for known in T_95 if known < len(values))]
+    width = student * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Range(mean, mean - width, mean + width)
+
+
+def pilot_method(method: Method, slots: int | None = None, num_rows: int = 0) -> Method:
+    """Return the trial of plain decoding and the configured methods, with as many rounds as `num_rows` rows in `slots`
+    slots suffice for. A lossy method is tried too: the pilot's rows are not part of the output."""
+    configured = () if isinstance(method.drafter, NoDrafter) and method.auto is None else (method,)
+    candidates = configured if method.auto is None else method.auto.candidates
+    num_rounds = MIN_ROUNDS
+    if slots is not None:
+        num_rounds = num_rows // (ROWS_LEFT * (len(candidates) + 1) * block_rows(slots))
+        num_rounds = min(MAX_ROUNDS, max(MIN_ROUNDS, num_rounds))
+    auto = Auto.model_construct(candidates=candidates, min_rounds=MIN_ROUNDS, max_rounds=num_rounds, max_rechecks=0)
+    return method.model_copy(update={"auto": auto})
+
+
+def pilot_pool(pool: EnginePool, threads: int | None) -> EnginePool:
+    """Return the pool of a pilot: one engine, which sees enough rows for a trial."""
+    return pool.model_copy(update={"min_size": 1, "max_size": 1, "initial_size": None, "torch_threads": threads})
+
+
+def needed_rows(method: Method, pool: EnginePool) -> int | None:
+    """Return the least rows of a pilot with a verdict, if outputs are not short; None if `pool.slots` is auto."""
+    if pool.slots == "auto":
+        return None
+    return MIN_ROUNDS * len(pilot_method(method).methods) * block_rows(pool.slots)
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method in the pilot; intervals are None if it was not measured often enough."""
+
+    method: str
+    lossless: bool
+    row_s: Range | None
+    """Engine seconds per row, at full slots."""
+    speedup: Range | None
+    """Over plain decoding."""
+    acceptance_length: float
+    note: str
+    device_hours: Range | None = None
+    cost: Range | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Times are engine seconds per row of plain decoding, except `media_s`, which is core seconds of decoding tasks."""
+
+    encode_s: Range
+    prefill_s: Range
+    decode_s: Range
+    decode_share: Range
+    ceiling: Range
+    """Speed-up over plain decoding if decoding took no time."""
+    methods: tuple[MethodResult, ...]
+    recommended: str
+    """Name of a method, or `NONE`."""
+    reason: str
+    encoding: str
+    media_s: float | None = None
+    actors_waited: float = 0.0
+    """Share of time in which the pilot's engine waited for input."""
+
+    def with_hours(self, num_rows: float, spread: Range, devices: float, price_per_hour: float | None) -> Verdict:
+        """Return the verdict with device hours and costs of `num_rows` rows. `spread` is the relative uncertainty of
+        the job's engine time, because the spans of the source differ."""
+
+        def priced(one: MethodResult) -> MethodResult:
+            if one.row_s is None:
+                return one
+            hours = one.row_s.times_range(spread).times(num_rows * devices / 3600)
+            cost = None if price_per_hour is None else hours.times(price_per_hour)
+            return replace(one, device_hours=hours, cost=cost)
+
+        return replace(self, methods=tuple(map(priced, self.methods)))
+
+    @property
+    def fastest(self) -> str:
+        """The method with the least time per row, which `method.auto` keeps."""
+        return min(self.methods, key=lambda one: one.row_s.value if one.row_s else math.inf).method
+
+    def result_of(self, method: str) -> MethodResult | None:
+        """Return a method's result; None if it was not measured."""
+        return next((one for one in self.methods if one.method == method and one.row_s is not None), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; infinite limits of intervals are None."""
+        return dict(finite(asdict(self)))
+
+    def lines(self) -> list[str]:
+        """Return the verdict as lines of text."""
+        total_s = self.encode_s.value + self.prefill_s.value + self.decode_s.value
+        lines = ["where the time goes (engine time per row, plain decoding)"]
+        for label, time in ((self.encoding, self.encode_s), ("prefill", self.prefill_s), ("decode", self.decode_s)):
+            share = time.value / total_s if total_s else 0.0
+            lines.append(f"  {label:<28}{_ms(time):<32}{share:.0%}")
+        if self.media_s is not None:
+            lines.append(f"  {'media decoding, on CPUs':<28}{1000 * self.media_s:,.3g} ms of a core, beside the engine")
+        if self.actors_waited > 0.1:
+            lines.append(f"  the engine waited for input in {self.actors_waited:.0%} of its time")
+        lines.append(f"{'ceiling':<30}{_times(self.ceiling)}, if decoding took no time")
+        for one in self.methods:
+            parts = [_times(one.speedup) if one.speedup else "not measured"]
+            parts += [f"{_ms(one.row_s)} per row"] if one.row_s else []
+            parts += [f"acceptance length {one.acceptance_length:.2f}"] if one.acceptance_length > 1 else []
+            parts += [] if one.lossless else ["lossy"]
+            parts += [f"{_figures(one.device_hours)} device-hours"] if one.device_hours else []
+            parts += [f"cost {_figures(one.cost)}"] if one.cost else []
+            lines.append(f"  {one.method:<28}{', '.join(parts)}")
+        lines.append(f"{'recommended':<30}{self.recommended}: {self.reason}")
+        return lines
+
+
+def judge(
+    choice: Choice,
+    methods: Mapping[str, bool],
+    encoding: str,
+    media_s: float | None = None,
+    actors_waited: float = 0.0,
+) -> Verdict | None:
+    """Judge a finished trial; `methods` maps names to whether they are lossless, plain decoding first. Return None if
+    plain decoding was not measured."""
+    if not choice.plain:
+        return None
+    shares = [one.decode_s / (one.encode_s + one.prefill_s + one.decode_s) for one in choice.plain]
+    share = mean_of(shares)
+    share = Range(share.value, max(0.0, share.low), min(1.0, share.high))
+    standings = {one.method: one for one in choice.standings}
+    results = tuple(_result(standings[name], lossless) for name, lossless in methods.items() if name in standings)
+    if len(results) == 1:  # the trial's fit has no degrees of freedom for one method
+        total_s = mean_of([one.encode_s + one.prefill_s + one.decode_s for one in choice.plain])
+        results = (replace(results[0], row_s=total_s),)
+    recommended, reason = _recommend(results, share)
+    return Verdict(
+        encode_s=mean_of([one.encode_s for one in choice.plain]),
+        prefill_s=mean_of([one.prefill_s for one in choice.plain]),
+        decode_s=mean_of([one.decode_s for one in choice.plain]),
+        decode_share=share,
+        ceiling=Range(*(1 / (1 - one) if one < 1 else math.inf for one in (share.value, share.low, share.high))),
+        methods=results,
+        recommended=recommended,
+        reason=reason,
+        encoding=encoding,
+        media_s=media_s,
+        actors_waited=actors_waited,
+    )
+
+
+def _result(one: CandidateResult, lossless: bool) -> MethodResult:
+    def ranged(value: float | None, low: float | None, high: float | None) -> Range | None:
+        if value is None:
+            return None
+        return Range(value, 0.0 if low is None else low, math.inf if high is None else high)
+
+    return MethodResult(
+        one.method,
+        lossless,
+        ranged(one.sample_s, one.low_s, one.high_s),
+        ranged(one.speedup, one.speedup_low, one.speedup_high),
+        one.acceptance_length,
+        one.note,
+    )
+
+
+def _recommend(results: tuple[MethodResult, ...], share: Range) -> tuple[str, str]:
+    """Return the fastest method whose interval is above plain decoding, or `NONE`, with the reason."""
+    plain, others = results[0], [one for one in results[1:] if one.speedup is not None]
+    most = f"decoding takes {share.value:.0%} of the engine's time"
+    if not others:
+        return NONE, f"no method with a drafter was measured; {most}"
+    best = max(others, key=lambda one: one.speedup.value if one.speedup else 0.0)
+    assert best.speedup is not None
+    reached = f"{best.method} reaches {_times(best.speedup)} of {plain.method}"
+    if best.speedup.low > 1:
+        return best.method, reached + ("" if best.lossless else ", but changes texts: compare them before you use it")
+    if best.speedup.high < 1:
+        return NONE, f"every method is slower than {plain.method}: {reached}; {most}"
+    return NONE, f"no method is measurably faster than {plain.method}: {reached}; {most}"
+
+
+def _ms(one: Range) -> str:
+    if not math.isfinite(one.high):
+        return f"{1000 * one.value:,.3g} ms"
+    return f"{1000 * one.value:,.3g} ms ({1000 * max(0.0, one.low):,.3g} to {1000 * one.high:,.3g})"
+
+
+def _times(one: Range) -> str:
+    text = f"{one.value:.2f}x" if math.isfinite(one.value) else "unbounded"
+    return f"{text} ({one.low:.2f} to {one.high:.2f})" if math.isfinite(one.high) and one.high > one.low else text
+
+
+def _figures(one: Range) -> str:
+    if not math.isfinite(one.high):
+        return f"{one.value:,.3g}"
+    return f"{one.value:,.3g} ({one.low:,.3g} to {one.high:,.3g})"
+
+
+def finite(value: Any) -> Any:
+    """Replace infinite numbers by None, which JSON has no form for."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def methods_of(config: CaptionJob | SynthesizeJob) -> dict[str, bool]:
+    """Return the names of the pilot's methods, plain decoding first, and whether each is lossless."""
+    return {one.label: one.verify_mode == "lossless" for one in pilot_method(config.method).methods}
