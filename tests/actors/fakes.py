@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from configs.schema import CaptionJob
+from decoding.stats import EngineStats
 from decoding.types import Completion, Request, RequestError, Telemetry
 from pipeline.rows.schemas import PROMPT, SPAN, decoded_schema
 
@@ -33,6 +34,7 @@ class FakeEngine:
     def __init__(self, slots: int, gate: threading.Semaphore | None = None) -> None:
         self.slots = slots
         self.gate = gate
+        self.stats = EngineStats()
         self.waiting: deque[Request] = deque()
         self.active: dict[int, tuple[Request, int]] = {}
         self.active_ids_per_step: list[tuple[str, ...]] = []
