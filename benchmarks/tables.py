@@ -25,6 +25,7 @@ from benchmarks import (
     speed_plots,
     suffix_history,
     synthetic,
+    verification,
 )
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
@@ -58,6 +59,7 @@ SOURCES = {
     "scale": scale_tables.TABLES,
     "exported": exported.TABLES,
     "real": real.TABLES,
+    "verification": verification.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

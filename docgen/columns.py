@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from actors.metrics import METRICS
 from docgen.markdown import page, table
-from pipeline.rows.columns import CAPTIONS, TELEMETRY, Columns
+from pipeline.rows.columns import CAPTIONS, DIFFERENCES, TELEMETRY, Columns
 from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES
 from pipeline.synthesis.rows import IMAGES
 
@@ -42,6 +42,9 @@ def columns_page() -> str:
         table(head, rows_of(TELEMETRY)),
         "In every row: `num_generated_tokens` = 1 + `num_accepted_draft_tokens` + `num_spec_steps` − (1 if "
         "`ended_inside_path`).",
+        "## Differences",
+        "The Parquet files that [`jobs.verify`](../guides/verify.md) writes: every verified row that is not equal.",
+        table(head, rows_of(DIFFERENCES)),
     )
 
 

@@ -35,8 +35,8 @@ def commands_page(root: Path) -> str:
     for path in sorted((root / "jobs").glob("*.py")):
         if '__name__ == "__main__"' in path.read_text():
             parser = parser_of(f"jobs.{path.stem}")
-            about = " ".join((parser.description or "").strip().split("\n\n")[0].split())
-            parts += [f"## jobs.{path.stem}", about, table(("option", "meaning"), _options(parser))]
+            about = [" ".join(text.split()) for text in (parser.description or "").strip().split("\n\n")]
+            parts += [f"## jobs.{path.stem}", *about, table(("option", "meaning"), _options(parser))]
     parts += ["## Exit status", table(("status", "meaning"), EXIT_STATUS)]
     parts += ["## make", table(("command", "meaning"), make_targets((root / "Makefile").read_text()))]
     return page("Commands", *parts)

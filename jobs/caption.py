@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import replace
+from typing import Any
 
 from ray.data import Dataset
 
+from actors.generate import Generate
 from actors.media import media_rows
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
@@ -51,9 +53,15 @@ def run(plan: Plan) -> summary.Summary:
 
 
 def results(
-    plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
+    plan: Plan,
+    stamp: Stamp,
+    tally: Tally | None,
+    flow: ReportWaits,
+    log: CrashLedger | None = None,
+    actor: type[Generate] = Generate,
+    **options: Any,
 ) -> Dataset:
-    """Build the Ray dataset of the rows that the job writes."""
+    """Build the Ray dataset of the rows that the job writes; `actor` and `options` as for `caption_dataset`."""
     max_calls = MAX_CALLS_PER_WORKER if plan.processing is None else MAX_PROCESSOR_CALLS_PER_WORKER
     return caption_dataset(
         plan.config,
@@ -68,6 +76,8 @@ def results(
         log=log,
         weigher=plan.weigher,
         max_calls=max_calls,
+        actor=actor,
+        options=options,
     )
 
 

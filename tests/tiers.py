@@ -61,6 +61,7 @@ SLOW = (
     "tests/jobs/test_synthesize.py::test_features_that_cannot_be_drawn",
     "tests/jobs/test_train_drafter.py",
     "tests/jobs/test_train_on_output.py",
+    "tests/jobs/test_verify.py",
     "tests/models/backends/cpu/test_attention.py::test_where_they_cannot_be_built",
     "tests/models/backends/cpu/test_compiled.py",
     "tests/models/backends/cpu/test_decoder_frame.py",

@@ -1,24 +1,40 @@
-"""Reads what a caption job has recorded in its output: configuration, target revision and manifest."""
+"""Reads what a caption job has recorded in its output (configuration, target revision, manifest) and its results, and
+finds the rows of its source that they answer."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
-from pipeline.source.done_bitmap import PathIndex
+from pipeline.output.accounts import locate
+from pipeline.output.files import Found, list_published, read_all_found
+from pipeline.source.done_bitmap import DoneBitmap, PathIndex
+from pipeline.source.id_hashes import Hashes, hash_ids
 from pipeline.source.manifest import Manifest, list_source, open_listing
 from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
 from pipeline.storage.listing import Skipped
-from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.output_dir import DATA, OutputDir
 from pipeline.storage.shard import Shard
 
 MAX_NAMED = 3
+PLACE = ("source", "row_index")
+"""Columns of a result that identify its row of the source."""
+
+
+def keys_of(rows: pa.Table, salt: str = "") -> Hashes:
+    """Return the hash of each row's place in the source, from its columns `PLACE`, and of `salt`."""
+    parts: list[Any] = [rows[name].combine_chunks().cast(pa.large_string()) for name in PLACE]
+    if salt:
+        parts.insert(0, pa.scalar(salt, pa.large_string()))
+    return hash_ids(pc.binary_join_element_wise(*parts, pa.scalar("\n", pa.large_string())))
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,37 @@ class RecordedJob:
     fingerprint: str
     target_revision: str
     manifest: Manifest
+
+    def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
+        """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
+        if a file is damaged or was made by another configuration."""
+        for view in self.views:
+            for found in read_all_found(view, list_published(view, DATA), columns):
+                yield self._checked(found, dotted)
+
+    def _checked(self, found: Found, dotted: str) -> pa.Table:
+        if found.table is None:
+            raise ConfigError(
+                f"{dotted}: {self.output.shown(found.relative)}: {found.problem}; `python -m jobs.check` lists the "
+                "damaged files, and the job's own command makes their rows again"
+            )
+        if found.table.num_rows and found.fingerprint != self.fingerprint:
+            how = f"{found.relative} was made by config {found.fingerprint}, not {self.fingerprint}"
+            raise mixed(self.output, dotted, how)
+        return found.table
+
+    def inside(self, rows: pa.Table) -> pa.Table:
+        """Return the rows (columns `PLACE`) of the manifest; a job that resumes may have listed further files since."""
+        if not rows.num_rows:
+            return rows
+        [found] = locate([rows], PathIndex(self.manifest.files["path"]))
+        return rows.filter(pa.array(DoneBitmap(self.manifest.counts).is_inside(found.files, found.rows)))
+
+    def files_of(self, rows: pa.Table) -> Manifest:
+        """Return the manifest of the files of `rows` (columns `PLACE`), without kept columns and shards."""
+        [found] = locate([rows], PathIndex(self.manifest.files["path"]))
+        files = self.manifest.files.take(pa.array(np.unique(found.files[found.files >= 0])))
+        return Manifest(self.manifest.root, files.combine_chunks(), pa.schema([]))
 
     def source_root(self) -> str:
         """Return the root of the source as a URL; raise ConfigError if the source is gone."""
@@ -56,6 +103,12 @@ class RecordedJob:
             differ |= np.fromiter((old != new for old, new in pairs), bool, manifest.num_files)
         _refuse_files(manifest, differ, f"other (size, etag or time) than when the job in {self.output.shown()} read")
         return replace(manifest, root=access.unstripped(filesystem, root))
+
+
+def rows_without(rows: pa.Table, manifest: Manifest) -> DoneBitmap:
+    """Return the samples of the manifest other than `rows` (columns `PLACE`), which are not read."""
+    [found] = locate([rows], PathIndex(manifest.files["path"]))
+    return DoneBitmap.all_but(manifest.counts, found.files, found.rows)
 
 
 def _refuse_files(manifest: Manifest, wrong: Any, what: str) -> None:

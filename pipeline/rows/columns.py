@@ -1,4 +1,5 @@
-"""Lists name, Arrow type and meaning of the columns of caption outputs; the source of `docs/reference/columns.md`."""
+"""Lists name, Arrow type and meaning of the columns of caption outputs and of differences between outputs; the source
+of `docs/reference/columns.md`."""
 
 from __future__ import annotations
 
@@ -84,3 +85,32 @@ CAPTIONS: Columns = [
     ("seed", INT64, "the seed of the row if `columns.seed` is set, otherwise `job.seed`"),
     *PROVENANCE,
 ]
+DIFFERENCES: Columns = [
+    ("sample_id", TEXT, "id of the row"),
+    ("source", TEXT, "source file, relative to the source root"),
+    ("row_index", INT64, "index of the sample in that file"),
+    (
+        "outcome",
+        TEXT,
+        "`tie` (the first difference is within the tie tolerance), `different`, or `not_compared` (the second decoding "
+        "has no result)",
+    ),
+    ("compared", TEXT, "`tokens`, or `text` if the output has no tokens of the row"),
+    ("position", INT64, "index of the first token, or character, that differs"),
+    ("recorded_token", INT32, "the output's token at this position; null at its end, or without tokens"),
+    ("decoded_token", INT32, "the token of the second decoding at this position; null at its end"),
+    (
+        "margin",
+        NUMBER,
+        "the target's score of `decoded_token` minus that of `recorded_token`, after the tokens before them",
+    ),
+    ("tolerance", NUMBER, "largest absolute margin of a tie"),
+    ("loss", NUMBER, "loss of the row by the metric, from 0 to 1"),
+    ("recorded_text", TEXT, "text in the output"),
+    ("decoded_text", TEXT, "text of the second decoding"),
+    ("recorded_token_ids", pa.list_(INT32), "tokens in the output; null without tokens"),
+    ("decoded_token_ids", pa.list_(INT32), "tokens of the second decoding"),
+    ("error_type", TEXT, "error code of the second decoding, if it failed"),
+    ("error_message", TEXT, "its message"),
+]
+"""Columns of the differences that `jobs.verify` writes: one row per row that is not equal."""

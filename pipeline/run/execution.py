@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import yaml
-from ray.data import Dataset
+from ray.data import Dataset, Datasource
 
 from actors.events import Events
-from actors.results import Stamp, Tally, torch_threads
-from actors.serving.engine_thread import ReportWaits, Waits
+from actors.results import torch_threads
+from actors.serving.engine_thread import Waits
 from actors.serving.journal import ErrorBudgetSpent
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
@@ -36,8 +36,9 @@ from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
-Build = Callable[[Any, Stamp, Tally | None, ReportWaits, CrashLedger], Dataset]
-"""Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger."""
+Build = Callable[..., Dataset]
+"""Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger; for
+captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Publisher]:
@@ -112,7 +113,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         return time.monotonic() - began_s, waits.total()
 
 
-def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
+def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
     """Run the graph of `build` on a pilot's samples, with a trial of plain decoding and the job's methods on one
     engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
     job = plan.config.job
@@ -150,6 +151,23 @@ def stage_seconds(dataset: Dataset, name: str) -> float | None:
 
     found = [one.wall_time.sum for one in operators(dataset.get_stats_summary()) if f"({name})" in one.operator_name]
     return sum(found) if found else None
+
+
+def stream(
+    plan: JobPlan, build: Build, datasource: Datasource, num_samples: int | None, num_rows: int | None
+) -> Iterator[pa.Table]:
+    """Run the graph of `build` on the samples of a data source and yield its tables, under a Ray that has started; the
+    output directory is not touched. `num_rows` is the number of results that progress shows. Raises the errors of
+    `job_error`."""
+    job = plan.config.job
+    with (
+        wait_times.measured() as waits,
+        crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
+        progress.shown(num_rows, job.progress) as tally,
+        job_error(log),
+    ):
+        dataset = build(plan.reading(datasource, num_samples), plan.stamp(0), tally, waits.report, log)
+        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -94,11 +94,14 @@ def caption_dataset(
     log: CrashLedger | None = None,
     weigher: Weigher | None = None,
     max_calls: int = MAX_CALLS_PER_WORKER,
+    actor: type[Generate] = Generate,
+    options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Build the lazy dataset of caption results, without the write. `decode` maps a READ table to a DECODED table.
 
     With a `weigher`, decode tasks are bounded by the weight of their rows, otherwise by their number of rows.
-    `max_calls` is the number of decode tasks per worker process.
+    `max_calls` is the number of decode tasks per worker process. `actor` may be a subclass of Generate, which is made
+    with further arguments `options`.
     """
     pool, cuts_videos = config.pool, config.source.video.cuts
     shares_media = config.columns.prompts is not None and not cuts_videos
@@ -114,8 +117,8 @@ def caption_dataset(
     if cuts_videos:
         block_rows = pool.rows_per_batch if weigher is None else weigher.rows_of_clips
         decoded = cut(decoded, block_rows)
-    arguments = {"load": load, "tally": tally, "flow": flow}
-    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, batch_rows=block_rows)
+    arguments = {"load": load, "tally": tally, "flow": flow, **(options or {})}
+    return map_actors(decoded, actor, (config, schema, stamp), arguments, pool, log, batch_rows=block_rows)
 
 
 def synthesis_dataset(

@@ -200,6 +200,18 @@ def make_plan(
     output = open_output(config, shard)
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
+    config, pair = check_models(config)
+    needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
+    with Workers(config.job if runs else None) as workers:
+        reopened = reopen(needs, output, resume.accept_touched, workers)
+        plan = checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, workers, runs)
+    check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
+    return plan
+
+
+def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
+    """Check a job's checkpoints and what depends on them; return the job with revisions pinned and sizes chosen, and
+    the metadata of the pair. Raises ConfigError."""
     import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
@@ -208,12 +220,7 @@ def make_plan(
         config = config.model_copy(update={"source": source})
     check_processing(config, pair)
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
-    needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
-    with Workers(config.job if runs else None) as workers:
-        reopened = reopen(needs, output, resume.accept_touched, workers)
-        plan = checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, workers, runs)
-    check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
-    return plan
+    return config, pair
 
 
 def recorded(plan: Plan) -> RecordedJob:

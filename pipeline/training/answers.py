@@ -21,15 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from pipeline.output.accounts import locate
-from pipeline.output.files import Found, list_published, read_all_found
-from pipeline.output.recorded_job import RecordedJob, mixed
+from pipeline.output.recorded_job import RecordedJob, keys_of
 from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.id_hashes import Hashes, hash_ids
-from pipeline.source.manifest import Manifest
 from pipeline.storage import access
-from pipeline.storage.output_dir import DATA, OutputDir
+from pipeline.storage.output_dir import OutputDir
 from pipeline.training.rows import TOKEN_IDS
 
 MAX_ANSWERS = 200_000
@@ -46,12 +41,6 @@ SCHEMA = pa.schema([("key", pa.uint64()), *_ROWS])
 """`key` is the hash of `source` and `row_index`, in ascending order and without repeats."""
 
 
-def keys_of(rows: pa.Table) -> Hashes:
-    """Return the hash of each row's place in the source, from its columns `source` and `row_index`."""
-    parts = [rows[name].combine_chunks().cast(pa.large_string()) for name in ("source", "row_index")]
-    return hash_ids(pc.binary_join_element_wise(*parts, pa.scalar("\n", pa.large_string())))
-
-
 @dataclass(frozen=True)
 class Answers:
     """Answers (`SCHEMA`), the SHA-256 of their file, and how many results were read and left out, by reason."""
@@ -63,12 +52,6 @@ class Answers:
     def describe(self) -> dict[str, Any]:
         """Return the identity of the answers for the run's record."""
         return {"num_rows": self.table.num_rows, "sha256": self.sha256, **self.counts}
-
-    def within(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with the answered files only, without kept columns and shards."""
-        [found] = locate([self.table], PathIndex(manifest.files["path"]))
-        files = manifest.files.take(pa.array(np.unique(found.files[found.files >= 0])))
-        return Manifest(manifest.root, files.combine_chunks(), pa.schema([]))
 
     def joined(self, rows: pa.Table) -> pa.Table:
         """Return the answered rows of a READ table, with the column `token_ids`. Raise ConfigError for another id."""
@@ -100,23 +83,16 @@ class AnsweredSpans:
         return self.answers.joined(self.datasource.read(span, note=False))
 
 
-def rows_without(answers: Answers, manifest: Manifest) -> DoneBitmap:
-    """Return the samples of the manifest without an answer, which are not read."""
-    [found] = locate([answers.table], PathIndex(manifest.files["path"]))
-    return DoneBitmap.all_but(manifest.counts, found.files, found.rows)
-
-
 def collect(job: RecordedJob, max_rows: int, max_tokens: int) -> Answers:
     """Choose the answers among all published results. Raise ConfigError if there are none, or a file is damaged."""
     counts = Counter[str]()
     chosen = SCHEMA.empty_table()
     waiting: list[pa.Table] = []
-    for view in job.views:
-        for found in read_all_found(view, list_published(view, DATA), _COLUMNS):
-            waiting.append(_answers_in(job, found, max_tokens, counts))
-            if sum(table.num_rows for table in waiting) >= max_rows:
-                chosen, waiting = _first([chosen, *waiting], max_rows), []
-    chosen = _inside(_first([chosen, *waiting], max_rows), job.manifest)
+    for table in job.results(_COLUMNS, "source.path"):
+        waiting.append(_answers_in(table, max_tokens, counts))
+        if sum(table.num_rows for table in waiting) >= max_rows:
+            chosen, waiting = _first([chosen, *waiting], max_rows), []
+    chosen = job.inside(_first([chosen, *waiting], max_rows))
     if not chosen.num_rows:
         raise ConfigError(
             f"source.path: {job.output.shown()} holds no answers to learn from ({json.dumps(counts)}); start the "
@@ -125,20 +101,10 @@ def collect(job: RecordedJob, max_rows: int, max_tokens: int) -> Answers:
     return _parse(_serialise(chosen, counts))
 
 
-def _answers_in(job: RecordedJob, found: Found, max_tokens: int, counts: Counter[str]) -> pa.Table:
-    """Return the usable answers of a result file, with their keys."""
-    if found.table is None:
-        raise ConfigError(
-            f"source.path: {job.output.shown(found.relative)}: {found.problem}; `python -m jobs.check` lists the "
-            "damaged files, and the job's own command makes their rows again"
-        )
-    table = found.table
+def _answers_in(table: pa.Table, max_tokens: int, counts: Counter[str]) -> pa.Table:
+    """Return the usable answers of a table of results, with their keys."""
     if not table.num_rows:
         return SCHEMA.empty_table()
-    if found.fingerprint != job.fingerprint:
-        raise mixed(
-            job.output, "source.path", f"{found.relative} was made by config {found.fingerprint}, not {job.fingerprint}"
-        )
     lengths = pc.fill_null(pc.list_value_length(table[TOKEN_IDS]), 0)
     is_result = pc.equal(table["error_type"], "")
     is_short, is_long = pc.less(lengths, MIN_TOKENS), pc.greater(lengths, max_tokens)
@@ -157,14 +123,6 @@ def _first(tables: list[pa.Table], max_rows: int) -> pa.Table:
     is_new = np.ones(len(keys), bool)
     is_new[1:] = keys[1:] != keys[:-1]
     return table.take(pa.array(np.flatnonzero(is_new)[:max_rows])).combine_chunks()
-
-
-def _inside(table: pa.Table, manifest: Manifest) -> pa.Table:
-    """Return the answers to rows of the manifest; a job that resumes may have listed further files since."""
-    if not table.num_rows:
-        return table
-    [found] = locate([table], PathIndex(manifest.files["path"]))
-    return table.filter(pa.array(DoneBitmap(manifest.counts).is_inside(found.files, found.rows)))
 
 
 def _serialise(table: pa.Table, counts: Counter[str]) -> bytes:

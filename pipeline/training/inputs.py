@@ -10,14 +10,14 @@ from configs.source import JobOutput, Source
 from configs.training import TrainDrafterJob
 from models.heads.teaching.training import key_of
 from pipeline.media.image_decoding import DecodeOptions
-from pipeline.output.recorded_job import RecordedJob, read_job
+from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import Manifest
 from pipeline.source.row_stream import Spans
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training import job_output
-from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, rows_without, store
+from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, store
 from pipeline.training.rows import freeze_source
 
 
@@ -53,7 +53,7 @@ class Inputs:
 
     def _with(self, answers: Answers) -> Inputs:
         assert self.job is not None
-        return replace(self, answers=answers, manifest=self.job.reopened(answers.within(self.job.manifest)))
+        return replace(self, answers=answers, manifest=self.job.reopened(self.job.files_of(answers.table)))
 
     def spans(self) -> Spans:
         """Return the spans of the rows to train on."""
@@ -61,7 +61,7 @@ class Inputs:
         if self.job is None:
             return SpanDatasource(self.source, self.manifest, fields, self.max_rows)
         assert self.answers is not None
-        skipped = rows_without(self.answers, self.manifest)
+        skipped = rows_without(self.answers.table, self.manifest)
         return AnsweredSpans(SpanDatasource(self.source, self.manifest, fields, done=skipped), self.answers)
 
     def decode_options(self, special_tokens: tuple[str, ...]) -> DecodeOptions:

@@ -1,0 +1,263 @@
+"""Verifies an output: decodes a share of its rows again, compares them, and writes the rows that are not equal.
+
+_job/verify/NAME/part-NNNN.parquet    one file per round (`pipeline.verify.compare.DIFFERENCES`)
+_job/verify/NAME/verification.json    the findings
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+
+from actors.losses import Loss, loss_of
+from actors.margins import Margins
+from configs.load import ConfigError, apply_override, load_job, validate
+from configs.method import Method
+from configs.schema import CaptionJob
+from pipeline.cluster import ray_session
+from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
+from pipeline.run.execution import Build, stream
+from pipeline.run.plan import Plan, check_models
+from pipeline.source.datasource import SpanDatasource
+from pipeline.storage.output_dir import OutputDir
+from pipeline.verify.bounds import (
+    CONFIDENCE,
+    Losses,
+    detection_probability,
+    mean_interval,
+    share_interval,
+    upper_share,
+)
+from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, Comparison
+from pipeline.verify.rows import OUTPUT, Choice, count_chosen, rounds
+
+FOLDER = "_job/verify"
+NUM_FAULTY = (1, 10, 100, 1000)
+"""Numbers of faulty rows for which the probability of detection is shown."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is verified, and how: `share` and `seed` choose the rows; `against` is the job file of the second decoding
+    (None: plain decoding); `metric` as in `actors.losses`; `tolerance` replaces the tie tolerance of the dtype."""
+
+    output: str
+    share: float
+    seed: int = 0
+    against: Path | None = None
+    metric: str = "exact"
+    tolerance: float | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked verification: the recorded job, the plan of the second decoding, the loss, and numbers of results."""
+
+    settings: Settings
+    job: RecordedJob
+    plan: Plan
+    loss: Loss
+    num_rows: int
+    num_chosen: int
+    inexact: str
+    """Why tokens of the output may differ from the second decoding without a fault; empty if they may not."""
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.settings.share, self.settings.seed)
+
+
+@dataclass
+class Verification:
+    """Findings: `counts` by outcome, samples compared and with a differing row, and the losses."""
+
+    prepared: Prepared
+    folder: str
+    counts: Counter[str] = field(default_factory=Counter)
+    num_samples: int = 0
+    num_different: int = 0
+    losses: Losses = field(default_factory=Losses)
+
+    @property
+    def loss_interval(self) -> tuple[float, float]:
+        """Interval of the mean loss; Clopper–Pearson for the metric `exact`."""
+        if self.prepared.settings.metric != "exact":
+            return mean_interval(self.losses.num_rows, self.losses.total)
+        return share_interval(round(self.losses.total), self.losses.num_rows)
+
+    def lines(self) -> list[str]:
+        """Return the findings as lines of text."""
+        prepared, counts = self.prepared, self.counts
+        share = prepared.settings.share
+        probabilities = ", ".join(f"{detection_probability(share, k):.1%} of {k:,}" for k in NUM_FAULTY)
+        lines = [
+            f"output       {prepared.job.output.shown()}: {prepared.num_rows:,} rows, {prepared.num_chosen:,} chosen "
+            f"(share {share:g}, seed {prepared.settings.seed})",
+            f"detection    at least one is chosen with probability {probabilities} faulty samples",
+            f"rows         {counts[EQUAL]:,} equal, {counts[TIE]:,} different within the tie tolerance, "
+            f"{counts[DIFFERENT]:,} different, {counts[NOT_COMPARED]:,} not compared",
+        ]
+        if counts["by_text"]:
+            lines.append(f"by text      {counts['by_text']:,} rows have no stored tokens (sink.keep_tokens)")
+        if prepared.inexact:
+            low, high = self.loss_interval
+            retention = f"{1 - self.losses.mean:.2%} [{1 - high:.2%}, {1 - low:.2%}]"
+            lines += [
+                f"retention    {retention} by {prepared.settings.metric}, {CONFIDENCE:.0%} confidence",
+                f"             {prepared.inexact}",
+            ]
+        else:
+            lines.append(f"bound        {self.statement()}")
+        return [*lines, f"differences  {self.folder}"]
+
+    def statement(self) -> str:
+        """Return what the sample implies about all samples."""
+        found = "none" if not self.num_different else f"{self.num_different:,}"
+        share = upper_share(self.num_different, self.num_samples) if self.num_samples else 1.0
+        unit = "samples" if self.prepared.job.config.multiplies_rows else "rows"
+        return (
+            f"with {self.num_samples:,} {unit} verified and {found} different, at most {100 * share:.3g} % of "
+            f"{unit} differ at {CONFIDENCE:.0%} confidence"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        settings, job = self.prepared.settings, self.prepared.job
+        low, high = self.loss_interval
+        return {
+            "config_fingerprint": job.fingerprint,
+            "against": None if settings.against is None else str(settings.against),
+            "method": self.prepared.plan.config.method.label,
+            "share": settings.share,
+            "seed": settings.seed,
+            "num_rows": self.prepared.num_rows,
+            "num_chosen": self.prepared.num_chosen,
+            **{f"num_{name}": self.counts[name] for name in (EQUAL, TIE, DIFFERENT, NOT_COMPARED, "by_text")},
+            "num_samples": self.num_samples,
+            "max_different_share": upper_share(self.num_different, self.num_samples) if self.num_samples else 1.0,
+            "detection_probability": {str(k): detection_probability(settings.share, k) for k in NUM_FAULTY},
+            "loss": {"metric": settings.metric, "mean": self.losses.mean, "low": low, "high": high},
+            "confidence": CONFIDENCE,
+            "inexact": self.prepared.inexact,
+        }
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Check a verification before Ray starts.
+
+    Raises:
+        ConfigError: there is no output of a caption job, its target has changed, the second configuration is invalid,
+            the metric cannot be imported, or no row is chosen.
+    """
+    loss = loss_of(settings.metric, "--metric")
+    job = read_job(settings.output, OUTPUT)
+    config = second_config(job, settings)
+    num_rows, num_chosen = count_chosen(job, Choice(settings.share, settings.seed))
+    if not num_chosen:
+        raise ConfigError(
+            f"--share {settings.share:g}: none of the {num_rows:,} published rows is chosen; raise the share, or wait "
+            "until the job has published rows"
+        )
+    config, pair = check_models(config)
+    revision = pair.revisions.get("target")
+    if settings.against is None and revision != job.target_revision:
+        raise ConfigError(
+            f"model.target: {config.model.target.path} is revision {revision}, and the output was decoded by revision "
+            f"{job.target_revision}; restore it, or compare with another target by --against"
+        )
+    plan = Plan(config, pair, job.manifest, job.output)
+    inexact = _inexact(job.config) or (_inexact(config) and f"the second decoding: {_inexact(config)}")
+    return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact)
+
+
+def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
+    """Return the configuration of the second decoding: that of the job with its method replaced by plain decoding, or
+    with `model`, `method`, `sampling` and `pool` of another job file; then with overrides."""
+    data = job.config.resolved()
+    if settings.against is None:
+        data["method"] = Method().model_dump(mode="json")
+        data["model"]["drafter"] = None
+    else:
+        other = load_job(CaptionJob, settings.against).resolved()
+        data |= {name: other[name] for name in ("model", "method", "sampling", "pool")}
+    data["sink"] |= {"keep_tokens": True, "keep_columns": [], "exports": []}
+    for override in settings.overrides:
+        apply_override(data, override)
+    return validate(CaptionJob, data, f"the configuration in {job.output.shown()}")
+
+
+def _inexact(config: CaptionJob) -> str:
+    """Return why a job's tokens may differ from plain decoding without a fault; empty if they may not."""
+    for one in config.method.methods:
+        if not one.acceptance.lossless:
+            return f"the method {one.label!r} is lossy: its rows may differ"
+    is_sampled = config.sampling.temperature > 0 or config.columns.temperature is not None
+    if is_sampled and config.method.acceptance.kind == "rejection":
+        return "rejection sampling preserves the distribution and not each row's draw: rows may differ"
+    return ""
+
+
+def verify(prepared: Prepared, build: Build) -> Verification:
+    """Decode the chosen rows under Ray by `build(plan, …, actor, **options)`, compare them and write the findings.
+
+    Raises:
+        ConfigError: a file of the source is gone or has changed.
+        MetricError: the metric fails on a row.
+        ErrorBudgetSpent: more rows failed than `job.max_error_share` allows.
+    """
+    settings, job = prepared.settings, prepared.job
+    name = f"share-{settings.share:g}-seed-{settings.seed}-{prepared.plan.fingerprint}"
+    found = Verification(prepared, job.output.shown(f"{FOLDER}/{name}"))
+    for old in job.output.list_files(f"{FOLDER}/{name}"):
+        job.output.remove(f"{FOLDER}/{name}/{old}")
+    with ray_session.session(prepared.plan.config.job):
+        for number, recorded in enumerate(rounds(job, prepared.choice, prepared.num_chosen)):
+            compared = _round(prepared, recorded, build, found.losses)
+            _write(job.output, f"{FOLDER}/{name}/part-{number:04d}.parquet", compared.table())
+            samples, different = compared.num_samples()
+            found.counts += compared.counts
+            found.num_samples += samples
+            found.num_different += different
+    job.output.write_json(f"{FOLDER}/{name}/verification.json", found.to_json())
+    return found
+
+
+def _round(prepared: Prepared, recorded: pa.Table, build: Build, losses: Losses) -> Comparison:
+    compared = Comparison(recorded, prepared.loss, losses)
+    if not recorded.num_rows:
+        return compared
+    for results in decode_again(prepared, recorded, build):
+        compared.add(results)
+    compared.finish()
+    asked = compared.asked()
+    if asked.num_rows and not prepared.inexact:
+        ids = pa.array(asked["sample_id"].to_pylist(), pa.string())
+        rows = recorded.filter(pa.compute.is_in(recorded["sample_id"], value_set=ids))
+        load = functools.partial(ray.get, ray.put(asked))
+        margins = list(decode_again(prepared, rows, functools.partial(build, actor=Margins, asked=load)))
+        compared.add_margins(pa.concat_tables(margins), prepared.settings.tolerance)
+    return compared
+
+
+def decode_again(prepared: Prepared, rows: pa.Table, build: Build) -> Iterator[pa.Table]:
+    """Run `build` over the samples of these results."""
+    plan = prepared.plan
+    manifest = prepared.job.reopened(prepared.job.files_of(rows))
+    plan = Plan(plan.config, plan.pair, manifest, plan.output)
+    datasource = SpanDatasource(plan.config.source, manifest, plan.fields, done=rows_without(rows, manifest))
+    return stream(plan, build, datasource, rows.num_rows, rows.num_rows)
+
+
+def _write(output: OutputDir, relative: str, table: pa.Table) -> None:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    output.write_bytes(relative, sink.getvalue())

@@ -1,0 +1,177 @@
+"""`jobs.verify` on whole jobs of the shipped text pair."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import caption, verify
+from zoo.text.samples import held_out_questions
+from zoo.world import listing
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_ROWS = 24
+
+
+def command(folder: Path, out: Path, *overrides: str) -> list[str]:
+    """Return the arguments of a job that captions `folder`/src into `out`."""
+    config = folder / "job.yaml"
+    config.write_text(
+        f"source: {{kind: text, path: {folder}/src}}\n"
+        'prompt: "{text}"\n'
+        f"model:\n  target: {{path: {ROOT}/zoo/checkpoints/text_target, dtype: float32}}\n"
+        f"  drafter: {{path: {ROOT}/zoo/checkpoints/text_drafter, dtype: float32}}\n"
+        "method: sd_chain_text\n"
+        "sampling: {max_new_tokens: 20}\n"
+        "pool: {slots: 8, max_context_tokens: 256}\n"
+        f"sink: {{path: {out}, keep_tokens: true, rows_per_file: 8}}\n"
+        "job: {progress: false}\n"
+    )
+    return ["--config", str(config), *overrides]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "src").mkdir()
+    prompts = [listing.write_prompt(*asked) for asked in held_out_questions(NUM_ROWS, 5)]
+    (folder / "src/a.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean(folder: Path, local_ray: None) -> Path:
+    assert caption.main(command(folder, folder / "out")) == 0
+    return folder / "out"
+
+
+@pytest.fixture
+def copy(clean: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(clean, tmp_path / "out"))
+
+
+def change(out: Path, column: str, edit: Callable[[Any], Any], row: int = 0) -> str:
+    """Change a value of one row of the first result file; return the id of the row."""
+    path = sorted((out / "data").glob("*.parquet"))[0]
+    table = pq.read_table(path)
+    values = table[column].to_pylist()
+    values[row] = edit(values[row])
+    place = table.schema.get_field_index(column)
+    changed = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    sink = io.BytesIO()
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), sink)
+    path.write_bytes(sink.getvalue())
+    return str(table["sample_id"][row].as_py())
+
+
+def differences(out: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(out.glob("_job/verify/*/*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_one_wrong_position_is_found_and_equal_rows_raise_no_alarm(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = change(copy, "token_ids", lambda tokens: [*tokens[:9], tokens[9] + 1, *tokens[10:]], row=3)
+    assert verify.main([str(copy), "--share", "1"]) == verify.DIFFERENT
+    [found] = differences(copy)
+    assert (found["sample_id"], found["outcome"], found["position"]) == (wrong, "different", 9)
+    assert found["recorded_token"] == found["decoded_token"] + 1
+    assert found["margin"] > 10 * found["tolerance"] > 0
+    out = capsys.readouterr().out
+    assert "rows         23 equal, 0 different within the tie tolerance, 1 different, 0 not compared" in out
+    record = json.loads(next(copy.glob("_job/verify/*/verification.json")).read_text())
+    assert (record["num_equal"], record["num_different"], record["method"]) == (23, 1, "plain")
+
+
+def test_a_job_that_is_clean_passes_by_share_and_seed(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(clean), "--share", "0.5", "--seed", "2"]) == verify.EQUAL
+    out = capsys.readouterr().out
+    number = int(out.split("bound        with ")[1].split(" rows")[0])
+    assert 4 < number < 20
+    assert f"none different, at most {100 * (1 - 0.05 ** (1 / number)):.3g} % of rows differ" in out
+
+
+def test_a_job_with_a_near_tie_is_within_the_tolerance(copy: Path) -> None:
+    change(copy, "token_ids", lambda tokens: [*tokens[:2], tokens[2] + 1, *tokens[3:]])
+    assert verify.main([str(copy), "--share", "1", "--tie-tolerance", "1e6"]) == verify.EQUAL
+    assert [one["outcome"] for one in differences(copy)] == ["tie"]
+
+
+def test_a_job_is_compared_with_another_configuration(copy: Path, tmp_path: Path, folder: Path) -> None:
+    arguments = command(folder, tmp_path / "unused", "--dry-run")
+    assert verify.main([str(copy), "--share", "0.4", "--against", arguments[1]]) == verify.EQUAL
+    # A second configuration that samples gives other rows.
+    assert (
+        verify.main([str(copy), "--share", "0.4", "--against", arguments[1], "sampling.temperature=5.0"])
+        == verify.DIFFERENT
+    )
+
+
+def test_a_job_that_still_runs_is_verified_by_text(folder: Path, tmp_path: Path, local_ray: None) -> None:
+    assert caption.main(command(folder, tmp_path / "out", "sink.keep_tokens=false", "--limit", "10")) == 0
+    changed = change(tmp_path / "out", "generated_text", lambda text: f"{text[:5]}?{text[6:]}", row=1)
+    assert verify.main([str(tmp_path / "out"), "--share", "1"]) == verify.DIFFERENT
+    [found] = differences(tmp_path / "out")
+    assert (found["sample_id"], found["compared"], found["position"], found["margin"]) == (changed, "text", 5, None)
+
+
+def test_a_job_with_a_lossy_method_has_a_retention(
+    folder: Path, tmp_path: Path, local_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    lossy = ("method.acceptance={kind: random, probability: 0.9}", f"sink.path={out}")
+    assert caption.main(command(folder, out, *lossy)) == 0
+    capsys.readouterr()
+    assert verify.main([str(out), "--share", "1", "--metric", "edit"]) == verify.EQUAL
+    shown = capsys.readouterr().out
+    retention = float(shown.split("retention    ")[1].split("%")[0])
+    assert retention < 99.9
+    assert "is lossy: its rows may differ" in shown
+    assert verify.main([str(out), "--share", "1", "--metric", "edit", "--max-loss", "0.01"]) == verify.DIFFERENT
+    losses = [one["loss"] for one in differences(out)]
+    assert 100 * (1 - sum(losses) / NUM_ROWS) == pytest.approx(retention, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--metric", "no_module:loss"], "--metric: no_module:loss cannot be imported"),
+        (["--share", "1e-9"], "--share 1e-09: none of the 24 published rows is chosen"),
+        (["--max-loss", "0.1", "--share", "1"], "--max-loss: the output and the second decoding are lossless"),
+        (["--against", "none.yaml"], "none.yaml: cannot be read"),
+        (["pool.slot=3"], "pool.slot: is not a known key"),
+        (["model.target.path=" + str(ROOT / "zoo/checkpoints/caption_target"), "--share", "1"], "model.target: "),
+    ],
+)
+def test_what_cannot_be_verified_is_refused_before_ray_starts(
+    clean: Path, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "verify", lambda *_: pytest.fail("the rows are decoded"))
+    assert verify.main([str(clean), *arguments]) == verify.REFUSED
+    assert reason in capsys.readouterr().err
+
+
+def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(tmp_path)]) == verify.REFUSED
+    assert f"OUTPUT: {tmp_path} is no output of a job" in capsys.readouterr().err
+
+
+def test_a_source_that_has_changed_is_refused(copy: Path, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    source = folder / "src/a.txt"
+    text, times = source.read_text(), source.stat()
+    try:
+        source.write_text(f"{text}one more line\n")
+        assert verify.main([str(copy), "--share", "1"]) == verify.REFUSED
+    finally:
+        source.write_text(text)
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert "source.path: a.txt: other (size, etag or time)" in capsys.readouterr().err
