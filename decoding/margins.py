@@ -1,4 +1,4 @@
-"""Computes by how much a target prefers one next token over another, to tell rounding from other differences."""
+"""Computes by how much a target prefers one next token over another, to separate rounding from other differences."""
 
 from __future__ import annotations
 
