@@ -65,7 +65,8 @@ class Request:
     `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
     images and videos may be left out unless another model needs them.
     `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
-    by `(seed, sample_id, replica)` and does not depend on the batch.
+    by `(seed, sample_id, replica)` and does not depend on the batch. A `plain` request is decoded without the method of
+    the job, by engines that have both (`actors.serving.audited`).
     """
 
     sample_id: str
@@ -77,6 +78,7 @@ class Request:
     condition: NDArray[np.float32] | int | None = None
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
+    plain: bool = False
 
     @property
     def num_images(self) -> int:

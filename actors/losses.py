@@ -1,0 +1,97 @@
+"""Measures how far the output of a lossy method is from plain decoding of the same row: losses in [0, 1].
+
+A metric is `exact` (0 if the outputs are equal, else 1), `edit` (edit distance over the longer output's length), or a
+user's Python function `module:function`, which receives both texts. Retention is 1 − loss.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from configs.load import ConfigError
+
+
+class MetricError(RuntimeError):
+    """Raised if a user's metric raises, or returns no number in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of one row: its text, and its tokens if they are known."""
+
+    text: str
+    token_ids: tuple[int, ...] | None = None
+
+
+Loss = Callable[[Output, Output], float]
+"""Maps a row's own output and its plain output to a loss in [0, 1]; raises MetricError."""
+
+
+def loss_of(metric: str, where: str) -> Loss:
+    """Return the loss of a metric; `where` names its setting in a ConfigError if a function cannot be imported."""
+    if metric == "exact":
+        return lambda own, plain: float(_units(own, plain)[0] != _units(own, plain)[1])
+    if metric == "edit":
+        return lambda own, plain: relative_distance(*_units(own, plain))
+    return _imported(metric, where)
+
+
+def _units(own: Output, plain: Output) -> tuple[Sequence[Hashable], Sequence[Hashable]]:
+    """Return the tokens of both outputs, or their characters if tokens of one are unknown."""
+    if own.token_ids is None or plain.token_ids is None:
+        return own.text, plain.text
+    return own.token_ids, plain.token_ids
+
+
+def _imported(metric: str, where: str) -> Loss:
+    module, _, name = metric.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # a user's module raises any error
+        raise ConfigError(f"{where}: {metric} cannot be imported: {type(error).__name__}: {error}") from None
+    if not callable(function):
+        raise ConfigError(f"{where}: {metric} is no function but {type(function).__name__}")
+
+    def loss(own: Output, plain: Output) -> float:
+        try:
+            value = float(function(own.text, plain.text))
+        except Exception as error:  # a user's function raises any error
+            raise MetricError(f"the metric {metric} raised {type(error).__name__}: {error}") from None
+        if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+            raise MetricError(f"the metric {metric} returned {value!r}, and a loss is a number from 0 to 1")
+        return value
+
+    return loss
+
+
+def relative_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """Return the edit distance (insertions, deletions, substitutions) over the length of the longer sequence."""
+    longest = max(len(one), len(other))
+    return edit_distance(one, other) / longest if longest else 0.0
+
+
+def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """Return the Levenshtein distance.
+
+    Bit-parallel: `plus` and `minus` hold the differences of +1 and −1 along a column of the matrix of distances (Myers
+    1999, "A fast bit-vector algorithm for approximate string matching", in the form of Hyyrö 2003).
+    """
+    if not one:
+        return len(other)
+    masks: dict[Hashable, int] = {}
+    for place, item in enumerate(one):
+        masks[item] = masks.get(item, 0) | 1 << place
+    full, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    plus, minus, distance = full, 0, len(one)
+    for item in other:
+        match = masks.get(item, 0)
+        diagonal = ((((match & plus) + plus) ^ plus) | match | minus) & full
+        up, down = minus | (full & ~(diagonal | plus)), plus & diagonal
+        distance += bool(up & last) - bool(down & last)
+        up = up << 1 | 1
+        plus = ((down << 1) | ~(diagonal | up)) & full
+        minus = up & diagonal & full
+    return distance
