@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import (
     ablations,
+    audit,
     auto,
     backend_pieces,
     decode,
@@ -58,6 +59,7 @@ SOURCES = {
     "scale": scale_tables.TABLES,
     "exported": exported.TABLES,
     "real": real.TABLES,
+    "audit": audit.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

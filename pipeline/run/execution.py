@@ -13,6 +13,7 @@ import yaml
 from ray.data import Dataset
 
 from actors.events import Events
+from actors.losses import MetricError
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits, Waits
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
@@ -36,6 +37,8 @@ from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import DATA, JOB, as_json
 
+MAX_CAUSES = 32
+"""Most exceptions that are searched for the cause of an error."""
 Build = Callable[[Any, Stamp, Tally | None, ReportWaits, CrashLedger], Dataset]
 """Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger."""
 
@@ -49,6 +52,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
+        MetricError: the metric of the audit failed.
         LossBudgetExceeded: the loss of the audited rows exceeds `audit.max_loss`.
         RuntimeError: rows are missing from the output, or occur twice in it.
     """
@@ -136,15 +140,30 @@ def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.
 
 @contextlib.contextmanager
 def job_error(log: CrashLedger) -> Iterator[None]:
-    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the crash ledger ended the job."""
+    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the ledger ended the job, or the
+    `MetricError` that ended it."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        if (failure := _metric_error(error)) is not None:
+            raise failure from None
         if exceeded := log.loss_verdict():
             raise LossBudgetExceeded(exceeded) from None
         if verdict := log.verdict():
             raise ErrorBudgetSpent(verdict) from None
         raise
+
+
+def _metric_error(error: BaseException) -> MetricError | None:
+    """Return the error of a user's metric that Ray's error contains, if any."""
+    waiting, num_seen = [error], 0
+    while waiting and num_seen < MAX_CAUSES:
+        one, num_seen = waiting.pop(0), num_seen + 1
+        if type(one) is MetricError:
+            return one
+        causes = (getattr(one, "cause", None), one.__cause__, one.__context__)
+        waiting += [cause for cause in causes if isinstance(cause, BaseException)]
+    return None
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:
