@@ -23,6 +23,7 @@ from benchmarks import (
     real,
     scheduling,
     speed_plots,
+    structured,
     suffix_history,
     synthetic,
 )
@@ -53,6 +54,7 @@ SOURCES = {
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "processors": processors.TABLES,
     "auto": auto.TABLES,
+    "structured": structured.TABLES,
     "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
