@@ -205,7 +205,8 @@ def make_plan(
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
         plan = checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, workers, runs)
-    check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
+    if config.sink.exports:
+        check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
     return plan
 
 
