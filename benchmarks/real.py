@@ -1,8 +1,8 @@
 """Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
 
     python -m zoo.real                                   # once: the model and the prompts
-    python -m benchmarks.real [--eagle3 FOLDER]          # equality and acceptance; writes results/real.json
-    python -m benchmarks.real --speed [--eagle3 FOLDER]  # tokens per second, added to the same file
+    python -m benchmarks.real          # equality and acceptance; writes results/real.json
+    python -m benchmarks.real --speed  # tokens per second, added to the same file
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
 float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
@@ -47,52 +47,46 @@ from decoding import Completion, Engine, Request, Sampling
 RESULTS = results_file("real")
 CONFIG = "configs/jobs/real_text.yaml"
 HELD_OUT = Path("out/real/source/held_out.parquet")
-HALF = ", ".join(str(layer) for layer in (*range(6), *range(7, 24, 3), *range(24, 30)))
+SOME_LAYERS = ", ".join(str(layer) for layer in (*range(6), *range(7, 24, 3), *range(24, 30)))
 METHODS: dict[str, tuple[str, ...]] = {
     "plain": ("method=plain",),
     "lookup": ("method=lookup",),
     "suffix": ("method=suffix",),
     "jacobi": ("method=jacobi",),
-    "layer_skip": (f"method={{drafter: {{kind: layer_skip, layers: [{HALF}]}}, tree: {{kind: chain, length: 3}}}}",),
-    "eagle3_chain": ("method={drafter: {kind: eagle3}, tree: {kind: chain, length: 4}}",),
-    "eagle3_tree": ("method={drafter: {kind: eagle3}, tree: {kind: dynamic, top_k: 4, depth: 4, total_tokens: 16}}",),
+    "layer_skip": (
+        f"method={{drafter: {{kind: layer_skip, layers: [{SOME_LAYERS}]}}, tree: {{kind: chain, length: 3}}}}",
+    ),
 }
 """Name → the method, as overrides of the job file."""
-HEADS = ("eagle3_chain", "eagle3_tree")
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
-SPEED_METHODS = ("plain", "lookup", "suffix", *HEADS)
+SPEED_METHODS = ("plain", "lookup", "suffix")
 BATCHES, NUM_ROUNDS = (1, 8, 32), 3
 SPEED_NEW_TOKENS = 64
 TEMPERATURES = (0.0, 1.0)
 SEED = 0
 
 
-def prepare(name: str, dtype: str, head: Path | None) -> Pair:
+def prepare(name: str, dtype: str) -> Pair:
     """Load the target and the drafter of a method."""
-    overrides = [*METHODS[name], f"model.target.dtype={dtype}", "model.target.device=cpu"]
-    if name in HEADS:
-        overrides.append(f"model.drafter={{path: {head}, dtype: {dtype}, device: cpu}}")
-    return load(load_job(CaptionJob, CONFIG, tuple(overrides)))
+    overrides = (*METHODS[name], f"model.target.dtype={dtype}", "model.target.device=cpu")
+    return load(load_job(CaptionJob, CONFIG, overrides))
 
 
 def read_prompts(pair: Pair, limit: int) -> list[str]:
     """Return rendered prompts of the first held-out rows."""
     rows = pq.read_table(HELD_OUT).slice(0, limit).to_pylist()
-    text = "{task}\n\n{text}"
-    return [pair.render([{"role": "user", "content": [{"type": "text", "text": text.format(**row)}]}]) for row in rows]
+    texts = [pair.config.prompt.text.format(**row) for row in rows]
+    return [pair.render([{"role": "user", "content": [{"type": "text", "text": text}]}]) for text in texts]
 
 
-def decode(
-    pair: Pair, prompts: Sequence[str], sampling: Sampling, slots: int
-) -> tuple[list[Completion], dict[str, Any]]:
-    """Decode all prompts with one engine; return completions and the engine's time and forwards."""
+def decode(pair: Pair, prompts: Sequence[str], sampling: Sampling, slots: int) -> tuple[list[Completion], float]:
+    """Decode all prompts with one engine; return completions and seconds."""
     config = pair.config
     engine = Engine(pair.target, build_method(config.method, pair.drafter, pair.target), slots, CONTEXT_TOKENS)
     requests = [Request(str(number), prompt, sampling=sampling, seed=SEED) for number, prompt in enumerate(prompts)]
     start_s = time.perf_counter()
     done = run_requests(engine, requests)
-    spent_s = time.perf_counter() - start_s
-    return done, {"seconds": spent_s, "batch_forwards": engine.stats.target_forwards}
+    return done, time.perf_counter() - start_s
 
 
 def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[dict[str, Any]]:
@@ -115,25 +109,25 @@ def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[di
     return reference_of(work, scratch)
 
 
-def measure_equality(names: Sequence[str], head: Path | None, num_prompts: int, scratch: Path) -> list[Results]:
+def measure_equality(names: Sequence[str], num_prompts: int, scratch: Path) -> list[Results]:
     """Run every method greedily and sampled in float32; return a row per method and temperature."""
     rows: list[Results] = []
     reference: list[dict[str, Any]] = []
     sampled_plain: list[list[int]] = []
     for name in names:
-        pair = prepare(name, "float32", head)
+        pair = prepare(name, "float32")
         prompts = read_prompts(pair, num_prompts)
         reference = reference or make_reference(prompts, pair, scratch)
         for temperature in TEMPERATURES:
             sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
-            done, spent = decode(pair, prompts, sampling, SLOTS)
+            done, spent_s = decode(pair, prompts, sampling, SLOTS)
             outputs = [list(one.token_ids) for one in done]
             row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
             if temperature == 0.0:
                 row |= asdict(judge(outputs, reference, "float32"))
             else:
                 sampled_plain = sampled_plain or outputs
-                differing = [first_difference(*pair) for pair in zip(outputs, sampled_plain, strict=True)]
+                differing = [first_difference(*both) for both in zip(outputs, sampled_plain, strict=True)]
                 row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
             num_tokens = sum(map(len, outputs))
             row |= acceptance_of(done)
@@ -145,14 +139,14 @@ def measure_equality(names: Sequence[str], head: Path | None, num_prompts: int, 
             rows.append(row)
             progress(
                 f"{name:13s} T = {temperature:g}: {row['num_equal']} of {row['num_sequences']} equal, length "
-                f"{row['mean_acceptance_length']:.2f}, {spent['seconds']:.0f} s"
+                f"{row['mean_acceptance_length']:.2f}, {spent_s:.0f} s"
             )
     return rows
 
 
-def measure_speed(names: Sequence[str], head: Path | None) -> list[Results]:
+def measure_speed(names: Sequence[str]) -> list[Results]:
     """Time greedy decoding in bfloat16 at several batch sizes; return a row per method and batch size."""
-    pairs = {name: prepare(name, "bfloat16", head) for name in names}
+    pairs = {name: prepare(name, "bfloat16") for name in names}
     rows: list[Results] = []
     for batch in BATCHES:
         prompts = read_prompts(pairs["plain"], max(batch, 4))
@@ -163,9 +157,9 @@ def measure_speed(names: Sequence[str], head: Path | None) -> list[Results]:
         outputs: dict[str, list[list[int]]] = {}
         for order in turns(names, NUM_ROUNDS):
             for name in order:
-                done, spent = decode(pairs[name], prompts, sampling, batch)
+                done, spent_s = decode(pairs[name], prompts, sampling, batch)
                 outputs[name] = [list(one.token_ids) for one in done]
-                speeds[name].append(sum(map(len, outputs[name])) / spent["seconds"])
+                speeds[name].append(sum(map(len, outputs[name])) / spent_s)
         for name in names:
             ratios = [one / plain for one, plain in zip(speeds[name], speeds["plain"], strict=True)]
             equal = sum(one == other for one, other in zip(outputs[name], outputs["plain"], strict=True))
@@ -208,6 +202,8 @@ def equality_table(results: Results) -> str:
 
 def speed_table(results: Results) -> str:
     """Render tokens per second and the ratio to plain decoding by batch size."""
+    if "speed" not in results:
+        return "Not measured yet."
     lines = [
         [
             row["method"],
@@ -216,7 +212,7 @@ def speed_table(results: Results) -> str:
             figure(row["over_plain"], 2),
             percent(row["num_equal"] / row["num_prompts"]),
         ]
-        for row in results.get("speed", [])
+        for row in results["speed"]
     ]
     return table("method | batch | tokens/s | over plain | rows equal to plain in bfloat16", lines)
 
@@ -227,7 +223,6 @@ TABLES = {"real_equality": equality_table, "real_speed": speed_table}
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real", __doc__)
     parser.add_argument("--speed", action="store_true", help="measure speed; the file must have the other rows")
-    parser.add_argument("--eagle3", type=Path, help="folder of a trained EAGLE-3 head")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
@@ -236,18 +231,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress(f"refused: {HELD_OUT} does not exist; run `python -m zoo.real` first")
         return 2
     torch.set_num_threads(options.threads)
-    names = [name for name in METHODS if name not in HEADS or options.eagle3]
     about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
     about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
     results: Results = read_results(RESULTS) if RESULTS.exists() else {}
     if options.speed:
         results |= {
             "speed_setting": about,
-            "speed": measure_speed([n for n in SPEED_METHODS if n in names], options.eagle3),
+            "speed": measure_speed(SPEED_METHODS),
         }
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
-        results["equality"] = measure_equality(names, options.eagle3, options.prompts, options.scratch)
+        results["equality"] = measure_equality(list(METHODS), options.prompts, options.scratch)
     write_results(RESULTS, results)
     print(speed_table(results) if options.speed else equality_table(results))
     return 0

@@ -110,6 +110,8 @@ DIFFERENCES: Columns = [
     ("decoded_text", TEXT, "text of the second decoding"),
     ("recorded_token_ids", pa.list_(INT32), "tokens in the output; null without tokens"),
     ("decoded_token_ids", pa.list_(INT32), "tokens of the second decoding"),
+    ("recorded_finish_reason", TEXT, "finish reason in the output"),
+    ("decoded_finish_reason", TEXT, "finish reason of the second decoding"),
     ("error_type", TEXT, "error code of the second decoding, if it failed"),
     ("error_message", TEXT, "its message"),
 ]

@@ -116,25 +116,19 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
 def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
     """Run the graph of `build` on a pilot's samples, with a trial of plain decoding and the job's methods on one
     engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
-    job = plan.config.job
     pool = pilot_pool(plan.config.pool, torch_threads(plan.config.pool))
     slots = None if pool.slots == "auto" else pool.slots
     num_rows = pilot.size * (plan.rows_per_sample or 1)
     method = pilot_method(plan.config.method, slots, num_rows)
-    config = plan.config.model_copy(update={"method": method, "pool": pool})
-    over_pilot = replace(plan, config=config).reading(pilot.datasource, pilot.size)
+    trial = replace(plan, config=plan.config.model_copy(update={"method": method, "pool": pool}))
     with (
-        ray_session.session(job),
-        wait_times.measured() as waits,
-        progress.shown(None, job.progress) as tally,
+        ray_session.session(plan.config.job),
+        started(trial, build, pilot.datasource, pilot.size, None) as (dataset, waits),
     ):
-        dataset = build(over_pilot, plan.stamp(0), tally, waits.report)
-        tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
-        total = waits.total()
-        media_s = stage_seconds(dataset, "decode")
+        rows = pa.concat_tables(tables_of(dataset)).combine_chunks()
+        total, media_s = waits.total(), stage_seconds(dataset, "decode")
     if not total.choices:
-        return pa.concat_tables(tables).combine_chunks(), None
-    rows = pa.concat_tables(tables).combine_chunks()
+        return rows, None
     encoding = "processor and vision tower" if plan.processes_in_actors else "vision tower"
     per_row = None if media_s is None else media_s / max(1, rows.num_rows)
     return rows, judge(total.choices[0], methods_of(plan.config), encoding, per_row, total.actors_waited)
@@ -153,11 +147,18 @@ def stage_seconds(dataset: Dataset, name: str) -> float | None:
     return sum(found) if found else None
 
 
-def stream(
-    plan: JobPlan, build: Build, datasource: Datasource, num_samples: int | None, num_rows: int | None
-) -> Iterator[pa.Table]:
-    """Run the graph of `build` on the samples of a data source and yield its tables, under a Ray that has started; the
-    output directory is not touched. `num_rows` is the number of results that progress shows. Raises the errors of
+def stream(plan: JobPlan, build: Build, datasource: Datasource, num_rows: int) -> Iterator[pa.Table]:
+    """Run the graph of `build` on `num_rows` samples of a data source and yield its tables, as `started`."""
+    with started(plan, build, datasource, num_rows, num_rows) as (dataset, _):
+        yield from tables_of(dataset)
+
+
+@contextlib.contextmanager
+def started(
+    plan: JobPlan, build: Build, datasource: Datasource, num_samples: int, num_rows: int | None
+) -> Iterator[tuple[Dataset, wait_times.WaitTimes]]:
+    """Yield the dataset of `build` over the samples of a data source, and its wait times, under a Ray that has started;
+    the output directory is not touched. `num_rows` is the number of results that progress shows. Raises the errors of
     `job_error`."""
     job = plan.config.job
     with (
@@ -166,8 +167,12 @@ def stream(
         progress.shown(num_rows, job.progress) as tally,
         job_error(log),
     ):
-        dataset = build(plan.reading(datasource, num_samples), plan.stamp(0), tally, waits.report, log)
-        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+        yield build(plan.reading(datasource, num_samples), plan.stamp(0), tally, waits.report, log), waits
+
+
+def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
+    """Run a dataset and yield its tables."""
+    yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
 @contextlib.contextmanager

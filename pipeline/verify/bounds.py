@@ -60,13 +60,15 @@ def mean_interval(num_rows: int, total: float, confidence: float = CONFIDENCE) -
     """
     if not num_rows:
         return 0.0, 1.0
-    rest = num_rows - total
+    rest = max(0.0, num_rows - total)
     limit = -math.log(1.0 - confidence) + math.log(math.pi)  # B(½, ½) is π
     limit += math.lgamma(1.0 + num_rows) - math.lgamma(0.5 + total) - math.lgamma(0.5 + rest)
 
     def edge(inside: float, outside: float) -> float:
         for _ in range(_HALVINGS):
             middle = (inside + outside) / 2
+            if middle in (inside, outside):  # neighbours in double precision
+                break
             if -total * math.log(middle) - rest * math.log1p(-middle) > limit:
                 outside = middle
             else:

@@ -56,11 +56,12 @@ class Comparison:
         self.counts[f"by_{compared}"] += 1
         ours: Sequence[Any] = own.token_ids if own.token_ids is not None else own.text
         theirs: Sequence[Any] = again.token_ids if by_tokens and again.token_ids is not None else again.text
-        if ours == theirs and own.text == again.text:
+        reasons = {"recorded_finish_reason": old["finish_reason"], "decoded_finish_reason": new["finish_reason"]}
+        if ours == theirs and own.text == again.text and old["finish_reason"] == new["finish_reason"]:
             self.counts[EQUAL] += 1
             return
         position = first_difference(ours, theirs)
-        found: dict[str, Any] = {"compared": compared, "position": position, "loss": loss}
+        found: dict[str, Any] = {"compared": compared, "position": position, "loss": loss, **reasons}
         if by_tokens:
             found["recorded_token"] = ours[position] if position < len(ours) else None
             found["decoded_token"] = theirs[position] if position < len(theirs) else None

@@ -254,7 +254,7 @@ def decode_again(prepared: Prepared, rows: pa.Table, build: Build) -> Iterator[p
     manifest = prepared.job.reopened(prepared.job.files_of(rows))
     plan = Plan(plan.config, plan.pair, manifest, plan.output)
     datasource = SpanDatasource(plan.config.source, manifest, plan.fields, done=rows_without(rows, manifest))
-    return stream(plan, build, datasource, rows.num_rows, rows.num_rows)
+    return stream(plan, build, datasource, rows.num_rows)
 
 
 def _write(output: OutputDir, relative: str, table: pa.Table) -> None:

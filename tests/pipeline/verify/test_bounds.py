@@ -7,6 +7,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pipeline.verify.bounds import detection_probability, mean_interval, share_interval, upper_share
 
@@ -71,3 +73,13 @@ def test_the_interval_of_the_mean_loss_solves_its_equation() -> None:
             ratio = beta - math.log(math.pi) - total * math.log(edge) - (num_rows - total) * math.log1p(-edge)
             assert ratio == pytest.approx(math.log(20), abs=1e-6)
     assert mean_interval(1000, 0.0)[1] < 0.008
+
+
+@given(num_rows=st.integers(1, 10_000), share=st.floats(0, 1), off=st.sampled_from([0.0, 1e-12, 1e-9, 1e-6]))
+@example(num_rows=10, share=1.0, off=1e-6)
+@example(num_rows=3, share=0.0, off=1e-12)
+def test_the_interval_of_the_mean_loss_exists_for_every_sum(num_rows: int, share: float, off: float) -> None:
+    """Also for sums within rounding of 0 and of the number of rows."""
+    for total in (share * num_rows, off, num_rows - off):
+        low, high = mean_interval(num_rows, total)
+        assert 0.0 <= low <= total / num_rows <= high <= 1.0

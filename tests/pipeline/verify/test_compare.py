@@ -70,6 +70,14 @@ def test_a_text_that_its_tokens_do_not_give_differs() -> None:
     assert not found.asked().num_rows
 
 
+def test_a_wrong_finish_reason_is_a_difference() -> None:
+    found = compared([row("0", [1, 2])], [row("0", [1, 2]) | {"finish_reason": "length"}])
+    assert found.counts == {"different": 1, "by_tokens": 1}
+    [one] = found.table().to_pylist()
+    assert (one["recorded_finish_reason"], one["decoded_finish_reason"]) == ("stop", "length")
+    assert not found.asked().num_rows
+
+
 def test_an_output_that_ends_early_has_no_tie() -> None:
     found = compared([row("0", [1, 2])], [row("0", [1, 2, 3])])
     assert (found.counts["different"], found.asked().num_rows) == (1, 0)
