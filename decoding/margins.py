@@ -11,7 +11,7 @@ from decoding.noise import Noise, Stream, key_of
 from decoding.sampling import RowSampling, perturb, warp
 from decoding.types import Request
 from models.contract import TargetModel
-from models.heads.teaching.teacher import make_training_sample
+from models.heads.training.teacher import make_training_sample
 from models.kv.lanes import SlotBatch
 
 ROUNDING = {torch.float32: 2.0**-16, torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5}

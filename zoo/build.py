@@ -19,9 +19,9 @@ from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditional
 from models.heads.eagle import save_eagle
 from models.heads.files import keep_as_safetensors
 from models.heads.medusa import save_medusa
-from models.heads.teaching.losses import fresh_eagle, fresh_medusa
-from models.heads.teaching.teacher import TrainingSample
-from models.heads.teaching.training import Pace, Trainer
+from models.heads.training.losses import fresh_eagle, fresh_medusa
+from models.heads.training.teacher import TrainingSample
+from models.heads.training.trainer import Pace, Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.vq_files import load_vq, save_vq
 from models.loading.checkpoints import CheckpointRef

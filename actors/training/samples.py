@@ -22,11 +22,11 @@ from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
-from models.heads.teaching.eagle3_loss import Eagle3Task
-from models.heads.teaching.layer_cut import LayerCutTask
-from models.heads.teaching.losses import EagleTask, HeadTask, MedusaTask
-from models.heads.teaching.teacher import Sample, TrainingSample, make_training_sample
-from models.heads.teaching.training import Pace, count_right, key_of
+from models.heads.training.eagle3_loss import Eagle3Task
+from models.heads.training.layer_cut import LayerCutTask
+from models.heads.training.losses import EagleTask, HeadTask, MedusaTask
+from models.heads.training.teacher import Sample, TrainingSample, make_training_sample
+from models.heads.training.trainer import Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError
 from models.target import Target

@@ -23,8 +23,8 @@ from actors.training.learner import Learner
 from actors.training.samples import Row, TrainingSampleError
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
-from models.heads.teaching.teacher import RowStates, Sample, TrainingSample, teach_rows
-from models.heads.teaching.teacher_cache import TeacherCache, key_of_sample
+from models.heads.training.teacher import RowStates, Sample, TrainingSample, teach_rows
+from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
 from pipeline.source.row_stream import Draw, Spans
 from pipeline.storage.output_dir import OutputDir

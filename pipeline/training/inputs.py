@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.source import JobOutput, Source
 from configs.training import TrainDrafterJob
-from models.heads.teaching.training import key_of
+from models.heads.training.trainer import key_of
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions

@@ -13,7 +13,7 @@ from actors.media import clips, rgb_images
 from actors.training.samples import Row
 from configs.source import JobOutput, Source
 from configs.training import ImageColumns, TrainDrafterJob
-from models.heads.teaching.training import key_of
+from models.heads.training.trainer import key_of
 from models.llamagen.shape import GptShape
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions

@@ -23,7 +23,7 @@ from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors
-from models.heads.teaching.training import Reduce, Trainer
+from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.rows.schemas import ERROR_CODES

@@ -24,10 +24,10 @@ from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork, FeatureStack
 from models.heads.eagle3 import Eagle3Network
 from models.heads.medusa import MedusaHeads
-from models.heads.teaching.eagle3_loss import Eagle3Task, fresh_eagle3
-from models.heads.teaching.losses import HeadTask, fresh_eagle, fresh_medusa
-from models.heads.teaching.teacher import TrainingSample
-from models.heads.teaching.training import Pace, Trainer
+from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
+from models.heads.training.losses import HeadTask, fresh_eagle, fresh_medusa
+from models.heads.training.teacher import TrainingSample
+from models.heads.training.trainer import Pace, Trainer
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target

@@ -13,7 +13,7 @@ from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder
-from models.heads.teaching.teacher import extend
+from models.heads.training.teacher import extend
 from models.inputs.prefix import Prefix
 from tests import toys
 from tests.conformance import checks, sharing

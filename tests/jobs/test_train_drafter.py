@@ -30,8 +30,8 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
-from models.heads.teaching import training
-from models.heads.teaching.training import Trainer
+from models.heads.training import training
+from models.heads.training.trainer import Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import load_image_eagle
 from models.llamagen.shape import VqShape

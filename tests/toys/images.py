@@ -20,7 +20,7 @@ from decoding.contracts import Drafter
 from decoding.drafters import EagleDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from models.heads.eagle import EagleNetwork, EagleShape
-from models.heads.teaching.eagle3_loss import fresh_eagle3
+from models.heads.training.eagle3_loss import fresh_eagle3
 from models.llamagen.eagle import pair_rotary
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import OFFICIAL, to_gpt

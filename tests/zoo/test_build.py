@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from models.heads.teaching.teacher import teach_states
+from models.heads.training.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.build import BUILDERS, RECIPES, build_caption, build_head, main, training_samples_of

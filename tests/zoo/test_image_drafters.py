@@ -12,9 +12,9 @@ import torch
 
 from configs.load import load_job
 from configs.training import TrainDrafterJob
-from models.heads.teaching.losses import EagleTask
-from models.heads.teaching.teacher import make_training_sample
-from models.heads.teaching.training import count_right
+from models.heads.training.losses import EagleTask
+from models.heads.training.teacher import make_training_sample
+from models.heads.training.trainer import count_right
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.condition import load_t5
 from models.llamagen.eagle import load_image_eagle

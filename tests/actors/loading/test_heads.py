@@ -17,8 +17,8 @@ from models.heads.eagle import save_eagle
 from models.heads.eagle3 import Eagle3Network
 from models.heads.eagle3_files import save_eagle3
 from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
-from models.heads.teaching.eagle3_loss import fresh_eagle3
-from models.heads.teaching.losses import fresh_eagle
+from models.heads.training.eagle3_loss import fresh_eagle3
+from models.heads.training.losses import fresh_eagle
 from tests import toys
 from tests.conformance import checks
 

@@ -18,7 +18,7 @@ from decoding.drafters import EagleDrafter
 from models.heads.eagle import EagleNetwork
 from models.heads.files import write_checkpoint
 from models.heads.msd import MsdNetwork
-from models.heads.teaching.losses import fresh_eagle
+from models.heads.training.losses import fresh_eagle
 from models.heads.vispec import VispecNetwork
 from models.loading.vocabulary import SlicedHead
 from tests import toys

@@ -13,7 +13,7 @@ from actors.training.samples import ImageSamples, Row, TextSamples, TrainingSamp
 from configs.load import validate
 from configs.training import TrainDrafterJob
 from decoding import Sampling
-from models.heads.teaching.teacher import make_training_sample
+from models.heads.training.teacher import make_training_sample
 from tests import toys
 from tests.toys import images as image_toys
 

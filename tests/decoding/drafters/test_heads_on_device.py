@@ -20,7 +20,7 @@ from decoding.step import grow_tree
 from decoding.trees import DynamicTree
 from models.backends.cache import RaggedCache
 from models.heads.medusa import MedusaHeads, MedusaShape
-from models.heads.teaching.losses import fresh_eagle
+from models.heads.training.losses import fresh_eagle
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys

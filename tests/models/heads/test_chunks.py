@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.heads.teaching import chunks
-from models.heads.teaching.chunks import sum_in_chunks
-from models.heads.teaching.losses import fresh_eagle
-from models.heads.teaching.teacher import make_training_sample
-from models.heads.teaching.training import Pace, Trainer
+from models.heads.training import chunks
+from models.heads.training.chunks import sum_in_chunks
+from models.heads.training.losses import fresh_eagle
+from models.heads.training.teacher import make_training_sample
+from models.heads.training.trainer import Pace, Trainer
 from tests import toys
 
 VOCAB = 11

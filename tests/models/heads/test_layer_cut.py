@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from configs.training import LayerCutHead
-from models.heads.teaching.layer_cut import LayerCutTask, cut_layers, save_model
-from models.heads.teaching.teacher import TrainingSample, make_training_sample, teach_states
-from models.heads.teaching.training import Pace, Trainer, count_right
+from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
+from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
+from models.heads.training.trainer import Pace, Trainer, count_right
 from models.target import Target
 from tests import toys
 

@@ -17,8 +17,8 @@ from decoding.drafters.merge import Guided, SingleLane
 from decoding.tree import Verdict
 from decoding.trees import Chain
 from models.contract import TargetModel
-from models.heads.teaching.losses import EagleTask, fresh_eagle
-from models.heads.teaching.teacher import TrainingSample, make_training_sample, teach_states
+from models.heads.training.losses import EagleTask, fresh_eagle
+from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from models.llamagen.target import LlamaGenTarget
 from tests import toys

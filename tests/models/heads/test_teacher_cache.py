@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.contract import TargetModel
-from models.heads.teaching.eagle3_loss import fresh_eagle3
-from models.heads.teaching.losses import HeadTask, fresh_eagle, fresh_medusa
-from models.heads.teaching.teacher import RowStates, Sample, States, TrainingSample, make_training_sample, teach_rows
-from models.heads.teaching.teacher_cache import TeacherCache, key_of_sample
-from models.heads.teaching.training import Pace, Trainer, count_right
+from models.heads.training.eagle3_loss import fresh_eagle3
+from models.heads.training.losses import HeadTask, fresh_eagle, fresh_medusa
+from models.heads.training.teacher import RowStates, Sample, States, TrainingSample, make_training_sample, teach_rows
+from models.heads.training.teacher_cache import TeacherCache, key_of_sample
+from models.heads.training.trainer import Pace, Trainer, count_right
 from tests import toys
 
 MANY = 1 << 30

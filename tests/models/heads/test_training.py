@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.contract import TargetModel
-from models.heads.teaching.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
-from models.heads.teaching.teacher import States, TrainingSample, make_training_sample, teach_states
-from models.heads.teaching.training import Pace, Reduce, Trainer, count_right, key_of
+from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.heads.training.teacher import States, TrainingSample, make_training_sample, teach_states
+from models.heads.training.trainer import Pace, Reduce, Trainer, count_right, key_of
 from models.kv.feature_layers import LAST
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from tests import toys

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from decoding.contexts.pruned import prune
 from models.backends.base import MAX_PREFILL_PADDING, REFERENCE
 from models.backends.cpu.backend import CpuBackend
-from models.heads.teaching.teacher import extend
+from models.heads.training.teacher import extend
 from models.inputs.prefix import Prefix
 from models.kv import prefill_batching
 from models.kv.lanes import LaneModel, SlotBatch

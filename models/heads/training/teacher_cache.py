@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from models.heads.teaching.teacher import RowStates
+from models.heads.training.teacher import RowStates
 
 FORMAT = 1
 SUFFIX, TEMPORARY = ".safetensors", ".tmp"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from models.contract import TargetModel
 from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
-from models.heads.teaching.chunks import sum_in_chunks
-from models.heads.teaching.teacher import States
+from models.heads.training.chunks import sum_in_chunks
+from models.heads.training.teacher import States
 from models.kv.feature_layers import LAST
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from models.contract import TargetModel
-from models.heads.teaching.losses import HeadTask
-from models.heads.teaching.teacher import RowStates, Sample, States, TrainingSample, teach_rows
+from models.heads.training.losses import HeadTask
+from models.heads.training.teacher import RowStates, Sample, States, TrainingSample, teach_rows
 
 Reduce = Callable[[Tensor], object]
 """Sums a tensor over all workers in place (all-reduce)."""

@@ -18,9 +18,9 @@ from transformers import AttentionInterface, LlamaConfig
 from models.contract import TargetModel
 from models.heads.eagle import LAYER_FIELDS
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
-from models.heads.teaching.chunks import sum_in_chunks
-from models.heads.teaching.losses import HeadTask
-from models.heads.teaching.teacher import States
+from models.heads.training.chunks import sum_in_chunks
+from models.heads.training.losses import HeadTask
+from models.heads.training.teacher import States
 
 IMPLEMENTATION = "draftfleet_draft_steps"
 STEP_DECAY = 0.8

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.teaching.chunks import sum_in_chunks
-from models.heads.teaching.losses import HeadTask, width_of
-from models.heads.teaching.teacher import States
+from models.heads.training.chunks import sum_in_chunks
+from models.heads.training.losses import HeadTask, width_of
+from models.heads.training.teacher import States
 from models.loading.inspection import parts_of
 from models.target import Target
 
