@@ -30,7 +30,7 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
-from models.heads.training import training
+from models.heads.training import trainer
 from models.heads.training.trainer import Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import load_image_eagle
@@ -324,13 +324,13 @@ def test_stored_states_are_read_in_later_epochs_and_teach_the_same_head(
 ) -> None:
     """Batches of later epochs are made of other rows, so the heads are equal up to rounding of the target's forward."""
     runs = []
-    teach = training.teach_rows
+    teach = trainer.teach_rows
 
     def counted(target: Any, samples: Any, layers: Any) -> Any:
         runs.append(len(samples))
         return teach(target, samples, layers)
 
-    monkeypatch.setattr(training, "teach_rows", counted)
+    monkeypatch.setattr(trainer, "teach_rows", counted)
     more = ("training.num_steps=9", "acceptance.num_rows=0", "training.keep=last")
     folder = tmp_path / "states"
     jobs = {"off": "max_bytes=0", "own": "max_bytes=1000000000", "shared": f"path={folder}", "again": f"path={folder}"}
