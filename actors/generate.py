@@ -48,9 +48,8 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
         prompt = media.prompt
         if prompt is None:
             prompt = render_prompt(self._pair.render, json.loads(row["messages"]))
-        sampling = self._sampling_of(row["sampling"])
-        request = Request(row["sample_id"], prompt, media.images, videos=media.videos, inputs=media.inputs, **sampling)
-        return {0: request}
+        options = self._sampling_of(row["sampling"]) | {"grammar": self._pair.grammar}
+        return {0: Request(row["sample_id"], prompt, media.images, videos=media.videos, inputs=media.inputs, **options)}
 
     @cached_property
     def _sampling(self) -> Sampling:

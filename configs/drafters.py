@@ -173,6 +173,13 @@ class SuffixDrafter(Section):
         return self
 
 
+class GrammarDrafter(Section):
+    """Drafts the tokens that `output` forces, without a model. The tree must be a chain; `method.forced_tokens` drafts
+    them before another drafter's tokens."""
+
+    kind: Literal["grammar"] = "grammar"
+
+
 Drafter = Annotated[
     NoDrafter
     | ModelDrafter
@@ -185,6 +192,7 @@ Drafter = Annotated[
     | LayerSkipDrafter
     | LookupDrafter
     | JacobiDrafter
-    | SuffixDrafter,
+    | SuffixDrafter
+    | GrammarDrafter,
     Field(discriminator="kind"),
 ]

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
 from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
-from configs.drafters import Drafter, JacobiDrafter, ModelDrafter, NoDrafter, SuffixDrafter
+from configs.drafters import Drafter, GrammarDrafter, JacobiDrafter, ModelDrafter, NoDrafter, SuffixDrafter
 from configs.section import Section
 from configs.trees import ChainTree, SageTree, Tree, max_depth
 
@@ -98,6 +98,9 @@ class Method(Section):
     tree: Tree = ChainTree()
     acceptance: Acceptance = ExactAcceptance()
     controller: Controller = NoController()
+    forced_tokens: bool = False
+    """Whether tokens that `output` forces are drafted in place of the drafter's, whose other drafts are restricted to
+    what `output` allows; see the [drafter `grammar`](../methods/grammar.md)."""
 
     @model_validator(mode="after")
     def _legal(self) -> Method:
@@ -113,6 +116,10 @@ class Method(Section):
         self._check_acceptance()
         self._check_lines()
         self._check_controller()
+        if self.forced_tokens and isinstance(self.drafter, NoDrafter | GrammarDrafter):
+            raise ValueError(
+                f"forced_tokens: '{self.drafter.kind}' has no drafts beside them; use the drafter 'grammar' without it"
+            )
         return self
 
     def _check_acceptance(self) -> None:
@@ -139,7 +146,7 @@ class Method(Section):
     def _check_lines(self) -> None:
         """Check tree and acceptance of the drafters that propose one token per depth."""
         drafter, rule = self.drafter, self.acceptance
-        if not isinstance(drafter, JacobiDrafter | SuffixDrafter):
+        if not isinstance(drafter, JacobiDrafter | SuffixDrafter | GrammarDrafter):
             return
         if not isinstance(self.tree, ChainTree):
             raise ValueError(
@@ -201,6 +208,11 @@ class Method(Section):
         return self.drafting.drafter.kind in ("model", "eagle", "eagle3", "vispec", "msd", "medusa", "block")
 
     @property
+    def drafts_grammar(self) -> bool:
+        """Whether drafts follow the section `output`."""
+        return self.forced_tokens or isinstance(self.drafter, GrammarDrafter)
+
+    @property
     def drafting(self) -> Method:
         """The method that determines the kind of `model.drafter`: this one, or a candidate of `auto`."""
         if self.auto is None:
@@ -217,6 +229,9 @@ class Method(Section):
         del data["auto"]
         # A controller requires exact acceptance, so it changes no token.
         del data["controller"]
+        if not self.forced_tokens:
+            # Outputs that were begun before this key existed have the same content.
+            del data["forced_tokens"]
         return data
 
     @property
@@ -233,7 +248,8 @@ class Method(Section):
             return "auto"
         if isinstance(self.drafter, NoDrafter):
             return "plain"
-        return f"{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
+        forced = "grammar+" if self.forced_tokens else ""
+        return f"{forced}{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
 
 
 Auto.model_rebuild()

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from configs.acceptance import LanternAcceptance
 from configs.exports import Export
 from configs.method import Method
+from configs.output import Output
 from configs.pool import Pool
 from configs.section import Device, Place, Section
 from configs.source import Source
@@ -250,6 +251,7 @@ class CaptionJob(DatasetJob):
     model: Model
     method: Method = Method()
     sampling: Sampling = Sampling()
+    output: Output | None = None
     pool: Pool = Pool()
     sink: CaptionSink
     job: Job = Job()
@@ -266,6 +268,7 @@ class CaptionJob(DatasetJob):
             raise ValueError(
                 "method.drafter.fill 'above' copies codes of the image row above, and a text has none; use repeat"
             )
+        self._check_output()
         target, pool = self.model.target, self.pool
         if pool.num_gpus > 1 and target.device != "auto":
             raise ValueError(
@@ -280,12 +283,26 @@ class CaptionJob(DatasetJob):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJob.content`, and `sink.keep_tokens` if it is set: without it, outputs that were
-        begun before this key existed have the same content."""
+        """Return the fields of `DatasetJob.content`, and `output` and `sink.keep_tokens` if they are set: without them,
+        outputs that were begun before these keys existed have the same content."""
         data = super().content(revisions)
+        del data["output"]
+        if self.output is not None:
+            data["output"] = self.output.content()
         if self.sink.keep_tokens:
             data["sink"]["keep_tokens"] = True
         return data
+
+    def _check_output(self) -> None:
+        """Check the options that end texts, and the drafters that need a structure."""
+        if self.output is None:
+            for where, one in self.method.places.items():
+                if one.drafts_grammar:
+                    raise ValueError(f"{where}: drafts follow the section output, and there is none")
+            return
+        if self.sampling.stop or self.sampling.ignore_eos:
+            name = "stop" if self.sampling.stop else "ignore_eos"
+            raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
 
     @property
     def multiplies_rows(self) -> bool:

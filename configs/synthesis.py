@@ -195,6 +195,8 @@ class SynthesizeJob(DatasetJob):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
         if any(isinstance(one.drafter, BlockDrafter) for one in method.methods):
             raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
+        if any(one.drafts_grammar for one in method.methods):
+            raise ValueError("method: drafts of a grammar follow the section output, and images have none")
         if isinstance(method.acceptance, LVSpecAcceptance):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
         if isinstance(method.acceptance, LanternAcceptance) and self.model.vq is None:

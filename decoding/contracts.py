@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decoding.constraints import Constraints
 from decoding.controllers.base import Controller
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
@@ -51,7 +52,8 @@ class EngineSpec:
     `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's KV cache rows per sample, whose
     logits `guidance` merges. While drafting is paused, a sample generates at most `max_missed_tokens` tokens.
     `max_prefill_tokens` limits the tokens of one prefill forward; None is no limit. `lanes` is the target over its KV
-    cache, for drafters with `shares_cache`; it is None in tests of single parts.
+    cache, for drafters with `shares_cache`; it is None in tests of single parts. `constraints` are the
+    grammars of the slots.
     """
 
     num_slots: int
@@ -70,6 +72,7 @@ class EngineSpec:
     max_missed_tokens: int = 0
     max_prefill_tokens: int | None = None
     lanes: LaneModel | None = None
+    constraints: Constraints | None = None
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,9 @@ class Level:
 class Judgement:
     """The target's outputs for a draft tree, the input of acceptance rules and of `commit`.
 
-    `raw` (b, N, V) are the logits after the lane merge, `warped` (b, N, V) the same after penalties and filters;
-    `hidden` (b, R, N, D) are the target's last hidden states after its final norm, `features` (b, R, N, F) the states
-    of the drafter's `feature_layers`.
+    `raw` (b, N, V) are the logits after the lane merge, −inf for tokens that a grammar forbids, `warped` (b, N, V) the
+    same after penalties and filters; `hidden` (b, R, N, D) are the target's last hidden states after its final norm,
+    `features` (b, R, N, F) the states of the drafter's `feature_layers`.
     """
 
     slots: SlotBatch

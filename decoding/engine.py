@@ -15,7 +15,7 @@ import torch
 
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.controllers.base import Outcome
-from decoding.errors import NON_FINITE_LOGITS, ROW_TIMEOUT, failed
+from decoding.errors import GRAMMAR_FAILED, NON_FINITE_LOGITS, ROW_TIMEOUT, failed
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
@@ -84,6 +84,7 @@ class Engine:
             max_missed_tokens=max_context_tokens if method.controller.can_be_off else 0,
             max_prefill_tokens=max_prefill_tokens,
             lanes=self._lanes,
+            constraints=self._slots.constraints,
         )
         method.drafter.open(spec)
         method.tree.open(spec)
@@ -175,13 +176,14 @@ class Engine:
         options = (self._needs_attention, self._needs_hidden or self._needs_features, self._max_prefill_tokens)
         prefill = self._lanes.admit(slots, prefixes, *options)
         ends = torch.zeros_like(slots.index)[:, None]
-        raw = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
+        merged = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
+        raw = self._slots.constraints.apply(slots, merged)
         rows = self._slots.sampling(slots)
         draws = None
         if rows.any_sampled:
             draws = StepNoise(self._slots.noise(slots), 1, self.target.vocab_size).gumbel(Stream.TOKEN)
         first = perturb(warp(raw, rows, None), draws, rows).argmax(dim=-1)
-        logprobs = raw.gather(-1, first[:, :, None])[..., 0] - raw.logsumexp(dim=-1)
+        logprobs = merged.gather(-1, first[:, :, None])[..., 0] - merged.logsumexp(dim=-1)
         self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
         self.stats.target_forwards += prefill.num_forwards
         self.stats.num_admitted += len(progress)
@@ -233,6 +235,10 @@ class Engine:
             self._slots.release(slot)
             message = "the target's logits are not finite for this sample; try another dtype"
             return [failed(one.request.sample_id, NON_FINITE_LOGITS, message)]
+        if one.matcher is not None and one.matcher.error:
+            self._slots.release(slot)
+            message = f"after {len(one.token_ids)} tokens: {one.matcher.error}"
+            return [failed(one.request.sample_id, GRAMMAR_FAILED, message)]
         if not one.finish_reason:
             return []
         self._slots.release(slot)
@@ -251,6 +257,9 @@ class Engine:
     def _launch(self) -> tuple[list[Completion], StepInFlight | None]:
         """Launch a step of all unfinished slots, if any. Also return requests that finished in the step in flight."""
         finished: list[Completion] = []
+        if self._slots.constraints.applies(self._slots.active):
+            # Masks depend on the tokens of the step in flight.
+            finished += self._process_in_flight()
         if not (ids := self._slots.unfinished):
             return finished, None
         progress = [self._slots.at(slot) for slot in ids]

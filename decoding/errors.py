@@ -4,6 +4,7 @@ prompt_refused      the processor or chat template refuses the sample (image cou
 context_too_long    prompt, images and max_new_tokens do not fit the slot
 non_finite_logits   the target computed NaN for an output token
 row_timeout         the sample exceeded the time limit of its slot
+grammar_failed      the output could not follow the grammar of the request
 out_of_memory       the sample does not fit into device memory, even without other samples
 """
 
@@ -15,8 +16,9 @@ PROMPT_REFUSED = "prompt_refused"
 CONTEXT_TOO_LONG = "context_too_long"
 NON_FINITE_LOGITS = "non_finite_logits"
 ROW_TIMEOUT = "row_timeout"
+GRAMMAR_FAILED = "grammar_failed"
 OUT_OF_MEMORY = "out_of_memory"
-CODES = (PROMPT_REFUSED, CONTEXT_TOO_LONG, NON_FINITE_LOGITS, ROW_TIMEOUT, OUT_OF_MEMORY)
+CODES = (PROMPT_REFUSED, CONTEXT_TOO_LONG, NON_FINITE_LOGITS, ROW_TIMEOUT, GRAMMAR_FAILED, OUT_OF_MEMORY)
 
 
 class DrafterError(RuntimeError):

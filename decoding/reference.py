@@ -6,11 +6,13 @@ It shares only the noise with the engine; the noise is tested against published 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    LogitsProcessor,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -24,14 +26,20 @@ from decoding.types import Request, Sampling
 
 @torch.inference_mode()
 def reference_tokens(
-    model: nn.Module, inputs: dict[str, Tensor], request: Request, eos_ids: frozenset[int]
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    request: Request,
+    eos_ids: frozenset[int],
+    own: Sequence[LogitsProcessor] = (),
 ) -> list[int]:
     """Return the expected token ids of plain decoding, EOS included; `inputs` are the processor's outputs.
+
+    `own` are further logits processors, which run where `generate` runs those of its caller.
 
     Greedy decoding takes the argmax; sampling takes argmax(log p + g) with the sample's own noise g.
     """
     sampling = request.sampling
-    processors = _processors(sampling)
+    processors = _processors(sampling, own)
     key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
     tokens: list[int] = []
     while len(tokens) < sampling.max_new_tokens:
@@ -71,10 +79,11 @@ def cache_of(model: nn.Module, out: Any) -> dict[str, Any]:
     return {name: getattr(out, name)}
 
 
-def _processors(sampling: Sampling) -> LogitsProcessorList:
+def _processors(sampling: Sampling, own: Sequence[LogitsProcessor]) -> LogitsProcessorList:
     processors = LogitsProcessorList()
     if sampling.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    processors.extend(own)
     if sampling.temperature > 0:
         processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
         if sampling.top_k > 0:

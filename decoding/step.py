@@ -1,5 +1,7 @@
 """Runs one step on the device: draft, verify, accept and commit, without synchronising with the host.
 
+Only requests with a grammar wait for their drafts: the host computes their masks while the target runs.
+
 Tensor shapes and host integers do not depend on device results, so a step can be compiled and captured. With
 asynchronous output processing, the host launches the next step before it processes the output of the last one; the next
 step's results are discarded for rows that finished in the last step.
@@ -130,12 +132,14 @@ def run_step(
     max_depth = table.max_depth(slots)
     tree = grow_tree(method, slots, slots.of(table.root), num_levels, rows, noise, max_depth).within(max_depth)
     drafted = time.perf_counter()
+    drafts = table.constraints.read(slots, tree)
     hidden, features = lanes.split(lanes.forward(slots, tree.tokens, tree.depth, tree.visible()))
-    raw = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
+    merged = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
+    raw = table.constraints.apply(slots, merged, drafts)
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, features, noise, rows)
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
-    logprobs = path_logprobs(tree, raw, verdict, tokens)
+    logprobs = path_logprobs(tree, merged, verdict, tokens)
     verified = time.perf_counter()
     # The accepted nodes of a chain are already at their KV positions.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)

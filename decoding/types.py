@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from decoding.grammar import Grammar
     from models.inputs.clip import Clip
     from models.inputs.packing import PackedInputs
 
@@ -65,7 +66,11 @@ class Request:
     `inputs` are the outputs of the target's processor for them; models with that processor then do not run it, and
     images and videos may be left out unless another model needs them.
     `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
-    by `(seed, sample_id, replica)` and does not depend on the batch.
+    by `(seed, sample_id, replica)` and does not depend on the batch. The output follows `grammar` and then EOS; it is
+    whole unless the request ends by `length`.
+
+    Raises:
+        ValueError: a grammar together with `stop` or `ignore_eos`, which end or continue texts in other places.
     """
 
     sample_id: str
@@ -77,6 +82,11 @@ class Request:
     condition: NDArray[np.float32] | int | None = None
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        if self.grammar is not None and (self.sampling.stop or self.sampling.ignore_eos):
+            raise ValueError("a request with a grammar takes neither stop strings nor ignore_eos")
 
     @property
     def num_images(self) -> int:

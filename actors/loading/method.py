@@ -25,6 +25,7 @@ from decoding.controllers.goodput import GoodputController
 from decoding.drafters import (
     BlockDrafter,
     EagleDrafter,
+    GrammarDrafter,
     JacobiDrafter,
     LayerSkipDrafter,
     LookupDrafter,
@@ -111,7 +112,10 @@ def build_method(
     controller = Controller()
     if config.controller.kind == "measured":
         controller = GoodputController(tree.max_levels, config.controller.max_exploration)
-    return Method(_drafter(config, drafter_model, target, {} if corpora is None else corpora), tree, rule, controller)
+    drafter = _drafter(config, drafter_model, target, {} if corpora is None else corpora)
+    if config.forced_tokens:
+        drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
+    return Method(drafter, tree, rule, controller)
 
 
 def plain_method() -> Method:
@@ -170,6 +174,8 @@ def _drafter(
     merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
     if isinstance(choice, choices.NoDrafter):
         return NoDrafter()
+    if isinstance(choice, choices.GrammarDrafter):
+        return GrammarDrafter()  # type: ignore[return-value]
     if isinstance(choice, choices.LookupDrafter):
         return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
     if isinstance(choice, choices.SuffixDrafter):

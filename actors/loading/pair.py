@@ -11,11 +11,13 @@ from typing import Any
 
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, check_layers, is_head, load_head, read_at
+from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContext
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Checkpoint, TargetCheckpoint, Weights
+from decoding.grammar import Grammar
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor, revision_of
 from models.target import Target
@@ -39,12 +41,13 @@ class PairInfo(loaded_pair.PairInfo):
 
 @dataclass(frozen=True)
 class Pair(LoadedPair):
-    """A loaded text pair."""
+    """A loaded text pair, with the grammar of `output`, if any."""
 
     config: CaptionJob
     target: Target
     drafter: Target | Head | None
     info: PairInfo
+    grammar: Grammar | None = None
 
     @property
     def max_context_tokens(self) -> int:
@@ -62,6 +65,7 @@ def check(config: CaptionJob) -> PairInfo:
     """
     target, drafter, method = config.model.target, config.model.drafter, config.method
     target_config, front_end, target_revision = _describe("model.target", target)
+    check_output(config, front_end.tokenizer, target_config.get_text_config().vocab_size)
     revisions = {"target": target_revision}
     drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
@@ -104,7 +108,10 @@ def load(config: CaptionJob) -> Pair:
         one.keep_features(config.pool.feature_cache_bytes)
     if target.backend.is_asynchronous:
         target.prefetch_prompts()
-    return Pair(config, target, smaller or head, info)
+    grammar = None
+    if config.output is not None:
+        grammar = compile_output(config.output, target.front_end.tokenizer, target.vocab_size, target.eos_ids)
+    return Pair(config, target, smaller or head, info, grammar=grammar)
 
 
 def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:

@@ -45,7 +45,13 @@ class RelaxedRule(Acceptance):
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
-        return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
+        # Logits of tokens that a grammar forbids are −inf.
+        above = judgement.tree.parents.clamp_min(0)
+        is_allowed = (
+            judgement.raw[torch.arange(above.shape[0], device=above.device)[:, None], above, judgement.tree.tokens]
+            > -torch.inf
+        )
+        return seen.match[:, None] | (self.pardon(judgement, seen) & (is_allowed & ~strict)[:, None])
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree = judgement.tree

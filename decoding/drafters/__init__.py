@@ -2,6 +2,7 @@
 
 from decoding.drafters.block import BlockDrafter
 from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.grammar import GrammarDrafter
 from decoding.drafters.jacobi import JacobiDrafter
 from decoding.drafters.layer_skip import LayerSkipDrafter
 from decoding.drafters.lookup import LookupDrafter
@@ -13,6 +14,7 @@ from decoding.drafters.suffix import SuffixDrafter
 __all__ = [
     "BlockDrafter",
     "EagleDrafter",
+    "GrammarDrafter",
     "JacobiDrafter",
     "LayerSkipDrafter",
     "LookupDrafter",

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from decoding.constraints import Constraints
 from decoding.contracts import Probe
+from decoding.grammar import Matcher
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
@@ -46,9 +48,12 @@ class Progress:
     """Number of steps by accepted drafts."""
     batch_size_total: int = 0
     choices: Choices = field(default_factory=Choices)
+    matcher: Matcher | None = field(init=False)
+    """State of the request's grammar after `token_ids`."""
 
     def __post_init__(self) -> None:
         self.histogram = [0] * (self.levels + 1)
+        self.matcher = None if self.request.grammar is None else self.request.grammar.start()
 
     @property
     def remaining(self) -> int:
@@ -62,6 +67,8 @@ class Progress:
         for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             self.token_ids.append(token)
             self.logprobs.append(logprob)
+            if self.matcher is not None:
+                self.matcher.advance(token)
             if token in eos_ids and not sampling.ignore_eos:
                 self.finish_reason = "stop"
             elif sampling.stop and (cut := _cut_at_stop(decode(self.token_ids), sampling.stop)) is not None:
@@ -110,6 +117,7 @@ class SlotTable:
         # Created by the first `stop_drafting`.
         self._is_plain: Tensor | None = None
         self.guidance = Guidance(self._position)
+        self.constraints = Constraints(num_slots, vocab_size, device)
         # (S, V) is large, so it is created for the first request with a repetition penalty.
         self._seen: Tensor | None = None
         # Cached, because the next batch usually has the same slots.
@@ -158,6 +166,7 @@ class SlotTable:
             self._top_p[slot] = sampling.top_p
             self._penalty[slot] = sampling.repetition_penalty
             self.guidance.occupy(slot, sampling)
+            self.constraints.matchers[slot] = one.matcher
             if sampling.repetition_penalty != 1.0 and self._seen is None:
                 self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:
@@ -176,6 +185,7 @@ class SlotTable:
 
     def release(self, slot: int) -> None:
         self.progress[slot] = None
+        self.constraints.matchers[slot] = None
 
     def sampling(self, slots: SlotBatch) -> RowSampling:
         """Return the sampling parameters of the batch."""

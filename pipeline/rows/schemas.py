@@ -63,6 +63,7 @@ ERROR_CODES: dict[str, str] = {
     "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
     "non_finite_logits": "the target gave NaN for a token that was taken",
     "row_timeout": "the row was in its slot for longer than pool.max_row_s",
+    "grammar_failed": "the output could not follow the grammar of output; the message says after how many tokens",
     "out_of_memory": "the device's memory does not hold this row, even with nothing beside it",
     "engine_died": "the engine's process died three times while it had this row, the last time with nothing beside it",
     # after it

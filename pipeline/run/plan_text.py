@@ -20,10 +20,11 @@ NUM_ROWS_LOOKED_AT = 20
 
 def describe(plan: Plan) -> str:
     """Return the plan as lines of text."""
-    sampling, pool = plan.config.sampling, plan.config.pool
+    sampling, pool, output = plan.config.sampling, plan.config.pool, plan.config.output
     how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
     lines = {
         "sampling": f"{how}, at most {sampling.max_new_tokens} new tokens",
+        **({} if output is None else {"texts": f"follow output.{next(iter(output.content()))}"}),
         "actors": f"{engines(pool)}, contexts up to {pool.max_context_tokens:,} tokens",
     }
     return show_plan(plan, lines)
