@@ -36,7 +36,7 @@ def _read_schema(value: Any) -> Any:
 
 
 class Output(Section):
-    """[Structured output](../guides/structured-output.md): exactly one of the keys; without the section, texts are free."""
+    """[Structured output](../guides/structured-output.md): exactly one of the keys. Texts are free without it."""
 
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)] = None
     """A JSON schema, or the path of a JSON file with one; texts are JSON values that it describes, on one line."""

@@ -7,6 +7,7 @@ rolling back and following the same tokens again gives the same mask.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ LIMITS = LLParserLimits(max_grammar_size=200_000, max_lexer_states=50_000, verbo
 """Bounds of compilation and of one mask; a lexer state takes 1 to 2 kB."""
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """JSON is written on one line, as by `json.dumps`; unsupported keywords of a schema are errors."""
+MAX_MASK_S = 0.5
+"""Most CPU seconds of a grammar's first mask; usual grammars take about a millisecond."""
 NO_TOKEN = -1
 
 
@@ -40,7 +43,9 @@ def regex_source(regex: str) -> str:
 
 def choices_source(choices: Sequence[str]) -> str:
     """Return the grammar source of a list of texts."""
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices))
+    # A terminal: alternatives of rules would be limited by the parser's items.
+    words = " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {words}")
 
 
 class Vocabulary:
@@ -88,11 +93,14 @@ class Grammar:
         """Return a matcher at the beginning of the text."""
         return Matcher(self)
 
-    def has_beginning(self) -> bool:
-        """Return whether any token may be the first, EOS included."""
-        matcher = self.start()
+    def check_first_mask(self) -> None:
+        """Compute the first mask; raise GrammarError if no token may be the first, or if it takes too long."""
+        start, matcher = time.thread_time(), self.start()
         matcher.fill(np.zeros((1, self.vocabulary.num_words * 4), dtype=np.uint8), [NO_TOKEN], [NO_TOKEN])
-        return not matcher.error
+        if matcher.error:
+            raise GrammarError(f"no text can begin: {matcher.error}")
+        if (seconds := time.thread_time() - start) > MAX_MASK_S:
+            raise GrammarError(f"its first mask takes {seconds:.1f} s of CPU time; use fewer repetitions")
 
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text; None if the vocabulary cannot write it, or the grammar forbids it."""
@@ -196,7 +204,8 @@ class Matcher:
 
     def _mask(self) -> NDArray[np.uint8] | None:
         """Return the mask of the next token; None if the library failed. EOS is allowed only after a whole text."""
-        mask = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
+        # The library adds a word if V is a multiple of 32.
+        mask = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)[: len(self._vocabulary.eos_words)]
         if self._state.is_error():
             return None
         if self._state.is_accepting():

@@ -23,8 +23,10 @@ def check_output(config: CaptionJob, tokenizer: Any, vocab_size: int) -> None:
     eos_id = getattr(tokenizer, "eos_token_id", None)
     vocab_size = max(vocab_size, len(tokenizer))
     grammar = compile_output(output, tokenizer, vocab_size, frozenset([0 if eos_id is None else eos_id]))
-    if not grammar.has_beginning():
-        raise ConfigError(f"{_where(output)}: no token of the target's vocabulary begins it; use another tokenizer")
+    try:
+        grammar.check_first_mask()
+    except GrammarError as error:
+        raise ConfigError(f"{_where(output)}: {error}") from None
     most = config.sampling.max_new_tokens
     for place, text in enumerate(output.choices):
         num_tokens = grammar.count_tokens(text)

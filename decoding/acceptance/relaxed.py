@@ -45,13 +45,7 @@ class RelaxedRule(Acceptance):
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
-        # Logits of tokens that a grammar forbids are −inf.
-        above = judgement.tree.parents.clamp_min(0)
-        is_allowed = (
-            judgement.raw[torch.arange(above.shape[0], device=above.device)[:, None], above, judgement.tree.tokens]
-            > -torch.inf
-        )
-        return seen.match[:, None] | (self.pardon(judgement, seen) & (is_allowed & ~strict)[:, None])
+        return seen.match[:, None] | (self.pardon(judgement, seen) & (legal_drafts(judgement) & ~strict)[:, None])
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree = judgement.tree
@@ -59,6 +53,13 @@ class RelaxedRule(Acceptance):
         wanted = wanted_tokens(tree, choice)
         seen = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
         return walk_accepted(tree, seen.branches, choice, self.accepts(judgement, seen), self.merit(judgement))
+
+
+def legal_drafts(judgement: Judgement) -> Tensor:
+    """Return a mask (b, N) of the drafts that the request's grammar allows: others have logits of −inf."""
+    parents = judgement.tree.parents.clamp_min(0)
+    rows = torch.arange(parents.shape[0], device=parents.device)[:, None]
+    return judgement.raw[rows, parents, judgement.tree.tokens] > -torch.inf
 
 
 def special_tokens(spec: EngineSpec) -> Tensor:

@@ -102,6 +102,14 @@ def other_vocabulary(folder: Path) -> list[str]:
     return [f"model.drafter.path={folder}/other"]
 
 
+def schema_file(content: str) -> Spoil:
+    def write(folder: Path) -> list[str]:
+        (folder / "schema.json").write_text(content)
+        return [f"output.json_schema={folder}/schema.json"]
+
+    return write
+
+
 CASES: dict[str, tuple[Spoil, list[str]]] = {
     "an unknown key": (overrides("sampling.max_tokens=3"), ["sampling.max_tokens", "is not a known key"]),
     "an unknown section": (overrides("samplign.top_k=3"), ["samplign", "is not a known key"]),
@@ -125,6 +133,62 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     "an id column that is not there": (overrides("source.id_column=key"), ["source.id_column", "key"]),
     "an output that cannot be written": (sink_below_a_file, ["sink.path", "file/out"]),
     "an output that is used": (used_output, ["sink.path", "data/part.parquet", "not empty"]),
+    "two structures": (overrides("output.regex=a", "output.choices=[a]"), ["output", "exactly one of"]),
+    "no structure": (overrides("output={}"), ["output", "exactly one of"]),
+    "a schema that is not there": (
+        overrides("output.json_schema=/nowhere/s.json"),
+        ["output.json_schema", "/nowhere/s"],
+    ),
+    "a schema that is not JSON": (schema_file("{'a': 1}"), ["output.json_schema", "is not JSON"]),
+    "a schema of a wrong type": (schema_file("[1]"), ["output.json_schema", "a schema is a JSON object"]),
+    "a schema with an unknown type": (
+        overrides("output.json_schema={type: strng}"),
+        ["output.json_schema: ", "Invalid type: strng"],
+    ),
+    "a schema that no value follows": (
+        overrides("output.json_schema={type: integer, minimum: 5, maximum: 3}"),
+        ["output.json_schema: ", "Unsatisfiable schema"],
+    ),
+    "a schema with an unsupported keyword": (
+        overrides("output.json_schema={type: array, uniqueItems: true}"),
+        ["output.json_schema: ", "uniqueItems"],
+    ),
+    "a schema with a remote reference": (
+        overrides("output.json_schema={$ref: 'http://localhost/s'}"),
+        ["output.json_schema: ", "http://localhost/s"],
+    ),
+    "a regex that does not parse": (overrides("output.regex='(ab'"), ["output.regex: ", "unclosed group"]),
+    "a regex with look-ahead": (overrides("output.regex='(?=a)b'"), ["output.regex: ", "look-around"]),
+    "a schema of infinite values": (
+        overrides("output.json_schema={$ref: '#'}"),
+        ["output.json_schema: no text can begin"],
+    ),
+    "a regex with costly masks": (
+        overrides("output.regex='(a{1000}){1000}'"),
+        ["output.regex: ", "use fewer repetitions"],
+    ),
+    "a choice that is too long": (
+        overrides("output.choices=[a, the red circle in the upper left corner]"),
+        ["output.choices.1: ", "more than sampling.max_new_tokens 4"],
+    ),
+    "a choice twice": (overrides("output.choices=[a, a]"), ["output: choices: ", "'a' is listed twice"]),
+    "a structure with stop strings": (
+        overrides("output.regex=a", "sampling.stop=[b]"),
+        ["sampling.stop", "leave it out"],
+    ),
+    "a grammar drafter without a structure": (
+        overrides("method.drafter={kind: grammar}", "model.drafter=null"),
+        ["method", "there is none"],
+    ),
+    "forced tokens without a structure": (overrides("method.forced_tokens=true"), ["method", "there is none"]),
+    "a grammar drafter on a tree": (
+        overrides(
+            "output.regex=a",
+            "method={drafter: {kind: grammar}, tree: {kind: static, branching: [2, 1]}}",
+            "model.drafter=null",
+        ),
+        ["method", "grammar"],
+    ),
     "a relative output on a cluster": (
         overrides("job.ray_address=auto", "sink.path=out"),
         ["sink.path: out is relative", "on a cluster"],
