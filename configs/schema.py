@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.acceptance import LanternAcceptance
-from configs.exports import Export
 from configs.method import Method
-from configs.output import Output
+from configs.output import Export, Output
 from configs.pool import Pool
 from configs.section import Device, Place, Section
 from configs.source import Source

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from configs.exports import ExportJob
 from configs.method import Method
+from configs.output import ExportJob
 from configs.presets import method_names
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob

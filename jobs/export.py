@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.exports import ExportJob
 from configs.load import ConfigError, load_job
+from configs.output import ExportJob
 from configs.schema import Job
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports

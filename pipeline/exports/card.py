@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from configs.exports import DatasetExport
+from configs.output import DatasetExport
 from pipeline.exports.ledger import Ledger
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.exports import CAPTION_COLUMN, DatasetExport
 from configs.load import ConfigError
+from configs.output import CAPTION_COLUMN, DatasetExport
 from configs.source import Source
 from pipeline.exports import card
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.exports import CAPTION_COLUMN, LanceExport
 from configs.load import ConfigError
+from configs.output import CAPTION_COLUMN, LanceExport
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import read_rows
 from pipeline.output.recorded_job import RecordedJob

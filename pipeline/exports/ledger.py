@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from configs.exports import Export
+from configs.output import Export
 from pipeline.output.files import list_published
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir, as_json
 

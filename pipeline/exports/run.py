@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from configs.exports import DatasetExport, Export, LanceExport, SidecarExport
 from configs.load import ConfigError
+from configs.output import DatasetExport, Export, LanceExport, SidecarExport
 from configs.schema import Job
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from configs.exports import CAPTION_COLUMN, SidecarExport
 from configs.load import ConfigError
+from configs.output import CAPTION_COLUMN, SidecarExport
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
 from pipeline.exports.rows import (
     as_json,

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.exports import CAPTION_COLUMN, WebDatasetExport
 from configs.load import ConfigError
+from configs.output import CAPTION_COLUMN, WebDatasetExport
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of

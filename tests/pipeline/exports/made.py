@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from configs.exports import ExportJob
 from configs.load import validate
+from configs.output import ExportJob
 from configs.schema import CaptionJob, Job
 from pipeline.exports.run import Report, run_exports
 from pipeline.output.recorded_job import read_job
