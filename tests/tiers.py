@@ -64,6 +64,7 @@ SLOW = (
     "tests/jobs/test_ray_session.py",
     "tests/jobs/test_signals.py",
     "tests/jobs/test_stores.py",
+    "tests/jobs/test_structured_output.py",
     "tests/jobs/test_synthesis_graph.py",
     "tests/jobs/test_synthesize.py::test_classes_are_drawn",
     "tests/jobs/test_synthesize.py::test_codes_do_not_depend_on",
