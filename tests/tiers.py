@@ -20,6 +20,7 @@ SLOW = (
     "tests/conformance/test_erratic.py",
     "tests/conformance/test_families.py",
     "tests/conformance/test_faults_",
+    "tests/conformance/test_grammars.py",
     "tests/conformance/test_heads.py",
     "tests/conformance/test_lantern_images.py",
     "tests/conformance/test_late_reads.py",
