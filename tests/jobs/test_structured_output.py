@@ -36,7 +36,7 @@ NUM_ROWS = 8
 METHODS = {
     "plain": ("method=plain",),
     "forced": ("method.forced_tokens=true",),
-    "grammar": ("method=grammar",),
+    "grammar": ("method={drafter: {kind: grammar}, tree: {kind: chain, length: 8}}", "model.drafter=null"),
 }
 
 
