@@ -32,6 +32,7 @@ from actors.results import (
 )
 from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
 from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
+from actors.serving.recovery import QueuedEngine
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.errors import failed
@@ -92,7 +93,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}
         self._journal = JournalClient(journal)
         self._engine = EngineThread(
-            make_engine(config.method, slots, self._pair.engine, self._pair.plain_engine),
+            self._make_engine(slots),
             mark=functools.partial(self._journal.running, "engine"),
             max_step_s=config.pool.max_step_s,
         )
@@ -106,9 +107,13 @@ class EngineActor(ABC, Generic[Job, Pair]):
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
-        decoded = await asyncio.wrap_future(self._engine.decode(list(requests.values()), suspects))
+        plain = self._plain_requests(requests)
+        both = [*requests.values(), *plain.values()]
+        decoded = await asyncio.wrap_future(self._engine.decode(both, suspects))
         completions |= zip(requests, decoded)
-        result = self._results(table, completions)
+        beside = dict(zip(plain, decoded[len(requests) :], strict=True))
+        result = self._results(table, completions, beside)
+        await asyncio.to_thread(self._journal.audited, self._losses(result))
         await asyncio.to_thread(self._journal.end, keys, result.num_rows, errors_of(result))
         waits = self._engine.waits
         if self._tally is not None:
@@ -119,6 +124,17 @@ class EngineActor(ABC, Generic[Job, Pair]):
         if self._metrics is not None:
             self._metrics.batch(result, completions.values(), waits)
         yield result
+
+    def _make_engine(self, slots: int) -> QueuedEngine:
+        return make_engine(self._config.method, slots, self._pair.engine, self._pair.plain_engine)
+
+    def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
+        """Return the requests that are decoded plainly too, by result row."""
+        return {}
+
+    def _losses(self, result: pa.Table) -> list[float]:
+        """Return the losses of the rows that were decoded plainly too."""
+        return []
 
     def _inputs(self, table: pa.Table) -> pa.Table:
         """Return the rows of `table` to decode."""
@@ -156,10 +172,15 @@ class EngineActor(ABC, Generic[Job, Pair]):
         if it was in flight when a process died."""
 
     @abstractmethod
-    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
-        """Return further result columns of the result row `place`, from its input row and its completion."""
+    def _extra_values(
+        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+    ) -> dict[str, Any]:
+        """Return further result columns of the result row `place`, from its input row, its completion, and that of its
+        plain request."""
 
-    def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
+    def _results(
+        self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
+    ) -> pa.Table:
         """Return one table of the result schema."""
         if self.rows_per_input > 1:
             table = table.select([name for name in table.column_names if name in self._schema.names])
@@ -174,5 +195,5 @@ class EngineActor(ABC, Generic[Job, Pair]):
             if completion is None:
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
             common = result_values(completion) | method_values(method, drafter_id, completion)
-            values.append(common | self._extra_values(place, row, completion))
+            values.append(common | self._extra_values(place, row, completion, plain.get(place)))
         return result_table(self._schema, table, self._constants, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from actors.engine_actor import EngineActor
+from actors.losses import Loss, Output, loss_of
 from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowError
+from actors.serving.audited import AuditedEngine, is_audited, split_slots
+from actors.serving.recovery import QueuedEngine
+from configs.audit import Audit
 from configs.schema import CaptionJob
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling
@@ -36,6 +40,44 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
     """Maps rows of the stage `decoded` to text requests, and completions to rows."""
 
     request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")
+
+    @cached_property
+    def _audit(self) -> Audit | None:
+        """The audit, if the method is lossy."""
+        return None if self._config.method.acceptance.lossless else self._config.audit
+
+    @cached_property
+    def _loss(self) -> Loss:
+        assert self._config.audit is not None
+        return loss_of(self._config.audit.metric, "audit.metric")
+
+    def _make_engine(self, slots: int) -> QueuedEngine:
+        if self._audit is None:
+            return super()._make_engine(slots)
+        slots, plain = split_slots(slots, self._audit.share)
+        return AuditedEngine(super()._make_engine(slots), self._pair.plain_engine, plain)
+
+    def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
+        audit, seed = self._audit, self._config.job.seed
+        if audit is None:
+            return {}
+        return {
+            place: replace(request, plain=True)
+            for place, request in requests.items()
+            if is_audited(audit.share, seed, request.sample_id)
+        }
+
+    def _losses(self, result: pa.Table) -> list[float]:
+        if self._audit is None:
+            return []
+        return [one for one in result["audit_loss"].to_pylist() if one is not None]
+
+    def _audit_values(self, own: Completion, plain: Completion | None) -> dict[str, Any]:
+        """Return the audit columns; empty if the row has no plain result, and without a loss if it failed itself."""
+        if plain is None or plain.error or own.error:
+            return {"audit_text": "", "audit_token_ids": [], "audit_loss": None}
+        loss = self._loss(*(Output(one.text, one.token_ids) for one in (own, plain)))
+        return {"audit_text": plain.text, "audit_token_ids": list(plain.token_ids), "audit_loss": loss}
 
     def _inputs(self, table: pa.Table) -> pa.Table:
         return without_fillers(table)
@@ -61,5 +103,7 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
         seed = values.pop("seed", self._config.job.seed)
         return {"seed": seed, "sampling": replace(self._sampling, **values)}
 
-    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
-        return {"seed": self._sampling_of(row["sampling"])["seed"]}
+    def _extra_values(
+        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+    ) -> dict[str, Any]:
+        return {"seed": self._sampling_of(row["sampling"])["seed"], **self._audit_values(completion, plain)}

@@ -88,7 +88,9 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
                 if suspect is not None:
                     self._journal.running("encode", [])
 
-    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    def _extra_values(
+        self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None
+    ) -> dict[str, Any]:
         replica = place % self.rows_per_input
         return {
             "sample_id": image_id(row["sample_id"], replica),
@@ -98,8 +100,10 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
             "codes": [] if completion.error else list(completion.token_ids),
         }
 
-    def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
-        result = super()._results(table, completions)
+    def _results(
+        self, table: pa.Table, completions: Mapping[int, Completion], plain: Mapping[int, Completion]
+    ) -> pa.Table:
+        result = super()._results(table, completions, plain)
         if not self._present:
             return result
         ids = result.column("sample_id").to_pylist()

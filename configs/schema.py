@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.acceptance import LanternAcceptance
+from configs.acceptance import ExactAcceptance, LanternAcceptance
+from configs.audit import Audit
 from configs.method import Method
 from configs.output import Export, Output
 from configs.pool import Pool
@@ -254,6 +255,32 @@ class CaptionJob(DatasetJob):
     pool: Pool = Pool()
     sink: CaptionSink
     job: Job = Job()
+    audit: Audit | None = None
+
+    @model_validator(mode="after")
+    def _audits_losses(self) -> CaptionJob:
+        if self.audit is None:
+            return self
+        if self.method.verify_mode == "lossless":
+            raise ValueError(
+                f"audit: the method '{self.method.label}' is lossless, so its rows are those of plain decoding; leave "
+                "audit out, and check a finished output with jobs.verify"
+            )
+        if self.audit.on_exceeded == "lossless":
+            try:
+                _ = self.lossless_method
+            except ValueError as error:
+                raise ValueError(
+                    f"audit.on_exceeded: 'lossless' decodes with method.acceptance 'exact', which is refused: {error}"
+                ) from None
+        return self
+
+    @property
+    def lossless_method(self) -> Method:
+        """The method with acceptance `exact`, under a name of its own; ValueError if they may not be combined."""
+        name = f"{self.method.name}+exact" if self.method.name else None
+        data = {**dict(self.method), "acceptance": ExactAcceptance(), "name": name}
+        return Method(**data)
 
     @model_validator(mode="after")
     def _fits_together(self) -> CaptionJob:
@@ -282,12 +309,15 @@ class CaptionJob(DatasetJob):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJob.content`, and `output` and `sink.keep_tokens` if they are set: without them,
-        outputs that were begun before these keys existed have the same content."""
+        """Return the fields of `DatasetJob.content`, and `output`, `sink.keep_tokens`, share and metric of `audit` if they
+        are set: without them, outputs that were begun before these keys existed have the same content."""
         data = super().content(revisions)
-        del data["output"]
+        for key in ("output", "audit"):
+            del data[key]
         if self.output is not None:
             data["output"] = self.output.content()
+        if self.audit is not None:
+            data["audit"] = {"share": self.audit.share, "metric": self.audit.metric}
         if self.sink.keep_tokens:
             data["sink"]["keep_tokens"] = True
         return data

@@ -67,7 +67,8 @@ class Request:
     images and videos may be left out unless another model needs them.
     `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
     by `(seed, sample_id, replica)` and does not depend on the batch. The output follows `grammar` and then EOS; it is
-    whole unless the request ends by `length`.
+    whole unless the request ends by `length`. A `plain` request is decoded without the method of the job, by engines
+    that have both (`actors.serving.audited`).
 
     Raises:
         ValueError: a grammar together with `stop` or `ignore_eos`, which end or continue texts in other places.
@@ -83,6 +84,7 @@ class Request:
     videos: tuple[Clip, ...] = ()
     inputs: PackedInputs | None = None
     grammar: Grammar | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if self.grammar is not None and (self.sampling.stop or self.sampling.ignore_eos):

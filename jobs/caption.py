@@ -1,7 +1,8 @@
 """`python -m jobs.caption`: run one caption job from a YAML file; write captions and telemetry of all source rows.
 
 Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
-failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
+failed, 4 ended because the loss of audited rows exceeded audit.max_loss, 143 and 130 stopped by SIGTERM and SIGINT with
+finished rows saved.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from actors.generate import Generate
 from actors.media import media_rows
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
+from actors.serving.journal import LossBudgetExceeded
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
 from pipeline.cluster.partitions import Workers
@@ -44,10 +46,18 @@ __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 def run(plan: Plan) -> summary.Summary:
     """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises
     the errors of `run_graph`."""
-    method = plan.config.method
-    wall_s, waits, publisher = run_graph(plan, results)
+    audit, method = plan.config.audit, plan.config.method
+    try:
+        wall_s, waits, publisher = run_graph(plan, results)
+    except LossBudgetExceeded as error:
+        if audit is None or audit.on_exceeded == "stop":
+            raise
+        print(f"{error}; the rows that are left are decoded losslessly", flush=True)
+        plan = plan.lossless()
+        wall_s, waits, publisher = run_graph(plan, results)
+    empty = summary.Summary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits, audit=audit)
     with Workers(plan.config.job) as workers:
-        done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits, workers)
+        done = summary.count(plan.output, empty, workers)
     close(plan, done, functools.partial(preview_page, plan), publisher)
     return done
 

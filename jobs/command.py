@@ -1,7 +1,8 @@
 """Implements the command line of bulk jobs: one YAML file, overrides, options, and the messages on the terminal.
 
 Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
-failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
+failed, 4 ended because the loss of audited rows exceeded audit.max_loss, 143 and 130 stopped by SIGTERM and SIGINT with
+finished rows saved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 from ray.data import Dataset
 
 from actors.results import torch_threads
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
@@ -34,7 +35,7 @@ from pipeline.run.resume import ResumeOptions
 from pipeline.run.verdict import needed_rows
 from pipeline.storage.shard import WHOLE, Shard
 
-DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
+DONE, FAILED, REFUSED, TOO_MANY_ERRORS, TOO_LOSSY = 0, 1, 2, 3, 4
 
 SWITCHES = {
     "--retry-errors": "go on with an output and run the rows that failed again",
@@ -150,10 +151,10 @@ class Command(Generic[Config, AnyPlan]):
         try:
             done = self.run(plan)
             exported = self.export(plan)
-        except ErrorBudgetSpent as error:
+        except (ErrorBudgetSpent, LossBudgetExceeded) as error:
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
-            return TOO_MANY_ERRORS
+            return TOO_LOSSY if isinstance(error, LossBudgetExceeded) else TOO_MANY_ERRORS
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
             return FAILED

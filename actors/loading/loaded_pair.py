@@ -74,9 +74,9 @@ class LoadedPair(ABC):
             raise ConfigError(f"model.vq: {error}") from None
         return self._engine(guarded(method), slots)
 
-    def plain_engine(self) -> Engine:
-        """Build an engine with one slot and without a drafter."""
-        return self._engine(plain_method(), 1)
+    def plain_engine(self, slots: int = 1) -> Engine:
+        """Build an engine without a drafter."""
+        return self._engine(plain_method(), slots)
 
     def count_slots(self) -> tuple[int, str]:
         """Return the number of slots that fit into memory with each of the job's methods, and the limiting reason."""

@@ -21,6 +21,10 @@ class ErrorBudgetSpent(RuntimeError):
     """Raised if more rows failed than the job allows; the message has their number and causes."""
 
 
+class LossBudgetExceeded(RuntimeError):
+    """Raised if the loss of audited rows exceeds `audit.max_loss`; the message has the loss and its interval."""
+
+
 class Journal(Protocol):
     """Crash journal of one stage. Every call returns after its entry is durable."""
 
@@ -35,6 +39,10 @@ class Journal(Protocol):
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
         """Record that `who` finished these rows with `num_results` output rows; `errors` counts failed rows by code.
         Raise ErrorBudgetSpent if too many rows failed."""
+        ...
+
+    def audited(self, losses: Sequence[float]) -> None:
+        """Record the losses of audited rows. Raise LossBudgetExceeded if they exceed the budget."""
         ...
 
 
@@ -74,6 +82,10 @@ class JournalClient:
         with self._lock:
             self._parts[part] = list(keys)
             self._journal.running(self._who, sorted({key for keys in self._parts.values() for key in keys}))
+
+    def audited(self, losses: Sequence[float]) -> None:
+        if self._journal is not None and losses:
+            self._journal.audited(losses)
 
     def end(self, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
         if self._journal is not None:

@@ -13,9 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
+from configs.audit import Audit
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.output.files import PARTITION_FILES
+from pipeline.reports import loss
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
+from pipeline.reports.loss import Losses
 from pipeline.reports.result_tables import added, counts, histogram, list_tables, read_tables, total
 from pipeline.reports.trials import listing, trial_lines
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -78,6 +81,9 @@ class Summary:
     num_broken_files: int = 0
     """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
+    audit: Audit | None = None
+    losses: Losses = field(default_factory=Losses)
+    """Losses of the audited rows."""
     num_made: int = 0
     """Rows with a result that this attempt computed."""
     num_tokens_made: int = 0
@@ -124,6 +130,7 @@ class Summary:
         return {
             **asdict(self),
             "depths": self.depths.to_json(),
+            "audit": None if self.audit is None else loss.to_json(self.audit, self.losses),
             "actors_waited_share": self.waits.actors_waited,
             "input_waited_share": self.waits.input_waited,
             "mean_acceptance_length_convention": CONVENTION,
@@ -144,6 +151,8 @@ class Summary:
         add_counts(self.by_status, counts(table["status"]))
         add_counts(self.errors_by_type, counts(table.filter(pc.invert(is_result))["error_type"]))
         add_counts(self.by_method, counts(results["method"]))
+        if loss.LOSS in table.column_names:
+            self.losses = self.losses.plus(loss.sum_of(table[loss.LOSS]))
         for name, column in TELEMETRY_SUMS.items():
             setattr(self, name, getattr(self, name) + total(pc.struct_field(table["telemetry"], column)))
         accepted = histogram(pc.struct_field(table["telemetry"], "acceptance_histogram"))
@@ -160,6 +169,7 @@ class Summary:
             add_counts(getattr(self, name), getattr(other, name))
         self.acceptance_histogram = added(self.acceptance_histogram, other.acceptance_histogram)
         self.depths.add(other.depths)
+        self.losses = self.losses.plus(other.losses)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary as lines of (label, value)."""
@@ -186,6 +196,8 @@ class Summary:
         if self.num_broken_files:
             text = f"{self.num_broken_files:,}, each one error row for all rows behind the damage (broken_shard)"
             lines.insert(3, ("damaged files", text))
+        if self.audit is not None:
+            lines += loss.lines(self.audit, self.losses)
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
@@ -235,7 +247,7 @@ def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Ki
 
 def _counted(output: OutputDir, empty: Kind, names: Sequence[str]) -> Kind:
     part = deepcopy(empty)
-    for table in read_tables(output, names, (*COLUMNS, *PLACES)):
+    for table in read_tables(output, names, (*COLUMNS, *PLACES, loss.LOSS)):
         part.add_rows(table)
     return part
 

@@ -54,6 +54,17 @@ PROVENANCE: Columns = [
     ("config_fingerprint", TEXT, "hash of all settings that decide the content of rows"),
     ("telemetry", pa.struct([(name, kind) for name, kind, _ in TELEMETRY]), "see [below](#telemetry)"),
 ]
+AUDIT: Columns = [
+    ("audit_text", TEXT, "text of plain decoding of the row; empty if the row is not audited"),
+    ("audit_token_ids", pa.list_(INT32), "tokens of plain decoding of the row; only with `sink.keep_tokens`"),
+    (
+        "audit_loss",
+        NUMBER,
+        "loss of the row against plain decoding, from 0 (none) to 1, by `audit.metric`; null if the row is not "
+        "audited, or plain decoding of it failed",
+    ),
+]
+"""Columns of jobs with the section `audit`."""
 CAPTIONS: Columns = [
     ("sample_id", TEXT, "the value of `source.id_column`, or `path#index`"),
     *SOURCE,
@@ -83,6 +94,7 @@ CAPTIONS: Columns = [
     ("num_visual_tokens", INT64, "visual tokens of the prompt"),
     ("num_generated_tokens", INT64, "generated tokens, the end-of-text token included"),
     ("seed", INT64, "the seed of the row if `columns.seed` is set, otherwise `job.seed`"),
+    *AUDIT,
     *PROVENANCE,
 ]
 DIFFERENCES: Columns = [

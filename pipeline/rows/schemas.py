@@ -166,9 +166,12 @@ def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     return schema_of(_DECODED, keep)
 
 
-def result_schema(keep: Iterable[pa.Field] = (), tokens: bool = False) -> pa.Schema:
-    """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the column `token_ids`."""
-    return schema_of([one for one in _RESULT if tokens or one[0] != "token_ids"], keep)
+def result_schema(keep: Iterable[pa.Field] = (), tokens: bool = False, audit: bool = False) -> pa.Schema:
+    """Return the schema of RESULT tables, the files of `data/` and `errors/`; `tokens` adds the columns of token ids,
+    and `audit` the columns `columns.AUDIT`."""
+    left_out = set() if tokens else {"token_ids", "audit_token_ids"}
+    left_out |= set() if audit else {name for name, _, _ in columns.AUDIT}
+    return schema_of([one for one in _RESULT if one[0] not in left_out], keep)
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:

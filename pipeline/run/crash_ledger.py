@@ -7,6 +7,7 @@ the ledger lists it at an old one, the old process died with the row in flight. 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,18 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 
-from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, deaths_message, row_keys
+from actors.serving.journal import (
+    GIVEN_UP_FROM_DEATHS,
+    ErrorBudgetSpent,
+    Journal,
+    LossBudgetExceeded,
+    deaths_message,
+    row_keys,
+)
+from configs.audit import Audit
 from pipeline.cluster.ray_session import driver_actor
+from pipeline.reports import loss
+from pipeline.reports.loss import Losses
 
 READ_TIMEOUT_S = 30.0
 DECODER_DIED = "decoder_died"
@@ -36,10 +47,18 @@ class Ledger:
     """The state of the ledger: rows in flight, rows that were given up, and counts of results and errors.
 
     A process death counts for its rows without earlier deaths, and for its rows with earlier deaths that it reported as
-    running. It counts for no row if the node of the process is spared.
+    running. It counts for no row if the node of the process is spared. `losses` are those of the rows that earlier
+    attempts audited.
     """
 
-    def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
+    def __init__(
+        self,
+        max_error_share: float | None = None,
+        min_rows: int = 1,
+        audit: Audit | None = None,
+        losses: Losses | None = None,
+    ) -> None:
+        self._audit, self._losses = audit, losses or Losses()
         self._rows: dict[str, _Row] = {}
         self._running: dict[str, set[str]] = {}
         self._spared: set[str] = set()
@@ -89,6 +108,15 @@ class Ledger:
                 del self._rows[key]
         return self.verdict()
 
+    def audited(self, losses: Sequence[float]) -> str:
+        """Add losses, and return `loss_verdict()`."""
+        self._losses = self._losses.plus(Losses(len(losses), math.fsum(losses)))
+        return self.loss_verdict()
+
+    def loss_verdict(self) -> str:
+        """Return why the loss budget is exceeded; empty if it is not."""
+        return "" if self._audit is None else loss.verdict(self._audit, self._losses)
+
     def _rest(self, who: str, key: str) -> None:
         running = self._running.get(who, set())
         running.discard(key)
@@ -136,14 +164,26 @@ class CrashLedger:
         if verdict:
             raise ErrorBudgetSpent(verdict)
 
+    def audited(self, losses: Sequence[float]) -> None:
+        """See `Journal.audited`."""
+        if verdict := ray.get(self.actor.audited.remote(list(losses))):
+            raise LossBudgetExceeded(verdict)
+
     def spare(self, nodes: Sequence[str]) -> None:
         """See `Ledger.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
         """Return `Ledger.verdict()`; empty if the actor does not answer, because the cluster is shutting down."""
+        return self._answer("verdict")
+
+    def loss_verdict(self) -> str:
+        """Return `Ledger.loss_verdict()`, as `verdict` does."""
+        return self._answer("loss_verdict")
+
+    def _answer(self, name: str) -> str:
         try:
-            return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
+            return str(ray.get(getattr(self.actor, name).remote(), timeout=READ_TIMEOUT_S))
         except ray.exceptions.RayError:
             return ""
 
@@ -152,9 +192,15 @@ class CrashLedger:
 
 
 @contextlib.contextmanager
-def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[CrashLedger]:
-    """Run a ledger actor on this node while the block runs, and yield its client."""
-    with driver_actor(Ledger, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
+def kept(
+    max_error_share: float | None = None,
+    min_rows: int = 1,
+    audit: Audit | None = None,
+    losses: Losses | None = None,
+) -> Iterator[CrashLedger]:
+    """Run a ledger actor on this node while the block runs, and yield its client; for the parameters see `Ledger`."""
+    limits = (max_error_share, min_rows, audit, losses)
+    with driver_actor(Ledger, *limits, max_restarts=-1, max_task_retries=-1) as actor:
         yield CrashLedger(actor)
 
 

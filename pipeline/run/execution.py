@@ -16,13 +16,15 @@ from ray.data import Dataset, Datasource
 from actors.events import Events
 from actors.results import torch_threads
 from actors.serving.engine_thread import Waits
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.output.publishing import Publisher
 from pipeline.output.writer import Writer, calls_in_ray
-from pipeline.reports import progress
+from pipeline.reports import loss, progress
+from pipeline.reports.loss import Losses, read_losses
+from pipeline.reports.result_tables import list_tables
 from pipeline.reports.summary import Summary
 from pipeline.run import crash_ledger, wait_times
 from pipeline.run.crash_ledger import CrashLedger
@@ -34,7 +36,7 @@ from pipeline.run.verdict import Verdict, judge, methods_of, pilot_method, pilot
 from pipeline.source.manifest_parts import broken_files
 from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
-from pipeline.storage.output_dir import JOB, as_json
+from pipeline.storage.output_dir import DATA, JOB, as_json
 
 Build = Callable[..., Dataset]
 """Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger; for
@@ -50,6 +52,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
+        LossBudgetExceeded: the loss of the audited rows exceeds `audit.max_loss`.
         RuntimeError: rows are missing from the output, or occur twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
@@ -94,11 +97,18 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
         with Writer(begun.publisher, sink, waiting, begun.next_numbers):
             return 0.0, Waits()
+    audit = None if plan.config.method.acceptance.lossless else getattr(plan.config, "audit", None)
+    losses = Losses()
+    if audit is not None:
+        names = [*list_tables(plan.output, (DATA,)), *(one.relative for one in waiting if one.folder == DATA)]
+        losses = read_losses(plan.output, names)
+        if exceeded := loss.verdict(audit, losses):
+            raise LossBudgetExceeded(exceeded)
     with (
         terminal.kept(plan.output, begun.publisher.attempt, events) as console,
         ray_session.session(job, console=console),
         wait_times.measured() as waits,
-        crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
+        crash_ledger.kept(job.max_error_share, job.error_share_min_rows, audit, losses) as log,
         progress.shown(plan.num_results, job.progress, events=events) as tally,
     ):
         dataset = build(plan, plan.stamp(begun.publisher.attempt), tally, waits.report, log)
@@ -177,10 +187,12 @@ def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def job_error(log: CrashLedger) -> Iterator[None]:
-    """Raise `ErrorBudgetSpent` in place of Ray's error if the crash ledger has ended the job."""
+    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the crash ledger ended the job."""
     try:
         yield
     except Exception:
+        if exceeded := log.loss_verdict():
+            raise LossBudgetExceeded(exceeded) from None
         if verdict := log.verdict():
             raise ErrorBudgetSpent(verdict) from None
         raise
@@ -210,14 +222,14 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_revision": code_revision(),
         "limit": plan.limit,
-        "config": plan.config.resolved(),
+        "config": plan.identity.resolved(),
         "versions": _versions(plan),
     }
 
 
 def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
     """Write `_job/config.yaml` and `_job/versions.json`; the attempt's record contains the same values."""
-    text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plan.identity.resolved(), sort_keys=False, allow_unicode=True)
     publisher.write_job_file("_job/config.yaml", text.encode())
     publisher.write_job_file("_job/versions.json", as_json(_versions(plan)))
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import pyarrow as pa
 from ray.data import Datasource
 
+from actors.losses import loss_of
 from actors.results import Stamp
+from configs.audit import Audit
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
@@ -25,6 +27,7 @@ from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.prompts.row_options import PromptOptions
+from pipeline.reports import loss
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
 from pipeline.run.processing import Processing, check_processing, processing_of
@@ -105,13 +108,18 @@ class JobPlan(ABC):
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
+    def identity(self) -> CaptionJob | SynthesizeJob:
+        """The configuration that identifies the job, which attempts record."""
+        return self.config
+
+    @property
     def content(self) -> dict[str, Any]:
         """The settings that determine the output's content."""
-        return self.config.content(self.pair.revisions)
+        return self.identity.content(self.pair.revisions)
 
     @cached_property
     def fingerprint(self) -> str:
-        return self.config.fingerprint(self.pair.revisions)
+        return self.identity.fingerprint(self.pair.revisions)
 
     @property
     def job_id(self) -> str:
@@ -132,10 +140,20 @@ class JobPlan(ABC):
 
 @dataclass(frozen=True)
 class Plan(JobPlan):
-    """Plan of a caption job."""
+    """Plan of a caption job. `asked` is its configuration before `lossless` changed the method; None if it did not."""
 
     config: CaptionJob
     pair: PairInfo
+    asked: CaptionJob | None = None
+
+    @property
+    def identity(self) -> CaptionJob:
+        return self.asked or self.config
+
+    def lossless(self) -> Plan:
+        """Return the plan of the rows that are left if the loss budget is exceeded."""
+        config = self.config.model_copy(update={"method": self.config.lossless_method})
+        return replace(self, config=config, asked=self.config)
 
     @property
     def rows_per_sample(self) -> int | None:
@@ -151,7 +169,8 @@ class Plan(JobPlan):
 
     @property
     def schema(self) -> pa.Schema:
-        return result_schema(self.manifest.keep, self.config.sink.keep_tokens)
+        config = self.config
+        return result_schema(self.manifest.keep, config.sink.keep_tokens, config.audit is not None)
 
     @property
     def decode_options(self) -> DecodeOptions:
@@ -197,6 +216,8 @@ def make_plan(
     Raises:
         ConfigError: a check failed; the message names the dotted path of the field.
     """
+    if config.audit is not None:
+        check_audit(config.audit)
     output = open_output(config, shard)
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
@@ -228,6 +249,16 @@ def recorded(plan: Plan) -> RecordedJob:
     """Return the record of the job that its attempts write into the output."""
     revision = plan.pair.revisions["target"]
     return RecordedJob(plan.output, (plan.output,), plan.config, plan.fingerprint, revision, plan.manifest)
+
+
+def check_audit(audit: Audit) -> None:
+    """Raise ConfigError if the metric cannot be imported, or so few rows cannot show that the budget holds."""
+    loss_of(audit.metric, "audit.metric")
+    if audit.max_loss is not None and audit.min_rows < (fewest := loss.fewest_rows(audit)):
+        raise ConfigError(
+            f"audit.min_rows: {audit.min_rows:,} rows cannot show a loss of at most {audit.max_loss:g} "
+            f"(audit.max_loss), even if all are equal; take at least {fewest:,}"
+        )
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
