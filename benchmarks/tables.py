@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks import (
     ablations,
+    audit,
     auto,
     backend_pieces,
     decode,
@@ -62,6 +63,7 @@ SOURCES = {
     "exported": exported.TABLES,
     "real": real.TABLES,
     "verification": verification.TABLES,
+    "audit": audit.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 from ray.data import Dataset
 
+from actors.losses import MetricError
 from actors.results import torch_threads
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
@@ -36,6 +37,9 @@ from pipeline.run.verdict import needed_rows
 from pipeline.storage.shard import WHOLE, Shard
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS, TOO_LOSSY = 0, 1, 2, 3, 4
+
+ENDED = {ErrorBudgetSpent: TOO_MANY_ERRORS, LossBudgetExceeded: TOO_LOSSY, MetricError: FAILED}
+"""Exit status by the error that ended a job."""
 
 SWITCHES = {
     "--retry-errors": "go on with an output and run the rows that failed again",
@@ -151,10 +155,10 @@ class Command(Generic[Config, AnyPlan]):
         try:
             done = self.run(plan)
             exported = self.export(plan)
-        except (ErrorBudgetSpent, LossBudgetExceeded) as error:
+        except (ErrorBudgetSpent, LossBudgetExceeded, MetricError) as error:
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
-            return TOO_LOSSY if isinstance(error, LossBudgetExceeded) else TOO_MANY_ERRORS
+            return ENDED[type(error)]
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
             return FAILED

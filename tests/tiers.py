@@ -47,6 +47,7 @@ SLOW = (
     "tests/decoding/drafters/test_failing_drafters.py",
     "tests/decoding/test_adaptive_steps.py",
     "tests/decoding/test_degraded_prompts.py",
+    "tests/jobs/test_audit.py",
     "tests/jobs/test_auto.py",
     "tests/jobs/test_caption.py::test_a_limited_run",
     "tests/jobs/test_caption.py::test_plain_decoding_gives_the_same_texts",

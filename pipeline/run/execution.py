@@ -14,6 +14,7 @@ import yaml
 from ray.data import Dataset, Datasource
 
 from actors.events import Events
+from actors.losses import MetricError
 from actors.results import torch_threads
 from actors.serving.engine_thread import Waits
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
@@ -38,6 +39,8 @@ from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import DATA, JOB, as_json
 
+MAX_CAUSES = 32
+"""Most exceptions that are searched for the cause of an error."""
 Build = Callable[..., Dataset]
 """Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger; for
 captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
@@ -52,6 +55,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
+        MetricError: the metric of the audit failed.
         LossBudgetExceeded: the loss of the audited rows exceeds `audit.max_loss`.
         RuntimeError: rows are missing from the output, or occur twice in it.
     """
@@ -187,15 +191,30 @@ def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def job_error(log: CrashLedger) -> Iterator[None]:
-    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the crash ledger ended the job."""
+    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the ledger ended the job, or the
+    `MetricError` that ended it."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        if (failure := _metric_error(error)) is not None:
+            raise failure from None
         if exceeded := log.loss_verdict():
             raise LossBudgetExceeded(exceeded) from None
         if verdict := log.verdict():
             raise ErrorBudgetSpent(verdict) from None
         raise
+
+
+def _metric_error(error: BaseException) -> MetricError | None:
+    """Return the error of a user's metric that Ray's error contains, if any."""
+    waiting, num_seen = [error], 0
+    while waiting and num_seen < MAX_CAUSES:
+        one, num_seen = waiting.pop(0), num_seen + 1
+        if type(one) is MetricError:
+            return one
+        causes = (getattr(one, "cause", None), one.__cause__, one.__context__)
+        waiting += [cause for cause in causes if isinstance(cause, BaseException)]
+    return None
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:
