@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from actors.auto.trial import make_engine
 from actors.events import Events
+from actors.losses import MetricError
 from actors.metrics import engine_metrics
 from actors.results import (
     RowError,
@@ -112,7 +113,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
         decoded = await asyncio.wrap_future(self._engine.decode(both, suspects))
         completions |= zip(requests, decoded)
         beside = dict(zip(plain, decoded[len(requests) :], strict=True))
-        result = self._results(table, completions, beside)
+        try:
+            result = self._results(table, completions, beside)
+        except MetricError as error:
+            await asyncio.to_thread(self._journal.failed, str(error))
+            raise
         await asyncio.to_thread(self._journal.audited, self._losses(result))
         await asyncio.to_thread(self._journal.end, keys, result.num_rows, errors_of(result))
         waits = self._engine.waits

@@ -45,6 +45,10 @@ class Journal(Protocol):
         """Record the losses of audited rows. Raise LossBudgetExceeded if they exceed the budget."""
         ...
 
+    def failed(self, reason: str) -> None:
+        """Record why the caller is about to raise a MetricError, which Ray does not pass on as it is."""
+        ...
+
 
 def row_keys(table: pa.Table) -> list[str]:
     """Return the journal keys of a table's rows, which are unique even if sample ids repeat."""
@@ -86,6 +90,10 @@ class JournalClient:
     def audited(self, losses: Sequence[float]) -> None:
         if self._journal is not None and losses:
             self._journal.audited(losses)
+
+    def failed(self, reason: str) -> None:
+        if self._journal is not None:
+            self._journal.failed(reason)
 
     def end(self, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
         if self._journal is not None:

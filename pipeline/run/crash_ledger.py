@@ -58,7 +58,7 @@ class Ledger:
         audit: Audit | None = None,
         losses: Losses | None = None,
     ) -> None:
-        self._audit, self._losses = audit, losses or Losses()
+        self._audit, self._losses, self._failure = audit, losses or Losses(), ""
         self._rows: dict[str, _Row] = {}
         self._running: dict[str, set[str]] = {}
         self._spared: set[str] = set()
@@ -112,6 +112,14 @@ class Ledger:
         """Add losses, and return `loss_verdict()`."""
         self._losses = self._losses.plus(Losses(len(losses), math.fsum(losses)))
         return self.loss_verdict()
+
+    def failed(self, reason: str) -> None:
+        """See `Journal.failed`."""
+        self._failure = reason
+
+    def failure(self) -> str:
+        """Return the reason that `failed` recorded; empty without one."""
+        return self._failure
 
     def loss_verdict(self) -> str:
         """Return why the loss budget is exceeded; empty if it is not."""
@@ -169,6 +177,10 @@ class CrashLedger:
         if verdict := ray.get(self.actor.audited.remote(list(losses))):
             raise LossBudgetExceeded(verdict)
 
+    def failed(self, reason: str) -> None:
+        """See `Journal.failed`."""
+        ray.get(self.actor.failed.remote(reason))
+
     def spare(self, nodes: Sequence[str]) -> None:
         """See `Ledger.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
@@ -180,6 +192,10 @@ class CrashLedger:
     def loss_verdict(self) -> str:
         """Return `Ledger.loss_verdict()`, as `verdict` does."""
         return self._answer("loss_verdict")
+
+    def failure(self) -> str:
+        """Return `Ledger.failure()`, as `verdict` does."""
+        return self._answer("failure")
 
     def _answer(self, name: str) -> str:
         try:

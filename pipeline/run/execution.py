@@ -39,8 +39,6 @@ from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import DATA, JOB, as_json
 
-MAX_CAUSES = 32
-"""Most exceptions that are searched for the cause of an error."""
 Build = Callable[..., Dataset]
 """Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger; for
 captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
@@ -195,26 +193,14 @@ def job_error(log: CrashLedger) -> Iterator[None]:
     `MetricError` that ended it."""
     try:
         yield
-    except Exception as error:
-        if (failure := _metric_error(error)) is not None:
-            raise failure from None
+    except Exception:
+        if failure := log.failure():
+            raise MetricError(failure) from None
         if exceeded := log.loss_verdict():
             raise LossBudgetExceeded(exceeded) from None
         if verdict := log.verdict():
             raise ErrorBudgetSpent(verdict) from None
         raise
-
-
-def _metric_error(error: BaseException) -> MetricError | None:
-    """Return the error of a user's metric that Ray's error contains, if any."""
-    waiting, num_seen = [error], 0
-    while waiting and num_seen < MAX_CAUSES:
-        one, num_seen = waiting.pop(0), num_seen + 1
-        if type(one) is MetricError:
-            return one
-        causes = (getattr(one, "cause", None), one.__cause__, one.__context__)
-        waiting += [cause for cause in causes if isinstance(cause, BaseException)]
-    return None
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:

@@ -119,13 +119,13 @@ def test_an_exceeded_budget_ends_the_job_also_when_it_resumes_and_a_larger_one_l
     output = capsys.readouterr().err
     assert "certainly above audit.max_loss (0.2)" in output
     assert "Traceback" not in output
-    # The next attempt counts the rows of the first one, in data/ and in the spool, and computes nothing.
+    # The next attempt begins with the losses of the first one's rows, in data/ and in the spool.
     assert run(job_file, tmp_path, *BUDGET) == TOO_LOSSY
     assert "certainly above" in capsys.readouterr().err
     assert run(job_file, tmp_path, *BUDGET, "audit.max_loss=0.99") == DONE
     rows = rows_of(tmp_path)
     assert rows.keys() == plain.keys()
-    assert len({row["attempt"] for row in rows.values()}) == 2, "finished rows are kept"
+    assert len({row["attempt"] for row in rows.values()}) > 1, "finished rows are kept"
     assert all((row["audit_loss"] > 0) == (row["token_ids"] != row["audit_token_ids"]) for row in rows.values())
 
 
