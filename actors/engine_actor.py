@@ -105,14 +105,15 @@ class EngineActor(ABC, Generic[Job, Pair]):
         keys = row_keys(table)
         # Blocking calls run in threads, because the event loop serves every batch in flight.
         deaths = await asyncio.to_thread(self._journal.begin, keys)
+        requests: dict[int, Request]
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
-        plain = self._plain_requests(requests)
+        plain: dict[int, Request] = self._plain_requests(requests)
         both = [*requests.values(), *plain.values()]
-        decoded = await asyncio.wrap_future(self._engine.decode(both, suspects))
+        decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, suspects))
         completions |= zip(requests, decoded)
-        beside = dict(zip(plain, decoded[len(requests) :], strict=True))
+        beside: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
         try:
             result = self._results(table, completions, beside)
         except MetricError as error:

@@ -16,7 +16,7 @@ from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowError
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
 from actors.serving.recovery import QueuedEngine
-from configs.audit import Audit
+from configs.acceptance import Audit
 from configs.schema import CaptionJob
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from actors.serving.audited import is_audited
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.results import command_line, finish, machine, progress, results_file
-from configs.audit import Audit
+from configs.acceptance import Audit
 from jobs import caption
 from pipeline.reports.loss import Losses, loss_interval, verdict
 from zoo.demo import draw_rows, write_parquet

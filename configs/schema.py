@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.acceptance import ExactAcceptance, LanternAcceptance
-from configs.audit import Audit
+from configs.acceptance import Audit, ExactAcceptance, LanternAcceptance
 from configs.method import Method
 from configs.output import Export, Output
 from configs.pool import Pool

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.audit import Audit
+from configs.acceptance import Audit
 from pipeline.reports.result_tables import read_tables
 from pipeline.storage.output_dir import OutputDir
 

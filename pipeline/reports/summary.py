@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
-from configs.audit import Audit
+from configs.acceptance import Audit
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.output.files import PARTITION_FILES
 from pipeline.reports import loss

@@ -25,7 +25,7 @@ from actors.serving.journal import (
     deaths_message,
     row_keys,
 )
-from configs.audit import Audit
+from configs.acceptance import Audit
 from pipeline.cluster.ray_session import driver_actor
 from pipeline.reports import loss
 from pipeline.reports.loss import Losses

@@ -15,7 +15,7 @@ from ray.data import Datasource
 
 from actors.losses import loss_of
 from actors.results import Stamp
-from configs.audit import Audit
+from configs.acceptance import Audit
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from configs.audit import Audit
+from configs.acceptance import Audit
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from pipeline.run.plan import check_audit

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.audit import Audit
+from configs.acceptance import Audit
 from pipeline.reports import loss
 from pipeline.reports.loss import Losses, fewest_rows, loss_interval, sum_of, verdict
 
