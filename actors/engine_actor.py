@@ -24,7 +24,6 @@ from actors.results import (
     RowError,
     Stamp,
     Tally,
-    counts,
     errors_of,
     method_values,
     result_table,
@@ -123,7 +122,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         await asyncio.to_thread(self._journal.end, keys, result.num_rows, errors_of(result))
         waits = self._engine.waits
         if self._tally is not None:
-            self._tally(result.num_rows, *counts(completions.values()))
+            self._tally(result)
         if self._report is not None:
             self._report(waits)
         self._events.batch(result)

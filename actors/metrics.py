@@ -54,6 +54,13 @@ METRICS = {
     "draftfleet_input_wait_seconds": Metric("counter", "time in which the engine had no row"),
     "draftfleet_queue_seconds": Metric("counter", "time in which rows waited for a slot"),
 }
+DRIFT_METRICS = {
+    "draftfleet_acceptance_drops": Metric("counter", "drops of acceptance beyond `job.drift`", "source"),
+    "draftfleet_acceptance_ratio": Metric(
+        "gauge", "acceptance length of a source's last window as a multiple of that of the job's first rows", "source"
+    ),
+}
+"""Metrics of the driver's node, updated per window of rows."""
 LABELS = ("job_id", "method")
 
 
@@ -121,6 +128,21 @@ class EngineMetrics:
     def _add(self, name: str, amount: float, labels: dict[str, str] | None = None) -> None:
         if amount > 0:  # Ray accepts only positive amounts
             self._metrics[f"draftfleet_{name}"].inc(amount, labels)
+
+
+class DriftMetrics:
+    """The metrics of drift of one job."""
+
+    def __init__(self, stamp: Stamp) -> None:
+        self._metrics = {name: _make(name, metric) for name, metric in DRIFT_METRICS.items()}
+        for metric in self._metrics.values():
+            metric.set_default_tags({"job_id": stamp.job_id})
+
+    def drop(self, source: str, method: str) -> None:
+        self._metrics["draftfleet_acceptance_drops"].inc(1, {"source": source, "method": method})
+
+    def ratio(self, source: str, method: str, ratio: float) -> None:
+        self._metrics["draftfleet_acceptance_ratio"].set(ratio, {"source": source, "method": method})
 
 
 def _make(name: str, metric: Metric) -> Any:

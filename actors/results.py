@@ -16,8 +16,8 @@ from configs.method import Method
 from configs.pool import ActorPool
 from decoding.types import Completion
 
-Tally = Callable[[int, int, int, int], None]
-"""Called after each batch with its numbers of rows, generated tokens, steps and accepted draft tokens."""
+Tally = Callable[[pa.Table], None]
+"""Called after each batch with its table of results."""
 
 
 @dataclass(frozen=True)

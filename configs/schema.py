@@ -162,6 +162,16 @@ class CaptionSink(Sink):
     """Further [forms](../guides/output.md#exports) of the results, which are written when all rows are published."""
 
 
+class AcceptanceDrop(Section):
+    """The drop of the acceptance length that counts as [drift](../guides/monitoring.md#drift)."""
+
+    max_drop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.25
+    """Largest relative drop below the acceptance length of the job's first rows, over all rows or those of one folder
+    of the source."""
+    min_rows: Annotated[int, Field(ge=16)] = 256
+    """Rows of a window, and of the job's first rows."""
+
+
 class Job(Section):
     """Name, seed, Ray cluster, error limits and logs of the job."""
 
@@ -179,6 +189,8 @@ class Job(Section):
     """Largest share of failed rows; the job ends if more rows have failed."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
     """Least number of finished rows at which `max_error_share` applies."""
+    drift: AcceptanceDrop | None = AcceptanceDrop()
+    """When a drop of acceptance is reported; `null` is never."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Longest time without a heartbeat of a worker process; a process that is stopped or frozen for longer is killed,
     and its rows run elsewhere. `null` is no limit."""

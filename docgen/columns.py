@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from actors.metrics import METRICS
+from actors.metrics import DRIFT_METRICS, METRICS
 from docgen.markdown import page, table
 from pipeline.rows.columns import CAPTIONS, DIFFERENCES, TELEMETRY, Columns
 from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES
@@ -80,10 +80,10 @@ def _codes_in(module: ast.Module) -> set[str]:
 
 
 def metrics_page() -> str:
-    """Render the Prometheus metrics of the engine actors."""
+    """Render the Prometheus metrics of the engine actors and of the driver."""
     rows = [
         [f"`{metric.exported(name)}`", metric.kind, f"`{metric.label}`" if metric.label else "", metric.meaning]
-        for name, metric in METRICS.items()
+        for name, metric in (METRICS | DRIFT_METRICS).items()
     ]
     return page(
         "Metrics",

@@ -32,6 +32,7 @@ from pipeline.reports.summary import Summary
 from pipeline.run import estimate, resume
 from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
+from pipeline.run.reporting import REPORT
 from pipeline.run.resume import ResumeOptions
 from pipeline.run.verdict import needed_rows
 from pipeline.storage.shard import WHOLE, Shard
@@ -122,7 +123,7 @@ class Command(Generic[Config, AnyPlan]):
         about = "run N samples from all over; say what the job would take"
         add("--estimate", type=positive, metavar="N", help=about)
         add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
-        add("--limit", type=positive, metavar="N", help="only the first N samples (of the shard), with a preview page")
+        add("--limit", type=positive, metavar="N", help="only the first N samples (of the shard)")
         about = "run only shard I (from 0) of the N shards of the job, each of which has a driver"
         add("--shard", default=f"{WHOLE}", metavar="I/N", help=about)
         for flag, about in SWITCHES.items():
@@ -173,8 +174,7 @@ class Command(Generic[Config, AnyPlan]):
             return FAILED if stop.number is None else stop.status
         print(summary.show(done))
         print(f"output        {plan.output.shown()}", *exported, sep="\n")
-        if arguments.limit is not None:
-            print(f"preview       {plan.output.shown('_job/preview.html')}")
+        print(f"report        {plan.output.shown(REPORT)}")
         if done.num_errors:
             print(f"retry errors  {self._command(arguments)}{'' if arguments.retry_errors else ' --retry-errors'}")
         print(f"run it again  {self._command(arguments, 'NEW')}")

@@ -1,1 +1,1 @@
-"""Reports about jobs: progress while they run, the closing summary, preview page and contact sheet."""
+"""Reports about jobs: progress while they run, the closing summary, the report of a job, drift and contact sheet."""

@@ -1,5 +1,5 @@
-"""Shows the progress of a running job: actors report batches to a tally, which a thread of the driver prints. A batch
-that Ray runs twice counts twice here, but once in the output and the summary."""
+"""Shows the progress of a running job: actors report batches to an actor that counts them, and a thread of the driver
+prints its counts and writes events of drift."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import TextIO
+from typing import Any, TextIO
 
+import pyarrow as pa
 import ray
 
 from actors.events import Events
-from actors.results import Tally
+from actors.metrics import DriftMetrics
+from actors.results import Stamp
+from configs.schema import AcceptanceDrop
 from pipeline.cluster.ray_session import driver_actor, polled
+from pipeline.reports.drift import Drift, DriftWatch
+from pipeline.reports.live import Digest, Live, counts_of
+from pipeline.reports.summary import Summary
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5
+READ_TIMEOUT_S = 10.0
 BAR_WIDTH = 24
+NOTHING = Summary("", "", "", 1.0)
 
 
 @dataclass
@@ -31,39 +40,85 @@ class Counts:
     num_accepted: int = 0
 
 
-class _TallyActor:
-    def __init__(self) -> None:
-        self._counts: tuple[int, ...] = (0, 0, 0, 0)
+class _LiveActor:
+    """Adds up the digests of batches, by the time of their arrival."""
 
-    def add(self, *counts: int) -> tuple[int, ...]:
-        """Add counts, and return the sums."""
-        self._counts = tuple(map(sum, zip(self._counts, counts, strict=True)))
-        return self._counts
+    def __init__(self, empty: Summary, bound: AcceptanceDrop | None, stamp: Stamp | None) -> None:
+        self._live = Live(empty, DriftWatch(bound))
+        self._metrics = DriftMetrics(stamp) if stamp else None
+        self._began_s = time.monotonic()
+
+    def add(self, digest: Digest) -> None:
+        drifts = self._live.add(digest, time.monotonic() - self._began_s)
+        if self._metrics is not None:
+            for one in drifts:
+                if one.dropped:
+                    self._metrics.drop(one.source, one.method)
+            for group in self._live.watch.groups.values():
+                if group.last is not None:
+                    self._metrics.ratio(group.source, group.method, group.last.ratio)
+
+    def counts(self, num_drifts: int) -> tuple[dict[str, int], list[Drift]]:
+        """Return the counts, and the drifts after the first `num_drifts`."""
+        return counts_of(self._live), list(self._live.since(num_drifts))
+
+    def live(self) -> Live:
+        return self._live
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Client of the actor that counts a job. Serialisable; its call is the `Tally` of the engine actors."""
+
+    actor: Any
+    empty: Summary
+
+    def __call__(self, table: pa.Table) -> None:
+        """Report one batch of results without waiting for an answer."""
+        self.actor.add.remote(Digest.of(table, self.empty))
+
+    def live(self) -> Live | None:
+        """Return a copy of the state; None if the actor does not answer."""
+        try:
+            found: Live = ray.get(self.actor.live.remote(), timeout=READ_TIMEOUT_S)
+        except ray.exceptions.RayError:
+            return None
+        return found
 
 
 @contextlib.contextmanager
 def shown(
-    total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
-) -> Iterator[Tally | None]:
-    """Show progress while the block runs; yield the tally for the actors, None if not enabled. With enabled `events`,
-    progress is emitted as events instead of a line."""
-    if not enabled:
-        yield None
-        return
+    total_rows: int | None,
+    enabled: bool = True,
+    stream: TextIO | None = None,
+    events: Events | None = None,
+    empty: Summary = NOTHING,
+    bound: AcceptanceDrop | None = None,
+) -> Iterator[Progress]:
+    """Count a job while the block runs, and show its progress if `enabled`; yield the tally for the actors.
+
+    With enabled `events`, progress is emitted as events instead of a line. Drops of acceptance beyond `bound` are
+    always shown.
+    """
     stream = stream or sys.stderr
+    stamp = events.stamp if events is not None else None
     events = events if events is not None and events.enabled else None
-    terminal = stream.isatty() and events is None
+    terminal = enabled and stream.isatty() and events is None
     began_s = time.monotonic()
-    num_rows_shown = 0
-    with driver_actor(_TallyActor) as actor:
+    num_rows_shown = num_drifts = 0
+    with driver_actor(_LiveActor, deepcopy(empty), bound, stamp) as actor:
 
         def look() -> None:
-            nonlocal num_rows_shown
+            nonlocal num_rows_shown, num_drifts
             try:
-                counts = Counts(*ray.get(actor.add.remote(0, 0, 0, 0), timeout=10))
+                found, drifts = ray.get(actor.counts.remote(num_drifts), timeout=READ_TIMEOUT_S)
             except ray.exceptions.GetTimeoutError:
                 return  # a busy or stopped process; read again in the next round
-            if not terminal and counts.num_rows == num_rows_shown:
+            num_drifts += len(drifts)
+            for one in drifts:
+                _show_drift(one, stream, events, terminal)
+            counts = Counts(**found)
+            if not enabled or (not terminal and counts.num_rows == num_rows_shown):
                 return
             num_rows_shown = counts.num_rows
             if events is not None:
@@ -73,15 +128,24 @@ def shown(
             stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
             stream.flush()
 
-        def report(*counts: int) -> None:
-            actor.add.remote(*counts)  # without waiting for an answer
-
         try:
             with polled(look, TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S, "progress", last_look=True):
-                yield report
+                yield Progress(actor, empty)
         finally:
             if terminal:
                 stream.write("\n")
+
+
+def _show_drift(drift: Drift, stream: TextIO, events: Events | None, terminal: bool) -> None:
+    if events is None:
+        clear = "\r\x1b[K" if terminal else ""
+        stream.write(f"{clear}acceptance: {drift.text()}\n")
+        stream.flush()
+        return
+    name, level = ("acceptance_dropped", "warning") if drift.dropped else ("acceptance_recovered", "info")
+    values = {**asdict(drift), **asdict(drift.change)}
+    del values["change"], values["dropped"]
+    events.emit(name, level, stream=stream, **values)
 
 
 def bar(num_rows: int, total_rows: int | None) -> str:

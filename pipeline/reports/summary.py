@@ -30,6 +30,7 @@ CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 SUMMARY_FILE_S = 2e-2
 """Estimated seconds of one core to count the rows of a result file."""
 BAR_WIDTH = 30
+MAX_DRIFTS_SHOWN = 8
 NO_WAITS = Waits()
 DERIVED = (
     *("num_errors", "samples_per_s", "tokens_per_s", "tokens_per_engine_s"),
@@ -88,6 +89,8 @@ class Summary:
     """Rows with a result that this attempt computed."""
     num_tokens_made: int = 0
     max_rows_in_flight: int = 0
+    drifts: list[str] = field(default_factory=list)
+    """Drops and recoveries of the acceptance length in this attempt, as text (`pipeline.reports.drift`)."""
     max_unsaved_seconds: float = 0.0
     """A kill loses at most `max_rows_in_flight` unfinished rows, and the rows finished in these last seconds."""
 
@@ -206,6 +209,9 @@ class Summary:
         lines += self.depths.lines()
         if self.attempt > 1:
             lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
+        lines += [("acceptance drift", text) for text in self.drifts[:MAX_DRIFTS_SHOWN]]
+        if len(self.drifts) > MAX_DRIFTS_SHOWN:
+            lines.append(("  and more", f"{len(self.drifts) - MAX_DRIFTS_SHOWN} further changes are in the report"))
         if self.max_rows_in_flight:
             in_flight = f"at most {self.max_rows_in_flight:,} rows in flight"
             lines.append(("a kill costs", f"{in_flight} and {self.max_unsaved_seconds:g} s of finished ones"))
@@ -213,19 +219,6 @@ class Summary:
 
 
 Kind = TypeVar("Kind", bound=Summary)
-
-
-def summarise(
-    output: OutputDir,
-    job_id: str,
-    method: str,
-    verify_mode: str,
-    wall_s: float,
-    waits: Waits = NO_WAITS,
-    workers: Workers = IN_PROCESS,
-) -> Summary:
-    """Summarise an output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
-    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits), workers)
 
 
 def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Kind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,18 +20,21 @@ from actors.serving.engine_thread import Waits
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
+from pipeline.cluster.partitions import Workers
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.output.publishing import Publisher
 from pipeline.output.writer import Writer, calls_in_ray
 from pipeline.reports import loss, progress
+from pipeline.reports.live import Live
 from pipeline.reports.loss import Losses, read_losses
 from pipeline.reports.result_tables import list_tables
-from pipeline.reports.summary import Summary
-from pipeline.run import crash_ledger, wait_times
+from pipeline.reports.summary import Summary, count
+from pipeline.run import crash_ledger, reporting, wait_times
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.estimate import Pilot
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
+from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
 from pipeline.run.verdict import Verdict, judge, methods_of, pilot_method, pilot_pool
 from pipeline.source.manifest_parts import broken_files
@@ -44,10 +47,30 @@ Build = Callable[..., Dataset]
 captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
 
 
-def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Publisher]:
-    """Start the next attempt, run the graph over the remaining work, write its rows, and finalize the output.
+@dataclass(frozen=True)
+class Ran:
+    """An attempt that has computed all rows: seconds from the first task to the last file, wait times, its publisher,
+    and the counts of its rows, None if it computed none."""
 
-    Return the seconds from the first task to the last file, the wait times, and the publisher of the attempt.
+    wall_s: float
+    waits: Waits
+    publisher: Publisher
+    report: ReportWriter
+    live: Live | None
+
+
+def run_job(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> Summary:
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises the
+    errors of `run_graph`."""
+    ran = run_graph(plan, build, rows_per_group)
+    with Workers(plan.config.job) as workers:
+        done = count(plan.output, plan.empty_summary(ran.wall_s, ran.waits), workers)
+    close(plan, done, ran)
+    return done
+
+
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> Ran:
+    """Start the next attempt, run the graph over the remaining work, write its rows, and finalize the output.
 
     Raises:
         ConfigError: another job has taken the attempt.
@@ -62,10 +85,11 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     for line in resume_lines(plan):
         print(line, flush=True)
     events = Events(plan.stamp(begun.publisher.attempt), plan.config.job.log == "json")
+    report = ReportWriter(plan, begun.publisher, _versions(plan), events)
     with _emitted(plan, events):
-        wall_s, waits = _fill(plan, begun, build, events)
+        wall_s, waits, live = _fill(plan, begun, build, events, report)
         finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
-    return wall_s, waits, begun.publisher
+    return Ran(wall_s, waits, begun.publisher, report, live)
 
 
 @contextlib.contextmanager
@@ -92,13 +116,15 @@ def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
     events.emit("job_done", wall_s=round(time.monotonic() - began_s, 3))
 
 
-def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
-    """Compute and publish the missing rows, publish spooled rows, and return the wall time (s) and the wait times."""
+def _fill(
+    plan: JobPlan, begun: Begun, build: Build, events: Events, report: ReportWriter
+) -> tuple[float, Waits, Live | None]:
+    """Compute and publish the missing rows, publish spooled rows, and return the fields of `Ran`."""
     job, sink = plan.config.job, plan.config.sink
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
         with Writer(begun.publisher, sink, waiting, begun.next_numbers):
-            return 0.0, Waits()
+            return 0.0, Waits(), None
     audit = None if plan.config.method.acceptance.lossless else getattr(plan.config, "audit", None)
     losses = Losses()
     if audit is not None:
@@ -111,7 +137,8 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         ray_session.session(job, console=console),
         wait_times.measured() as waits,
         crash_ledger.kept(job.max_error_share, job.error_share_min_rows, audit, losses) as log,
-        progress.shown(plan.num_results, job.progress, events=events) as tally,
+        progress.shown(plan.num_results, job.progress, None, events, plan.empty_summary(), job.drift) as tally,
+        reporting.kept(report, tally.live, waits.total),
     ):
         dataset = build(plan, plan.stamp(begun.publisher.attempt), tally, waits.report, log)
         began_s = time.monotonic()
@@ -122,7 +149,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         ):
             for bundle in dataset.iter_internal_ref_bundles():
                 writer.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
-        return time.monotonic() - began_s, waits.total()
+        return time.monotonic() - began_s, waits.total(), tally.live()
 
 
 def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
@@ -203,8 +230,8 @@ def job_error(log: CrashLedger) -> Iterator[None]:
         raise
 
 
-def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:
-    """Write `_job/summary.json`, with the work that a kill would lose, and the preview page of a limited run."""
+def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
+    """Write `_job/summary.json`, with the work that a kill would lose, and the report."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
     done.max_rows_in_flight = batches * pool.rows_per_batch * (plan.rows_per_sample or 1)
@@ -212,10 +239,11 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: P
     done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
     shard, cuts = plan.output.shard.number, plan.manifest.cuts
     done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
-    if plan.limit is not None:
-        publisher.write_job_file("_job/preview.html", preview().encode())
-    publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
-    publisher.check_alone()
+    if ran.live is not None:
+        done.drifts = [one.text() for one in ran.live.drifts]
+    ran.publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
+    ran.report.write(lambda: ran.report.done(done, ran.live))
+    ran.publisher.check_alone()
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:

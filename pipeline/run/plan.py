@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,9 @@ import pyarrow as pa
 from ray.data import Datasource
 
 from actors.losses import loss_of
+from actors.media import media_rows
 from actors.results import Stamp
+from actors.serving.engine_thread import Waits
 from configs.acceptance import Audit
 from configs.load import ConfigError
 from configs.schema import CaptionJob
@@ -22,12 +24,15 @@ from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
-from pipeline.media.image_decoding import DecodeOptions, decode_table
+from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
+from pipeline.media.video.clips import some_frames
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports import loss
+from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
+from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
 from pipeline.run.processing import Processing, check_processing, processing_of
@@ -44,6 +49,9 @@ from pipeline.storage.shard import WHOLE, Shard
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
     from actors.loading.pair import PairInfo
+
+PICTURES_AT_ONCE = 8
+"""Samples that are decoded together for the report."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,9 @@ class JobPlan(ABC):
 
     reads_images: ClassVar[bool] = True
     most_batch_rows: ClassVar[int] = MOST_BATCH_ROWS
+    picture_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of written rows that `pictures` needs, besides those of the gallery."""
+    _summary: ClassVar[type[Summary]] = Summary
 
     @property
     @abstractmethod
@@ -125,6 +136,15 @@ class JobPlan(ABC):
     def job_id(self) -> str:
         return f"{self.config.job.name}-{self.fingerprint}"
 
+    @abstractmethod
+    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+        """Yield the sample ids of written rows with their images, shrunk; rows without images are left out."""
+
+    def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
+        """Return a summary without rows; `wall_s` is the time from the first task to the last file."""
+        method = self.identity.method
+        return self._summary(self.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
+
     def stamp(self, attempt: int) -> Stamp:
         return Stamp(self.job_id, attempt, self.fingerprint)
 
@@ -149,6 +169,9 @@ class Plan(JobPlan):
     @property
     def identity(self) -> CaptionJob:
         return self.asked or self.config
+
+    def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
+        return replace(super().empty_summary(wall_s, waits), audit=self.identity.audit)
 
     def lossless(self) -> Plan:
         """Return the plan of the rows that are left if the loss budget is exceeded."""
@@ -190,15 +213,20 @@ class Plan(JobPlan):
         outputs = () if self.processing is None else (self.processing.sizes, self.processing.keeps_pixels)
         return Weigher.of(self.config.source, self.config.pool.rows_per_batch, self.prompt_options, *outputs)
 
-    def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
-        """Yield the first `limit` samples, decoded in this process, in tables made of `at_once` samples.
-
-        Images are shrunk to `max_side_px` if it is set.
-        """
+    def decode_first(self, limit: int) -> Iterator[pa.Table]:
+        """Yield the first `limit` samples, decoded in this process, in one table each."""
         rows = self.read_first(limit)
-        options = self.decode_options if max_side_px is None else self.decode_options.shrunk_to(max_side_px)
-        for start in range(0, rows.num_rows, at_once):
-            yield decode_table(rows.slice(start, at_once), options)
+        for start in range(rows.num_rows):
+            yield decode_table(rows.slice(start, 1), self.decode_options)
+
+    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+        options = self.decode_options.shrunk_to(SIDE_PX)
+        samples = self.datasource.read_rows({(row["source"], row["row_index"]) for row in rows})
+        for start in range(0, samples.num_rows, PICTURES_AT_ONCE):
+            decoded = decode_table(samples.slice(start, PICTURES_AT_ONCE), options)
+            images, clips = decoded["images"].to_pylist(), decoded["videos"].to_pylist()
+            for sample_id, row in zip(decoded["sample_id"].to_pylist(), media_rows(decoded), strict=True):
+                yield sample_id, (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
 
 
 def make_plan(

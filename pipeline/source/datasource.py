@@ -5,12 +5,13 @@ Every read task returns exactly one table, which `pipeline.source.span_reader` r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
@@ -27,6 +28,8 @@ from pipeline.sources.kind import FilePiece, ReadSpec
 
 if TYPE_CHECKING:
     from ray.data import DataContext
+
+MAX_GAP_ROWS = 16
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
@@ -83,6 +86,30 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     def read(self, span: int, note: bool = True) -> pa.Table:
         """Read one span in the calling process, without Ray; with `note`, `note_count` is called as in read tasks."""
         return read_span(self._spec, list(self._pieces(span)), self._note_count if note else None)
+
+    def read_rows(self, rows: Collection[tuple[str, int]]) -> pa.Table:
+        """Read some samples, as (path, row index), in the calling process; unknown ones are left out.
+
+        A range of a file is read as a whole if its gaps are at most `MAX_GAP_ROWS`.
+        """
+        paths = self._manifest.files["path"]
+        wanted = pc.is_in(paths, value_set=pa.array(sorted({path for path, _ in rows}), paths.type))
+        files = np.flatnonzero(wanted.combine_chunks().to_numpy(zero_copy_only=False))
+        ordinals = {paths[int(file)].as_py(): int(file) for file in files}
+        places = np.array(sorted((ordinals[path], row) for path, row in rows if path in ordinals), np.int64).reshape(
+            -1, 2
+        )
+        if not len(places):
+            return self.schema.empty_table()
+        is_next = (np.diff(places[:, 0]) == 0) & (np.diff(places[:, 1]) <= MAX_GAP_ROWS)
+        firsts = np.flatnonzero(np.append(True, ~is_next))
+        lasts = np.append(firsts[1:], len(places)) - 1
+        one_span = np.array([len(firsts)], np.int64)
+        ranges = spans.Spans(places[firsts, 0], places[firsts, 1], places[lasts, 1] + 1, one_span)
+        table = read_span(self._spec, list(SpanFiles(self._manifest, ranges, 0)))
+        found = zip(table["source"].to_pylist(), table["row_index"].to_pylist(), strict=True)
+        keys = frozenset(rows)
+        return table.filter(pa.array([key in keys for key in found], pa.bool_()))
 
     def _pieces(self, span: int) -> SpanFiles:
         return SpanFiles(self._manifest, self._spans, span, self._done)

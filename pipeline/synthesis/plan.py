@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,6 +11,9 @@ import pyarrow as pa
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster.partitions import Workers
+from pipeline.media.image_decoding import decode_image
+from pipeline.reports.gallery import Images, Row
+from pipeline.reports.summary import Summary
 from pipeline.rows import schemas
 from pipeline.run.batches import MOST_BATCH_IMAGES
 from pipeline.run.plan import JobPlan, checked, open_output, runs_here
@@ -23,6 +27,7 @@ from pipeline.synthesis import rows
 from pipeline.synthesis.conditions import check_features_type
 from pipeline.synthesis.files import DEFAULT_QUALITY
 from pipeline.synthesis.prompts import ConditionShape, PrepareOptions, prepare_table, wanted_columns
+from pipeline.synthesis.summary import ImageSummary
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
@@ -37,6 +42,8 @@ class SynthesisPlan(JobPlan):
 
     reads_images: ClassVar[bool] = False
     most_batch_rows: ClassVar[int] = MOST_BATCH_IMAGES
+    picture_columns: ClassVar[tuple[str, ...]] = ("image", "width_px", "height_px", "prompt", "label")
+    _summary: ClassVar[type[Summary]] = ImageSummary
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -64,6 +71,12 @@ class SynthesisPlan(JobPlan):
         shape = ConditionShape(target.condition, width, target.num_condition_tokens, num_classes)
         keep = config.sink.keep_columns
         return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
+
+    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+        for row in rows:
+            if row.get("image"):
+                image = decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
+                yield row["sample_id"], [image]
 
     def prepare_first(self, limit: int) -> pa.Table:
         return prepare_table(self.read_first(limit), self.prepare_options)

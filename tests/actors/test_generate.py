@@ -256,15 +256,15 @@ def test_a_dead_engine_ends_its_process_with_the_reason() -> None:
 
 
 def test_progress_is_counted_once_per_batch() -> None:
-    counts: list[tuple[int, int, int, int]] = []
+    batches: list[pa.Table] = []
     pair = FakePair()
     job = fake_job()
-    actor = Generate(
-        job, result_schema(), STAMP, load=lambda config, threads: pair, tally=lambda *numbers: counts.append(numbers)
-    )
+    actor = Generate(job, result_schema(), STAMP, load=lambda config, threads: pair, tally=batches.append)
     run(actor, decoded_table([{"id": "a"}, {"id": "b", "error": "broken_image"}]))
     steps = num_steps_of("a")
-    assert counts == [(2, 1 + 2 * steps, steps, steps)]
+    [table] = batches
+    assert table["num_generated_tokens"].to_pylist() == [1 + 2 * steps, 0]
+    assert table["error_type"].to_pylist() == ["", "broken_image"]
 
 
 class WatchedPair(FakePair):

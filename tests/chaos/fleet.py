@@ -22,7 +22,7 @@ from decoding.types import Completion, Request
 from jobs.command import Command
 from pipeline.media.image_decoding import decode_table
 from pipeline.reports import summary
-from pipeline.run.execution import close, run_graph
+from pipeline.run.execution import run_job
 from pipeline.run.graph import caption_dataset
 from pipeline.run.plan import Plan
 from tests.actors.fakes import FakeEngine, FakePair
@@ -101,10 +101,7 @@ def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decod
         source, config = plan.datasource, plan.config
         return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
 
-    wall_s, waits, publisher = run_graph(plan, build)
-    done = summary.summarise(plan.output, plan.job_id, "none", "exact", wall_s, waits)
-    close(plan, done, str, publisher)
-    return done
+    return run_job(plan, build)
 
 
 def main(arguments: list[str]) -> int:

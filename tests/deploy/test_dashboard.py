@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.metrics import LABELS, METRICS
+from actors.metrics import DRIFT_METRICS, LABELS, METRICS
 from pipeline.rows.schemas import ERROR_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def dashboard() -> dict[str, Any]:
 def exported() -> dict[str, set[str]]:
     """Every exported name and the labels of its series."""
     found = {}
-    for name, metric in METRICS.items():
+    for name, metric in (METRICS | DRIFT_METRICS).items():
         labels = {*LABELS, *([metric.label] if metric.label else [])}
         if metric.kind == "histogram":
             found |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
@@ -64,7 +64,7 @@ def test_the_check_sees_a_metric_and_a_label_that_do_not_exist() -> None:
 def test_every_metric_is_shown_somewhere(dashboard: dict[str, Any]) -> None:
     shown = set().union(*(names_in(expression) for expression in expressions(dashboard)))
     parts = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} | shown
-    assert {metric.exported(name) for name, metric in METRICS.items()} <= parts
+    assert {metric.exported(name) for name, metric in (METRICS | DRIFT_METRICS).items()} <= parts
 
 
 def test_legends_use_labels_that_their_expression_keeps(dashboard: dict[str, Any]) -> None:

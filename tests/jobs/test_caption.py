@@ -147,18 +147,19 @@ def test_plain_decoding_gives_the_same_texts_and_no_drafts(
     assert {row["telemetry"]["num_draft_tokens"] > 0 for row in drafted.values()} == {True}
 
 
-def test_a_limited_run_takes_the_first_samples_and_writes_a_preview(
+def test_a_limited_run_takes_the_first_samples_and_shows_all_of_them_in_its_report(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out"), "--limit", "20"]
     assert caption.main(arguments) == 0
     rows = rows_of(tmp_path / "out", "data") + rows_of(tmp_path / "out", "errors")
     assert sorted(row["sample_id"] for row in rows) == [f"scene-{index:03}" for index in range(20)]
-    page = (tmp_path / "out/_job/preview.html").read_text()
+    page = (tmp_path / "out/_job/report.html").read_text()
     assert page.count("<article>") == 20
     assert page.count("data:image/jpeg") == 19
     assert page.index("scene-003") < page.index("scene-017") < page.index("scene-019")
     assert "not_an_image" in page
+    assert '<span class="badge ok">done</span>' in page
     output = capsys.readouterr().out
     assert "samples" in output
     assert "acceptance length" in output

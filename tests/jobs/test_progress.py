@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import random
 
+import pyarrow as pa
 import pytest
 
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.reports import progress
 from pipeline.reports.progress import Counts, bar, progress_line, shown
+from pipeline.rows.schemas import result_schema
+from tests.pipeline.reports.synthetic_job import result_row
 
 
 def test_a_line_holds_rows_rates_and_the_acceptance_length() -> None:
@@ -30,10 +34,23 @@ def test_the_bar_fills_with_the_rows_and_never_overflows() -> None:
     assert bar(5, None) == ""
 
 
+def batch(num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> pa.Table:
+    """A result table with these sums, all of them in its first row."""
+    rows = [result_row(number, 0.5, random.Random(number), "a/b") for number in range(num_rows)]
+    for number, row in enumerate(rows):
+        values = dict.fromkeys(("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"), 0)
+        if number == 0:
+            values = {"num_spec_steps": num_steps, "num_draft_tokens": 99, "num_accepted_draft_tokens": num_accepted}
+        row["telemetry"] |= values
+        row["num_generated_tokens"] = 0 if number else num_tokens
+    return pa.Table.from_pylist(rows, schema=result_schema())
+
+
+@pytest.mark.usefixtures("local_ray")
 def test_nothing_is_shown_where_progress_is_off() -> None:
     stream = io.StringIO()
     with shown(10, enabled=False, stream=stream) as tally:
-        assert tally is None
+        tally(batch(2, 20, 10, 8))
     assert stream.getvalue() == ""
 
 
@@ -41,9 +58,8 @@ def test_nothing_is_shown_where_progress_is_off() -> None:
 def test_what_actors_report_is_shown_as_quiet_lines_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     with shown(6, stream=stream) as tally:
-        assert tally is not None
-        tally(2, 20, 10, 8)
-        tally(4, 40, 20, 22)
+        tally(batch(2, 20, 10, 8))
+        tally(batch(4, 40, 20, 22))
     [line] = stream.getvalue().splitlines()
     assert line.startswith("6 of 6 rows, ")
     assert line.endswith("acceptance length 2.00")
@@ -58,8 +74,7 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(progress, "TERMINAL_INTERVAL_S", 0.01)
     stream = Terminal()
     with shown(2, stream=stream) as tally:
-        assert tally is not None
-        tally(2, 20, 10, 0)
+        tally(batch(2, 20, 10, 0))
     drawn = stream.getvalue()
     assert drawn.count("\n") == 1
     assert drawn.endswith("\n")
@@ -70,9 +85,8 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
 def test_a_job_whose_log_is_json_gets_its_progress_as_json() -> None:
     stream = io.StringIO()
     with progress.shown(10, stream=stream, events=Events(Stamp("j", 2, "f"), enabled=True)) as tally:
-        assert tally is not None
-        tally(1, 10, 3, 0)
-        tally(3, 30, 5, 2)
+        tally(batch(1, 10, 3, 0))
+        tally(batch(3, 30, 5, 2))
         # The last look is taken when the block ends; both calls go to one actor, in order.
     (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
     assert (line["event"], line["job_id"], line["attempt"], line["total_rows"]) == ("progress", "j", 2, 10)

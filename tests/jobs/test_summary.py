@@ -64,7 +64,7 @@ def output(tmp_path: Path) -> OutputDir:
 
 
 def test_totals_follow_from_the_rows(output: OutputDir) -> None:
-    found = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    found = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
     assert found.num_samples == 6
     assert found.by_status == {"error": 3, "success": 2, "truncated": 1}
     assert found.errors_by_type == {"not_an_image": 2, "broken_image": 1}
@@ -77,7 +77,7 @@ def test_totals_follow_from_the_rows(output: OutputDir) -> None:
 
 
 def test_the_acceptance_length_counts_the_bonus_token_over_all_steps(output: OutputDir) -> None:
-    found = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    found = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
     assert found.num_steps == 10
     assert found.num_accepted_draft_tokens == 12
     assert found.mean_acceptance_length == pytest.approx(2.2)
@@ -86,7 +86,7 @@ def test_the_acceptance_length_counts_the_bonus_token_over_all_steps(output: Out
 
 
 def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> None:
-    text = summary.show(summary.summarise(output, "job", "chain", "lossless", wall_s=2.0))
+    text = summary.show(summary.count(output, summary.Summary("job", "chain", "lossless", 2.0)))
     assert "samples            6 (3 error, 2 success, 1 truncated)" in text
     assert "errors             2 not_an_image, 1 broken_image" in text
     assert "engine time        prefill 10 %, draft 20 %, verify 70 %" in text
@@ -110,12 +110,14 @@ def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
             column, table.schema.field(column), pa.array([row[place] for row in places], pa.int32())
         )
     write(directory, 0, table)
-    whole = summary.summarise(directory, "job", "chain", "lossless", 1.0)
+    whole = summary.count(directory, summary.Summary("job", "chain", "lossless", 1.0))
     assert (whole.num_samples, whole.num_inputs) == (10, 4)
 
 
 def test_wait_times_are_reported_as_shares(output: OutputDir) -> None:
-    found = summary.summarise(output, "job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
+    found = summary.count(
+        output, summary.Summary("job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
+    )
     assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(found)
     result = found.to_json()
     assert (result["actors_waited_share"], result["input_waited_share"]) == (0.25, 0.75)
@@ -130,7 +132,7 @@ def test_errors_stand_in_one_order_whichever_was_read_first() -> None:
 
 
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
-    one = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    one = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
     both = summary.combine([one, one])
     assert both.num_samples == 12
     assert both.wall_s == 4.0
@@ -141,7 +143,7 @@ def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> N
 
 
 def test_side_by_side_keeps_lines_that_only_one_run_has(output: OutputDir) -> None:
-    chain = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    chain = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
     plain = summary.Summary("job", "plain", "lossless", 1.0, acceptance_histogram=[4])
     lines = summary.show_side_by_side(chain, plain).splitlines()
     assert lines[0].split() == ["method", "chain", "(lossless)", "plain", "(lossless)"]
@@ -164,7 +166,7 @@ def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: P
     write(directory, 0, table.set_column(column, table.schema.field(column), attempts))
     directory.take_attempt({}, 1)
     directory.take_attempt({}, 2)
-    found = summary.summarise(directory, "job", "chain", "lossless", wall_s=2.0)
+    found = summary.count(directory, summary.Summary("job", "chain", "lossless", 2.0))
     assert (found.num_samples, found.num_made, found.num_tokens_made) == (5, 1, 3)
     assert (found.samples_per_s, found.tokens_per_s) == (0.5, 1.5)
     assert "attempt            2, which made 1 rows" in summary.show(found)
@@ -181,7 +183,7 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
         CandidateResult("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
     )
     choice = Choice("chain", "first rows", 96, 2, 40.0, standings)
-    found = summary.summarise(directory, "job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5))
+    found = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5)))
     assert found.by_method == {"chain": 4, "plain": 2}
     lines = found.lines()
     assert ("decoded by", "4 chain, 2 plain") in lines
@@ -194,6 +196,6 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
     assert ("  and more", "2 further trials are in _job/summary.json") in lines
     kept = found.to_json()["waits"]["choices"][0]
     assert (kept["method"], kept["standings"][0]["low_s"]) == ("chain", 0.0118)
-    early = summary.summarise(directory, "job", "auto", "lossless", 2.0)
+    early = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0))
     assert ("kept", "none yet: no engine had rows enough to choose") in early.lines()
     assert summary.combine([found, early]).by_method == {"chain": 8, "plain": 4}

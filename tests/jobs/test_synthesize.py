@@ -264,7 +264,7 @@ def test_an_output_without_images_has_no_column_for_them(plain: Path) -> None:
     assert not {"image", "width_px", "height_px", "t5"} & set(names)
 
 
-# --- classes, relaxed acceptance, a preview ------------------------------------------------------------------------
+# --- classes, relaxed acceptance, a report -------------------------------------------------------------------------
 
 
 def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a_page(
@@ -302,12 +302,12 @@ def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a
     assert "codes" not in next(iter(found.values()))
     image = Image.open(io.BytesIO(found["<k0>#0"]["image"]["bytes"]))
     assert (image.format, image.size) == ("WEBP", (IMAGE_PX, IMAGE_PX))
-    page = (output / "_job/preview.html").read_text()
+    page = (output / "_job/report.html").read_text()
     assert page.count("<article>") == 5
     assert page.count("data:image/jpeg") == 3
     assert "a picture of 3" in page
     assert "<k0>" not in page
     assert page.index("&lt;k0&gt;") < page.index("&lt;k3&gt;") < page.index("&lt;k4&gt;")
     printed = capsys.readouterr().out
-    for words in ("images/s", "tokens/forward", "acceptance length", "preview", "python -m jobs.synthesize --config"):
+    for words in ("images/s", "tokens/forward", "acceptance length", "report", "python -m jobs.synthesize --config"):
         assert words in printed

@@ -1,0 +1,232 @@
+"""Renders `_job/report.html`: one page that loads nothing, in which all texts of the data are escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from pipeline.reports import charts
+from pipeline.reports.charts import Point
+from pipeline.reports.gallery import Gallery
+from pipeline.reports.live import Live, windows_of
+from pipeline.reports.summary import CONVENTION, Summary
+from pipeline.rows.schemas import ERROR_CODES
+
+FOLDER = Path(__file__).with_name("templates")
+MAX_CONFIG_CHARS = 100_000
+MAX_ERROR_ROWS = 64
+# Controls except tab and line feed, and the embeddings, overrides and isolates of bidirectional text.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Content of the page. `summary` counts the whole output if the job is done, and otherwise this attempt so far."""
+
+    title: str
+    output: str
+    state: str
+    """`running`, `done`, or why the job ended."""
+    updated_at: str
+    summary: Summary
+    total_rows: int | None
+    live: Live | None
+    """State of this attempt; None if it computed no rows."""
+    gallery: Gallery
+    gallery_note: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+
+
+def render(report: Report) -> str:
+    """Return the HTML page."""
+    style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
+    return _TEMPLATE.render(
+        one=report,
+        summary=report.summary,
+        tiles=_tiles(report),
+        lines=[line for line in report.summary.lines() if not line[0].startswith("  position")],
+        charts=_charts(report),
+        errors=_errors(report),
+        sources=report.live.watch.table() if report.live else [],
+        drifts=[drift.text() for drift in report.live.drifts] if report.live else [],
+        config=text[:MAX_CONFIG_CHARS],
+        versions=_flat(report.versions),
+        convention=CONVENTION,
+        spark=charts.sparkline,
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'",
+    )
+
+
+def visible(value: Any) -> Any:
+    """Return a text with control and direction characters replaced by their code points, other values unchanged."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return _HIDDEN.sub(lambda match: f"\u27e8U+{ord(match.group()):04X}\u27e9", value)
+
+
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(FOLDER)
+    made = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        finalize=visible,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["duration"] = duration
+    return made
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as 4.2 s, 3 min 20 s or 5 h 12 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def _tiles(report: Report) -> list[tuple[str, str, str]]:
+    """Return the key numbers as (label, value, note)."""
+    one = report.summary
+    done = f"of {report.total_rows:,} in this attempt" if report.total_rows and report.state != "done" else ""
+    share = f"{one.num_errors / one.num_samples:.2%} of all rows" if one.num_samples else ""
+    return [
+        ("rows", f"{one.num_samples:,}", done),
+        ("rows per second", f"{one.samples_per_s:,.2f}", f"wall time {duration(one.wall_s)}"),
+        ("tokens per second", f"{one.tokens_per_s:,.0f}", f"{one.num_generated_tokens:,} tokens"),
+        ("acceptance length", f"{one.mean_acceptance_length:.2f}", f"{one.method}, {one.verify_mode}"),
+        ("errors", f"{one.num_errors:,}", share),
+    ]
+
+
+def _charts(report: Report) -> dict[str, Markup]:
+    one = report.summary
+    steps = sum(one.acceptance_histogram)
+    positions = [
+        (f"{place}", share, f"position {place}: accepted in {share:.1%} of steps")
+        for place, share in enumerate(one.acceptance_by_position, start=1)
+    ]
+    # Of the steps that accepted all earlier positions, the share that accepted this one too.
+    reached = [1.0, *one.acceptance_by_position]
+    conditional = [
+        (
+            f"{place}",
+            reached[place] / reached[place - 1],
+            f"position {place}: accepted in {reached[place] / reached[place - 1]:.1%} of the steps that reached it",
+        )
+        for place in range(1, len(reached))
+        if reached[place - 1]
+    ]
+    kept = (
+        [
+            (f"{depth}", 100 * count / steps, f"{count:,} steps ({count / steps:.1%}) accepted {depth} drafts")
+            for depth, count in enumerate(one.acceptance_histogram)
+            if steps
+        ]
+        if one.num_draft_tokens
+        else []
+    )
+    drawn = {
+        "positions": charts.bar_chart(positions, "share of steps that accepted each position", "position"),
+        "conditional": charts.bar_chart(conditional, "acceptance of each position, if reached", "position"),
+        "kept": charts.bar_chart(kept, "percent of steps by number of accepted drafts", "accepted drafts"),
+        "engine": _engine_time(one),
+        "waits": _waits(one),
+    }
+    return drawn | (_over_time(report.live) if report.live else {})
+
+
+def _over_time(live: Live) -> dict[str, Markup]:
+    windows = windows_of(live.history)
+    divisor, unit = next(
+        (d, u)
+        for d, u, limit in ((1, "s", 300), (60, "min", 18_000), (3600, "h", float("inf")))
+        if not windows or windows[-1]["end_s"] <= limit
+    )
+    width = live.history.width_s
+    rates: dict[str, list[Point]] = {"rows": [], "tokens": [], "length": []}
+    for one in windows:
+        x, at = one["end_s"] / divisor, f"up to {one['end_s'] / divisor:,.3g} {unit}"
+        for name in ("rows", "tokens"):
+            rate = one[f"num_{name}"] / width
+            rates[name].append(Point(x, rate, f"{at}: {rate:,.1f} {name}/s, {one['num_errors']:,} errors"))
+        length = 1 + one["num_accepted"] / one["num_steps"] if one["num_steps"] else None
+        rates["length"].append(Point(x, length, f"{at}: {length:.2f} over {one['num_rows']:,} rows" if length else ""))
+    return {
+        "rows": charts.line_chart(rates["rows"], "rows per second over time", unit),
+        "tokens": charts.line_chart(rates["tokens"], "tokens per second over time", unit),
+        "length": charts.line_chart(rates["length"], "acceptance length over time", unit, zero=False),
+    }
+
+
+def _engine_time(one: Summary) -> Markup:
+    total_ms = one.engine_s * 1000
+    phases = (("prefill", one.prefill_ms), ("draft", one.draft_ms), ("verify", one.verify_ms))
+    shares = [(name, ms / total_ms, f"{ms / total_ms:.1%} · {duration(ms / 1000)}") for name, ms in phases if total_ms]
+    return charts.share_bar(shares, "engine time by phase") if shares else Markup('<p class="quiet">no data yet</p>')
+
+
+def _waits(one: Summary) -> Markup:
+    waits = one.waits
+    if not waits.total_s:
+        return Markup('<p class="quiet">no data yet</p>')
+    busy_s = max(0.0, waits.total_s - waits.idle_s - waits.queued_s)
+    parts = (
+        ("engines work, rows wait for a slot", waits.queued_s),
+        ("engines work, no row waits", busy_s),
+        ("engines wait for input", waits.idle_s),
+    )
+    shares = [(name, s / waits.total_s, f"{s / waits.total_s:.1%} · {duration(s)}") for name, s in parts]
+    return charts.share_bar(shares, "time of all engines by what they wait for")
+
+
+def _errors(report: Report) -> list[dict[str, Any]]:
+    examples = report.live.errors.by_code if report.live else {}
+    by_code = sorted(report.summary.errors_by_type.items(), key=lambda one: (-one[1], one[0]))
+    return [
+        {
+            "code": code,
+            "count": count,
+            "share": count / max(1, report.summary.num_samples),
+            "meaning": ERROR_CODES.get(code, ""),
+            "examples": examples.get(code, []),
+        }
+        for code, count in by_code[:MAX_ERROR_ROWS]
+    ]
+
+
+def _flat(values: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return nested values as (dotted name, text)."""
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += [(f"{name}.{inner}", text) for inner, text in _flat(value)]
+        else:
+            found.append((name, str(value)))
+    return found
+
+
+_TEMPLATE = _environment().get_template("report.html.j2")

@@ -1,0 +1,117 @@
+"""Writes `_job/report.html` while a job runs and when it ends. A failure to write it never ends the job."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from actors.events import Events
+from actors.serving.engine_thread import Waits
+from pipeline.cluster.ray_session import polled
+from pipeline.output.publishing import Publisher
+from pipeline.reports.gallery import (
+    MAX_ERRORS,
+    MAX_ROWS,
+    MAX_ROWS_LIMITED,
+    Gallery,
+    Images,
+    Row,
+    choose_rows,
+    make_gallery,
+)
+from pipeline.reports.live import Live
+from pipeline.reports.report import Report, render
+from pipeline.reports.summary import Summary
+from pipeline.storage import access
+from pipeline.storage.output_dir import JOB
+
+if TYPE_CHECKING:
+    from pipeline.run.plan import JobPlan
+
+REPORT = f"{JOB}/report.html"
+INTERVAL_S = 30.0
+PICTURES_S = 120.0
+"""Longest time to read and decode images; further rows have none."""
+NOTE_RUNNING = "Rows of this attempt so far; images are added when the job is done."
+
+
+class ReportWriter:
+    """Writes the report of one attempt; the first failure is shown, later ones are not."""
+
+    def __init__(self, plan: JobPlan, publisher: Publisher, versions: dict[str, Any], events: Events) -> None:
+        self._plan, self._publisher, self._versions, self._events = plan, publisher, versions, events
+        self._began_s = time.monotonic()
+        self._has_failed = False
+
+    def write(self, make: Callable[[], Report]) -> None:
+        """Render and write a report; an error is printed once."""
+        try:
+            self._publisher.write_job_file(REPORT, render(make()).encode("utf-8", "replace"))
+        except Exception as error:  # damaged rows, full disks, stores out of reach
+            if self._has_failed:
+                return
+            self._has_failed = True
+            reason = access.reason_of(error)
+            self._events.emit("report_failed", "warning", path=self._plan.output.shown(REPORT), reason=reason)
+            if not self._events.enabled:
+                where = self._plan.output.shown(REPORT)
+                print(f"{where} cannot be written ({reason}); the job goes on", file=sys.stderr, flush=True)
+
+    def running(self, live: Live, waits: Waits, state: str = "running") -> Report:
+        """Return the report of the rows that this attempt has computed so far."""
+        live.summary.wall_s, live.summary.waits = max(time.monotonic() - self._began_s, 1e-9), waits
+        return self._report(live.summary, live, state, make_gallery(live.samples), NOTE_RUNNING)
+
+    def done(self, summary: Summary, live: Live | None) -> Report:
+        """Return the report of the whole output."""
+        plan, is_limited = self._plan, self._plan.limit is not None
+        most = (MAX_ROWS_LIMITED, MAX_ROWS_LIMITED) if is_limited else (MAX_ROWS, MAX_ERRORS)
+        rows = choose_rows(plan.output, *most, plan.picture_columns)
+        note = "The first rows." if is_limited else "The first rows of files spread over the output."
+        return self._report(summary, live, "done", make_gallery(rows, self._pictures), note)
+
+    def _pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+        """Yield images of rows, for at most `PICTURES_S` seconds."""
+        until_s = time.monotonic() + PICTURES_S
+        for one in self._plan.pictures(rows):
+            yield one
+            if time.monotonic() > until_s:
+                return
+
+    def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> Report:
+        plan = self._plan
+        return Report(
+            title=plan.job_id,
+            output=plan.output.shown(),
+            state=state,
+            updated_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            summary=summary,
+            total_rows=plan.num_results,
+            live=live,
+            gallery=gallery,
+            gallery_note=note,
+            config=plan.identity.resolved(),
+            versions=self._versions,
+        )
+
+
+@contextlib.contextmanager
+def kept(writer: ReportWriter, read: Callable[[], Live | None], waits: Callable[[], Waits]) -> Iterator[None]:
+    """Write the report every `INTERVAL_S` seconds while the block runs, and once more if the block raises."""
+
+    def write(state: str = "running") -> None:
+        if (live := read()) is not None:
+            writer.write(lambda: writer.running(live, waits(), state))
+
+    try:
+        with polled(write, INTERVAL_S, "report"):
+            yield
+    except BaseException as error:
+        state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(Exception):  # the cluster may be gone; the job raises the cause
+            write(f"{state} before all rows were done")
+        raise
