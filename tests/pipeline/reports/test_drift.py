@@ -100,7 +100,7 @@ def test_a_source_that_changes_in_the_middle_gives_one_drop_and_one_recovery() -
     assert 60 < second <= 68
     assert drop.change.ratio == pytest.approx(1.6 / 3, abs=0.05)
     assert drop.change.high < 0.75
-    assert "b: acceptance length dropped to 1.6" in drop.text()
+    assert "b: acceptance length dropped to 1.58, 52% of 3.02 " in drop.text()
 
 
 def test_a_drop_within_the_bound_is_no_event_and_one_beyond_it_is() -> None:
