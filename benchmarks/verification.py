@@ -28,7 +28,7 @@ from configs.schema import CaptionJob, Job
 from jobs.caption import results, run
 from pipeline.cluster.ray_session import session
 from pipeline.run.plan import make_plan
-from pipeline.verify.bounds import Losses, detection_probability
+from pipeline.verify.bounds import detection_probability
 from pipeline.verify.compare import DIFFERENT, Comparison
 from pipeline.verify.rows import Choice, count_chosen, rounds
 from pipeline.verify.run import Settings, decode_again, prepare, verify
@@ -115,7 +115,7 @@ def detection(folder: Path, num_seeds: int) -> dict[str, Any]:
             if not total:
                 continue
             [chosen] = rounds(whole.job, choice, total)
-            compared = Comparison(chosen, loss_of("exact", "metric"), Losses())
+            compared = Comparison(chosen, loss_of("exact", "metric"))
             compared.add(again)
             differing = {one["sample_id"] for one in compared.differences}
             num_found += wrong in differing

@@ -320,8 +320,8 @@ class CaptionJob(DatasetJob):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJob.content`, and `output`, `sink.keep_tokens`, share and metric of `audit` if they
-        are set: without them, outputs that were begun before these keys existed have the same content."""
+        """Return the fields of `DatasetJob.content`, and `output`, `sink.keep_tokens`, share and metric of `audit` if
+        they are set: without them, outputs that were begun before these keys existed have the same content."""
         data = super().content(revisions)
         for key in ("output", "audit"):
             del data[key]

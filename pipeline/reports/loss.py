@@ -30,7 +30,7 @@ def loss_interval(num_rows: int, sum_of_losses: float, confidence: float) -> tup
     sum s. The ratio is a supermartingale for any losses in [0, 1] with conditional mean μ. It depends only on n and s,
     not on the order of losses, so a resumed job continues it.
     """
-    rest = num_rows - sum_of_losses
+    rest = max(0.0, num_rows - sum_of_losses)
     bound = -math.log(1.0 - confidence) + 2 * math.lgamma(_PRIOR) - math.lgamma(2 * _PRIOR)
     bound += math.lgamma(2 * _PRIOR + num_rows) - math.lgamma(_PRIOR + sum_of_losses) - math.lgamma(_PRIOR + rest)
 
@@ -48,6 +48,8 @@ def _edge(is_outside: Callable[[float], bool], inside: float, outside: float) ->
     """Return the point outside next to the boundary between two points, by bisection."""
     for _ in range(_HALVINGS):
         middle = (inside + outside) / 2
+        if middle in (inside, outside):  # neighbours in double precision
+            break
         if is_outside(middle):
             outside = middle
         else:
@@ -64,6 +66,10 @@ class Losses:
 
     def plus(self, other: Losses) -> Losses:
         return Losses(self.num_rows + other.num_rows, self.total + other.total)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.num_rows if self.num_rows else None
 
 
 def sum_of(losses: pa.ChunkedArray | pa.Array) -> Losses:
@@ -102,7 +108,7 @@ def verdict(audit: Audit, losses: Losses) -> str:
 def describe(audit: Audit, losses: Losses) -> str:
     """Return mean loss, interval and number of rows as text."""
     low, high = loss_interval(losses.num_rows, losses.total, audit.confidence)
-    mean = losses.total / losses.num_rows if losses.num_rows else math.nan
+    mean = math.nan if losses.mean is None else losses.mean
     return (
         f"{mean:.4f} ({low:.4f} to {high:.4f} at {100 * audit.confidence:g} % confidence; {audit.metric}, "
         f"{losses.num_rows:,} audited rows)"
@@ -123,7 +129,7 @@ def to_json(audit: Audit, losses: Losses) -> dict[str, Any]:
     return {
         **audit.model_dump(mode="json"),
         "num_rows": losses.num_rows,
-        "mean_loss": losses.total / losses.num_rows if losses.num_rows else None,
+        "mean_loss": losses.mean,
         "low": low,
         "high": high,
         "exceeded": bool(verdict(audit, losses)),

@@ -1,9 +1,8 @@
-"""Computes bounds from a random sample of rows: shares of differing rows, and mean losses."""
+"""Computes bounds of the share of differing rows from a random sample of rows."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,49 +46,3 @@ def _solved(count: int, num_rows: int, alpha: float) -> float:
         else:
             high = middle
     return high
-
-
-def mean_interval(num_rows: int, total: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Return an interval of the mean of `num_rows` losses in [0, 1] with sum `total`, valid at all
-    numbers of rows at once.
-
-    Beta-binomial mixture (Robbins 1970, "Statistical methods related to the law of the iterated logarithm"; Howard,
-    Ramdas, McAuliffe and Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences", sub-Bernoulli
-    processes): the means m at which B(½ + s, ½ + n − s) / B(½, ½) / (mˢ (1 − m)ⁿ⁻ˢ) is below 1 / (1 − confidence). For
-    losses in [0, 1] with conditional mean m the ratio is a supermartingale, so losses need not be 0 or 1.
-    """
-    if not num_rows:
-        return 0.0, 1.0
-    rest = max(0.0, num_rows - total)
-    limit = -math.log(1.0 - confidence) + math.log(math.pi)  # B(½, ½) is π
-    limit += math.lgamma(1.0 + num_rows) - math.lgamma(0.5 + total) - math.lgamma(0.5 + rest)
-
-    def edge(inside: float, outside: float) -> float:
-        for _ in range(_HALVINGS):
-            middle = (inside + outside) / 2
-            if middle in (inside, outside):  # neighbours in double precision
-                break
-            if -total * math.log(middle) - rest * math.log1p(-middle) > limit:
-                outside = middle
-            else:
-                inside = middle
-        return outside
-
-    mean = total / num_rows
-    return edge(mean, 0.0) if total > 0 else 0.0, edge(mean, 1.0) if rest > 0 else 1.0
-
-
-@dataclass
-class Losses:
-    """Number and sum of the losses of rows."""
-
-    num_rows: int = 0
-    total: float = 0.0
-
-    def add(self, loss: float) -> None:
-        self.num_rows += 1
-        self.total += loss
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.num_rows if self.num_rows else 0.0

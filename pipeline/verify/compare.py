@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from actors.losses import Loss, Output
 from actors.margins import ASKED
+from pipeline.reports.loss import Losses
 from pipeline.rows.columns import DIFFERENCES
-from pipeline.verify.bounds import Losses
 from pipeline.verify.rows import RECORDED
 
 EQUAL, TIE, DIFFERENT, NOT_COMPARED = "equal", "tie", "different", "not_compared"
@@ -27,10 +27,11 @@ class Comparison:
     `differences` has one dictionary per row that is not equal, with the columns of `DIFFERENCES`.
     """
 
-    def __init__(self, recorded: pa.Table, loss: Loss, losses: Losses) -> None:
+    def __init__(self, recorded: pa.Table, loss: Loss) -> None:
         self._recorded = recorded
         self._place = {sample_id: place for place, sample_id in enumerate(recorded["sample_id"].to_pylist())}
-        self._loss, self._losses = loss, losses
+        self._loss = loss
+        self.losses = Losses()
         self.differences: list[dict[str, Any]] = []
         self.counts = Counter[str]()
         self._samples: set[tuple[str, int]] = set()
@@ -52,7 +53,7 @@ class Comparison:
         compared = "tokens" if by_tokens else "text"
         self._samples.add((old["source"], old["row_index"]))
         loss = self._loss(own, again)
-        self._losses.add(loss)
+        self.losses = self.losses.plus(Losses(1, loss))
         self.counts[f"by_{compared}"] += 1
         ours: Sequence[Any] = own.token_ids if own.token_ids is not None else own.text
         theirs: Sequence[Any] = again.token_ids if by_tokens and again.token_ids is not None else again.text

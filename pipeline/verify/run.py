@@ -25,15 +25,14 @@ from configs.method import Method
 from configs.schema import CaptionJob
 from pipeline.cluster import ray_session
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
+from pipeline.reports.loss import Losses, loss_interval
 from pipeline.run.execution import Build, stream
 from pipeline.run.plan import Plan, check_models
 from pipeline.source.datasource import SpanDatasource
 from pipeline.storage.output_dir import OutputDir
 from pipeline.verify.bounds import (
     CONFIDENCE,
-    Losses,
     detection_probability,
-    mean_interval,
     share_interval,
     upper_share,
 )
@@ -92,7 +91,7 @@ class Verification:
     def loss_interval(self) -> tuple[float, float]:
         """Interval of the mean loss; Clopper–Pearson for the metric `exact`."""
         if self.prepared.settings.metric != "exact":
-            return mean_interval(self.losses.num_rows, self.losses.total)
+            return loss_interval(self.losses.num_rows, self.losses.total, CONFIDENCE)
         return share_interval(round(self.losses.total), self.losses.num_rows)
 
     def lines(self) -> list[str]:
@@ -111,7 +110,8 @@ class Verification:
             lines.append(f"by text      {counts['by_text']:,} rows have no stored tokens (sink.keep_tokens)")
         if prepared.inexact:
             low, high = self.loss_interval
-            retention = f"{1 - self.losses.mean:.2%} [{1 - high:.2%}, {1 - low:.2%}]"
+            mean = "unknown" if self.losses.mean is None else f"{1 - self.losses.mean:.2%}"
+            retention = f"{mean} [{1 - high:.2%}, {1 - low:.2%}]"
             lines += [
                 f"retention    {retention} by {prepared.settings.metric}, {CONFIDENCE:.0%} confidence",
                 f"             {prepared.inexact}",
@@ -221,18 +221,19 @@ def verify(prepared: Prepared, build: Build) -> Verification:
         job.output.remove(f"{FOLDER}/{name}/{old}")
     with ray_session.session(prepared.plan.config.job):
         for number, recorded in enumerate(rounds(job, prepared.choice, prepared.num_chosen)):
-            compared = _round(prepared, recorded, build, found.losses)
+            compared = _round(prepared, recorded, build)
             _write(job.output, f"{FOLDER}/{name}/part-{number:04d}.parquet", compared.table())
             samples, different = compared.num_samples()
             found.counts += compared.counts
+            found.losses = found.losses.plus(compared.losses)
             found.num_samples += samples
             found.num_different += different
     job.output.write_json(f"{FOLDER}/{name}/verification.json", found.to_json())
     return found
 
 
-def _round(prepared: Prepared, recorded: pa.Table, build: Build, losses: Losses) -> Comparison:
-    compared = Comparison(recorded, prepared.loss, losses)
+def _round(prepared: Prepared, recorded: pa.Table, build: Build) -> Comparison:
+    compared = Comparison(recorded, prepared.loss)
     if not recorded.num_rows:
         return compared
     for results in decode_again(prepared, recorded, build):

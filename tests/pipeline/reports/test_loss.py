@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from configs.acceptance import Audit
@@ -95,3 +95,13 @@ def test_the_fewest_rows_are_the_first_that_can_show_the_budget(max_loss: float,
     fewest = fewest_rows(audit)
     assert loss_interval(fewest, 0.0, confidence)[1] <= max_loss
     assert fewest == 1 or loss_interval(fewest - 1, 0.0, confidence)[1] > max_loss
+
+
+@given(num_rows=st.integers(1, 10_000), share=st.floats(0, 1), off=st.sampled_from([0.0, 1e-12, 1e-9, 1e-6]))
+@example(num_rows=10, share=1.0, off=1e-6)
+@example(num_rows=3, share=0.0, off=1e-12)
+def test_the_interval_of_the_mean_loss_exists_for_every_sum(num_rows: int, share: float, off: float) -> None:
+    """Also for sums within rounding of 0 and of the number of rows."""
+    for total in (share * num_rows, off, num_rows - off):
+        low, high = loss_interval(num_rows, total, 0.95)
+        assert 0.0 <= low <= total / num_rows <= high <= 1.0
