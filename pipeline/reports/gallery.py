@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from markupsafe import escape
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.reports.live import SAMPLE_COLUMNS
+from pipeline.reports.live import SAMPLE_COLUMNS, audited_places
 from pipeline.reports.result_tables import list_tables
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -26,6 +27,8 @@ MAX_ERRORS = 12
 """Most error rows of the gallery without `--limit`."""
 ORDER = ("row_index", "clip_index", "prompt_index", "replica")
 BATCH_ROWS = 64
+MAX_SCANNED_ROWS = 2_048
+"""Most rows of a file among which audited rows are searched."""
 MAX_IMAGES_PER_ROW = 4
 SIDE_PX = 320
 """Longer side of the thumbnails, twice their displayed size."""
@@ -71,7 +74,7 @@ def choose_rows(output: OutputDir, max_rows: int, max_errors: int, pictures: Seq
     """
     columns = (*SAMPLE_COLUMNS, *ORDER, *pictures)
     errors = _rows(output, ERRORS, max_errors, columns)
-    rows = [*_rows(output, DATA, max_rows, columns)[: max_rows - min(len(errors), max_rows // 4)], *errors]
+    rows = [*_rows(output, DATA, max_rows - min(len(errors), max_rows // 4), columns), *errors]
     return sorted(rows[:max_rows], key=lambda row: (row["source"], *(row.get(name) or 0 for name in ORDER)))
 
 
@@ -85,12 +88,25 @@ def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str])
         with access.open_file(output.filesystem, output.path(name)) as file:
             parquet = pq.ParquetFile(file)
             there = [column for column in columns if column in parquet.schema_arrow.names]
-            for batch in parquet.iter_batches(min(BATCH_ROWS, max(1, wanted)), columns=there):
-                found += batch.slice(0, wanted).to_pylist()
-                wanted -= batch.num_rows
-                if wanted <= 0:
-                    break
+            found += _first(parquet.iter_batches(BATCH_ROWS, columns=there), max(1, wanted))
     return found
+
+
+def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[Row]:
+    """Return the first rows, half of them audited if so many are found within `MAX_SCANNED_ROWS`."""
+    audited: list[Row] = []
+    others: list[Row] = []
+    num_rows = 0
+    for batch in batches:
+        num_rows += batch.num_rows
+        places = audited_places(batch)[: -(-wanted // 2) - len(audited)]
+        audited += batch.take(pa.array(places, pa.int64())).to_pylist()
+        rest = sorted(set(range(batch.num_rows)) - set(places))[: wanted - len(others)]
+        others += batch.take(pa.array(rest, pa.int64())).to_pylist()
+        is_searched = "audit_loss" not in batch.schema.names or 2 * len(audited) >= wanted
+        if len(others) >= wanted and (is_searched or num_rows >= MAX_SCANNED_ROWS):
+            break
+    return [*audited, *others][:wanted]
 
 
 def make_gallery(
@@ -131,9 +147,9 @@ def _item(row: Row) -> Item:
         text = row.get("generated_text")
         prompt = row.get("prompt") or (f"class {row['label']}" if row.get("label") is not None else "")
         texts = [("", prompt if text is None else text.strip())]
-        plain = row.get("audit_text")
-        if plain is not None:
-            texts = [(row["method"], texts[0][1]), ("plain", plain.strip())]
+        if (loss := row.get("audit_loss")) is not None:
+            texts = [(row["method"], texts[0][1]), ("plain", row["audit_text"].strip())]
+            facts.append(f"loss {loss:.2f}")
     cut = [(label, text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…") for label, text in texts]
     return Item(row["sample_id"][:MAX_TEXT_CHARS], row.get("source") or "", row["error_type"], cut, facts, histogram)
 

@@ -11,7 +11,9 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.reports.drift import Drift, DriftWatch, Moments, moments
 from pipeline.reports.summary import Summary
@@ -25,7 +27,7 @@ MAX_TEXT_CHARS = 2_000
 MAX_DRIFTS = 100
 SAMPLE_COLUMNS = (
     *("sample_id", "source", "method", "status", "error_type", "error_message", "generated_text"),
-    *("num_generated_tokens", "telemetry"),
+    *("num_generated_tokens", "telemetry", "audit_text", "audit_loss"),
 )
 """Columns of a row that the gallery shows, as far as they exist."""
 
@@ -88,13 +90,21 @@ class Digest:
         ):
             errors.add(row["error_type"], row["sample_id"], row["error_message"])
         names = [name for name in SAMPLE_COLUMNS if name in table.column_names]
-        places = sorted({0, table.num_rows // 2}) if table.num_rows else []
+        audited = audited_places(table)[:1]
+        places = sorted({0, table.num_rows // 2, *audited}) if table.num_rows else []
         return cls(
             summary,
             tuple(moments(table)),
             errors.by_code,
             tuple(map(short, table.select(names).take(places).to_pylist())),
         )
+
+
+def audited_places(table: pa.Table | pa.RecordBatch) -> list[int]:
+    """Return the rows of a result table that have an audit; none if the job has no audit."""
+    if "audit_loss" not in table.schema.names:
+        return []
+    return np.flatnonzero(pc.is_valid(table["audit_loss"]).to_numpy(zero_copy_only=False)).tolist()
 
 
 class Examples:

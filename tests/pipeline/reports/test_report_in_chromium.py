@@ -90,7 +90,8 @@ def report_with(text: str) -> Report:
     live.summary.job_id = live.summary.method = live.summary.verify_mode = text
     live.summary.drifts = [text]
     gallery = make_gallery(
-        [row | {"audit_text": text} for row in rows], lambda _: iter([(rows[0]["sample_id"], [picture(0, 32)])])
+        [row | {"audit_text": text, "audit_loss": 0.5} for row in rows],
+        lambda _: iter([(rows[0]["sample_id"], [picture(0, 32)])]),
     )
     return report_of(live, gallery, state=text, config={text: [text]}, versions={text: {text: text}})
 
