@@ -10,14 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.events import Events
+from actors.serving.engine_thread import Waits
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
+from pipeline.output.publishing import Publisher
 from pipeline.output.writer import MAX_TASKS, Writer
+from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import result_schema
-from pipeline.run.execution import opening_record
+from pipeline.run.execution import Ran, close, opening_record
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import Plan
+from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import DEFAULT_RESUME, Begun, ResumeOptions, begin, fingerprints_of, read_earlier
 from pipeline.source.manifest import needs_of
 from pipeline.source.manifest_parts import reopen
@@ -118,6 +123,12 @@ def save(plan: Plan, begun: Begun, batches: list[pa.Table], max_tasks: int = MAX
 def end(plan: Plan, begun: Begun) -> Inventory:
     """Bring the output to rest."""
     return finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
+
+
+def write_summary(plan: Plan, done: Summary, publisher: Publisher) -> None:
+    """Write the summary and the report of an attempt that has computed no rows."""
+    report = ReportWriter(plan, publisher, {}, Events(plan.stamp(publisher.attempt), False))
+    close(plan, done, Ran(1.0, Waits(), publisher, report, None))
 
 
 def run(

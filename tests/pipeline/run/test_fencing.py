@@ -14,12 +14,12 @@ from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.writer import Writer
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
-from pipeline.run.execution import close, write_provenance
+from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import Plan
 from pipeline.run.resume import Begun, ResumeOptions, fingerprints_of, read_earlier
 from pipeline.storage.output_dir import OutputDir
-from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
 NUM_ROWS = 30
 RETRY = ResumeOptions(retry_errors=True)
@@ -134,7 +134,7 @@ def closing(config: CaptionJob) -> Callable[[], Any]:
 
     def act() -> None:
         write_provenance(plan, begun.publisher)
-        close(plan, Summary(plan.job_id, "none", "exact", 1.0), lambda: "<p>", begun.publisher)
+        write_summary(plan, Summary(plan.job_id, "none", "exact", 1.0), begun.publisher)
 
     return act
 

@@ -22,7 +22,6 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
-from pipeline.run.execution import close
 from pipeline.run.plan_text import source_lines
 from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
@@ -31,7 +30,7 @@ from pipeline.storage import listing
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import OutputDir
 from pipeline.synthesis import rows
-from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 from tests.pipeline.run.test_resume import SOURCES
 from tests.pipeline.sources.shards import encode, tar_bytes, write_parquet
 
@@ -471,7 +470,7 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
     assert source_lines(plan_of(config))["skipped"] == told_of  # of an output that was begun as well
     plan, begun = start(plan_of(config))
     done = Summary("j", "m", "v", 1.0)
-    close(plan, done, lambda: "", begun.publisher)
+    write_summary(plan, done, begun.publisher)
     assert ("skipped", told_of) in done.lines()
 
 
@@ -547,7 +546,7 @@ def test_files_cut_short_are_counted_in_the_summary(tmp_path: Path) -> None:
     run(config)
     done = Summary("j", "m", "v", 1.0)
     plan, begun = start(plan_of(config))
-    close(plan, done, lambda: "", begun.publisher)
+    write_summary(plan, done, begun.publisher)
     assert done.num_broken_files == 1
     assert "damaged files" in dict(done.lines())
 

@@ -16,12 +16,11 @@ from pipeline.output.files import Format
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
-from pipeline.run.execution import close
 from pipeline.run.plan import open_output
 from pipeline.run.resume import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
-from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
 NUM_SHARDS = 3
 SHARDS = [Shard(number, NUM_SHARDS) for number in range(NUM_SHARDS)]
@@ -185,7 +184,7 @@ def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
     for shard in SHARDS:
         plan = run(config, shard=shard)
         done = Summary(plan.job_id, "none", "exact", 1.0)
-        close(plan, done, lambda: "", Publisher(plan.output, Format(plan.schema), 1, plan.fingerprint))
+        write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.fingerprint))
         numbers.append(done.num_broken_files)
     assert numbers == [0, 0, 1]
     assert audit(OutputDir(config.sink.path)).is_complete
