@@ -79,7 +79,7 @@ def cache_of(model: nn.Module, out: Any) -> dict[str, Any]:
     return {name: getattr(out, name)}
 
 
-def _processors(sampling: Sampling, own: Sequence[LogitsProcessor]) -> LogitsProcessorList:
+def _processors(sampling: Sampling, own: Sequence[LogitsProcessor] = ()) -> LogitsProcessorList:
     processors = LogitsProcessorList()
     if sampling.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))

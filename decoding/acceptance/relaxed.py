@@ -45,7 +45,9 @@ class RelaxedRule(Acceptance):
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
-        return seen.match[:, None] | (self.pardon(judgement, seen) & (legal_drafts(judgement) & ~strict)[:, None])
+        if judgement.has_grammar:
+            strict |= ~legal_drafts(judgement)
+        return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree = judgement.tree
