@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks import (
     ablations,
-    audit,
     auto,
     backend_pieces,
     decode,
@@ -27,10 +26,10 @@ from benchmarks import (
     structured,
     suffix_history,
     synthetic,
-    verification,
 )
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
+from benchmarks.guarantees import audit, verification
 from benchmarks.harness import results as files
 from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables

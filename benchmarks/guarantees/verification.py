@@ -1,6 +1,6 @@
 """Measures how often `jobs.verify` finds a planted fault, and whether clean outputs raise an alarm.
 
-    python -m benchmarks.verification     # writes results/verification.json; minutes
+    python -m benchmarks.guarantees.verification     # writes results/verification.json; minutes
     python -m benchmarks.tables           # the tables
 
 The shipped text pair captions the rows of a text file. The output is decoded again once; every seed of the

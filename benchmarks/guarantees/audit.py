@@ -1,6 +1,6 @@
 """Measures how often the audit's interval contains the true loss of a lossy method, over many choices of rows.
 
-    python -m benchmarks.audit       # writes results/audit.json; minutes
+    python -m benchmarks.guarantees.audit       # writes results/audit.json; minutes
 
 Each case is one job with `audit.share: 1.0`, so that every row has its loss; their mean is the true loss. For each seed
 the interval is then computed from the rows that `audit.share` chooses with it, after every row in the order of the
@@ -30,7 +30,7 @@ from zoo.text.samples import held_out_questions
 from zoo.world import listing
 
 RESULTS = results_file("audit")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NUM_SEEDS, SHARE, CONFIDENCE = 20, 0.2, 0.95
 NUM_SCENES, NUM_QUESTIONS, MAX_NEW_TOKENS = 240, 600, 48
 CASES = {

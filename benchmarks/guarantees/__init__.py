@@ -1,0 +1,1 @@
+"""Measures how often the guarantees of audits, verifications and estimates hold."""
