@@ -42,30 +42,33 @@ from zoo.text.samples import held_out_questions
 from zoo.world import listing
 
 RESULTS = results_file("estimate")
-SHAPE = Shape(1024, 6, 16, 16, 2816)
+SHAPE = Shape(1024, 4, 16, 16, 2816)
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 """Prompts and tokens on which an inflated checkpoint is compared with its source."""
 NOISE = 3.0
 """Noise on the head of the poor drafter, in standard deviations of its weights."""
-SLOTS, NUM_ROWS, PILOT_ROWS, NUM_REPEATS = 8, 384, 160, 3
+SLOTS, MAX_ROWS, NUM_ROWS, NUM_REPEATS = 8, 512, 192, 3
+"""Slots, rows of the source, rows of a whole job, and jobs per method."""
 CHAIN = {"name": "chain", "drafter": {"kind": "model"}, "tree": {"kind": "chain", "length": 5}}
 PLAIN = {"name": "plain", "drafter": {"kind": "none"}}
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The drafter, by its share of the target's weights; questions per prompt, and tokens per answer."""
+    """The drafter, by its share of the target's weights; questions per prompt, tokens per answer, and rows of the
+    pilot: short answers need more."""
 
     ratio: float
     is_poor: bool
     num_questions: int
     num_tokens: int
+    num_pilot_rows: int
 
 
 WORKLOADS = {
-    "good drafter": Workload(0.05, False, 1, 24),
-    "poor drafter": Workload(0.2, True, 1, 24),
-    "long prompts, short answers": Workload(0.05, False, 16, 2),
+    "good drafter": Workload(0.05, False, 1, 24, 160),
+    "poor drafter": Workload(0.2, True, 1, 24, 160),
+    "long prompts, short answers": Workload(0.05, False, 6, 8, 512),
 }
 
 
@@ -85,8 +88,8 @@ def write_drafter(folder: Path, workload: Workload) -> Path:
 
 def write_prompts(path: Path, num_questions: int) -> None:
     """Write one prompt of `num_questions` questions per line."""
-    asked = [listing.write_prompt(*one) for one in held_out_questions(NUM_ROWS, 7)]
-    prompts = [" ".join(asked[(row + place) % NUM_ROWS] for place in range(num_questions)) for row in range(NUM_ROWS)]
+    asked = [listing.write_prompt(*one) for one in held_out_questions(MAX_ROWS, 7)]
+    prompts = [" ".join(asked[(row + place) % MAX_ROWS] for place in range(num_questions)) for row in range(MAX_ROWS)]
     path.write_text("\n".join(prompts) + "\n", encoding="utf-8")
 
 
@@ -110,7 +113,7 @@ def job_of(workload: Workload, method: dict[str, Any], folder: Path, target: Pat
 
 def run_whole(config: CaptionJob) -> tuple[float, dict[str, str]]:
     """Run a whole job; return the engine's seconds with rows, per row, and the texts by id."""
-    done = caption.run(make_plan(config))
+    done = caption.run(make_plan(config, limit=NUM_ROWS))
     output, texts = OutputDir(config.sink.path), {}
     for part in read_tables(output, list_tables(output, (DATA,)), ["sample_id", "generated_text"]):
         texts |= {row["sample_id"]: row["generated_text"] for row in part.to_pylist()}
@@ -122,7 +125,7 @@ def measure(workload: Workload, folder: Path, target: Path) -> Results:
     write_drafter(folder, workload)
     write_prompts(folder / "prompts.txt", workload.num_questions)
     plan = make_plan(job_of(workload, CHAIN, folder, target, folder / "pilot"))
-    rows, verdict = run_pilot(plan, caption.results, estimate.draw(plan.datasource, PILOT_ROWS))
+    rows, verdict = run_pilot(plan, caption.results, estimate.draw(plan.datasource, workload.num_pilot_rows))
     if verdict is None:
         raise RuntimeError("the pilot has no verdict")
     chain = verdict.result_of("chain")
