@@ -119,6 +119,7 @@ class FakePair:
     target_id = "fake/target"
     drafter_id = "fake/drafter"
     revisions: ClassVar[dict[str, str]] = {"target": "t0", "drafter": "d0"}
+    grammar = None
 
     def __init__(self, gate: threading.Semaphore | None = None) -> None:
         self.gate = gate
