@@ -135,8 +135,8 @@ class Judgement:
 
     `raw` (b, N, V) are the logits after the lane merge, −inf for tokens that a grammar forbids, `warped` (b, N, V) the
     same after penalties and filters; `hidden` (b, R, N, D) are the target's last hidden states after its final norm,
-    `features` (b, R, N, F) the states of the drafter's `feature_layers`. `has_grammar` is whether a grammar masks logits
-    of any row.
+    `features` (b, R, N, F) the states of the drafter's `feature_layers`. `has_grammar` is whether a grammar masks
+    logits of any row.
     """
 
     slots: SlotBatch
