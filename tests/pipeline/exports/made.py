@@ -1,4 +1,4 @@
-"""Outputs of small jobs to export, and processes that are killed between two changes of files."""
+"""Outputs of small jobs to export, and exports that are interrupted between two changes of files."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def records(output: Path, name: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _killed_at(place: int) -> Iterator[None]:
-    """Kill this process at the n-th passage, counted before and after every change of a file."""
+def interrupted(place: int, act: Callable[[], Any]) -> Iterator[None]:
+    """Call `act` at the n-th passage, counted before and after every change of a file."""
     seen = 0
     true = {name: getattr(os, name) for name in CHANGES}
 
@@ -93,7 +93,7 @@ def _killed_at(place: int) -> Iterator[None]:
         nonlocal seen
         seen += 1
         if seen == place:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
 
     def watched(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def killed(action: Callable[[], Any], place: int) -> bool:
     if child == 0:
         code = 1
         try:
-            with _killed_at(place):
+            with interrupted(place, lambda: os.kill(os.getpid(), signal.SIGKILL)):
                 action()
             code = 0
         finally:

@@ -16,6 +16,7 @@ from tests.pipeline.exports.made import (
     export,
     files_below,
     image_job,
+    interrupted,
     killed,
     some_tars,
     tar_job,
@@ -103,3 +104,24 @@ def test_kills_at_some_places_leave_each_caption_once(tmp_path, case) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_kills_at_every_place_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: number + 1) >= 30
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_export_at_the_same_time_changes_nothing(tmp_path, case) -> None:
+    """The second one runs as a whole between two changes of the first one, at several places."""
+    whole = tmp_path / "whole"
+    target = CASES[case][0](whole)
+    export(whole / "out", section(case, whole))
+    undisturbed = comparable(files_below(target))
+    num_interrupted = 0
+    for place in (1, 4, 9, 16, 25, 30):
+        folder = tmp_path / str(place)
+        target = CASES[case][0](folder)
+        action = partial(export, folder / "out", section(case, folder))
+        seconds: list[Any] = []
+        with interrupted(place, lambda seconds=seconds, action=action: seconds.append(action())):
+            action()
+        assert comparable(files_below(target)) == undisturbed, f"after a second export at {place}"
+        assert action()[0].num_parts == 0
+        num_interrupted += len(seconds)
+    assert num_interrupted == 6

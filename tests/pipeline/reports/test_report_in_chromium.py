@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import pytest
 
 from configs.schema import AcceptanceDrop
+from docgen.screenshot import BROWSER, BROWSERS
 from pipeline.reports import report
 from pipeline.reports.gallery import MAX_ROWS, MAX_ROWS_LIMITED, make_gallery
 from pipeline.reports.report import Report, render
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import live_job, picture, pictures, report_of, result_row, tables
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 MARK = "document.documentElement.dataset.ran=1"
 HOSTILE = (
     f"</p></script><script>{MARK}</script><img src=x onerror='{MARK}'><svg onload={MARK}>"
