@@ -1,9 +1,10 @@
 """`python -m zoo.real`: fetch SmolLM2-135M-Instruct, convert it, and write prompts of real text.
 
     python -m zoo.real [--out out/real]
+    python -m zoo.real --media [--out out/real]
 
 writes `target/` (a model folder), `source/train.parquet` and `source/held_out.parquet` with the columns id, task and
-text. A second call converts nothing.
+text. A second call converts nothing. With `--media` it writes photographs and films instead, `images/` and `videos/`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zoo.real import model
+from zoo.real import media, model
 from zoo.real.prompts import Prompt, read_prompts
 
 OUT = Path("out/real")
@@ -27,7 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Make the folder; return 0, or 2 with a message if the model cannot be fetched."""
     parser = argparse.ArgumentParser(prog="python -m zoo.real", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder to write (default: {OUT})")
-    out = parser.parse_args(arguments).out
+    parser.add_argument("--media", action="store_true", help="write photographs and films in place of the model")
+    options = parser.parse_args(arguments)
+    out = options.out
+    if options.media:
+        try:
+            counts = media.write(out)
+        except media.NotFetched as error:
+            print(f"refused: {error}", file=sys.stderr)
+            return 2
+        for name, number in counts.items():
+            print(f"{out / name}: {number} files")
+        return 0
     try:
         made = model.ensure(out / "target")
     except model.NotConverted as error:
@@ -45,8 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:
     """Write prompts as one Parquet file with the columns id, task and text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({name: [getattr(prompt, name) for prompt in prompts] for name in ("id", "task", "text")})
+    if path.exists() and pq.read_table(path).equals(table):
+        return  # outputs of jobs refer to the file by its modification time
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     pq.write_table(table, partial, row_group_size=256)
     os.replace(partial, path)

