@@ -14,7 +14,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from pipeline.reports import charts
+from pipeline.reports import charts, loss
 from pipeline.reports.charts import Point
 from pipeline.reports.gallery import Gallery
 from pipeline.reports.live import Live, windows_of
@@ -113,13 +113,19 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     one = report.summary
     done = f"of {report.total_rows:,} in this attempt" if report.total_rows and report.state != "done" else ""
     share = f"{one.num_errors / one.num_samples:.2%} of all rows" if one.num_samples else ""
-    return [
+    tiles = [
         ("rows", f"{one.num_samples:,}", done),
         ("rows per second", f"{one.samples_per_s:,.2f}", f"wall time {duration(one.wall_s)}"),
         ("tokens per second", f"{one.tokens_per_s:,.0f}", f"{one.num_generated_tokens:,} tokens"),
         ("acceptance length", f"{one.mean_acceptance_length:.2f}", f"{one.method}, {one.verify_mode}"),
         ("errors", f"{one.num_errors:,}", share),
     ]
+    if one.audit is not None and one.losses.mean is not None:
+        found = loss.to_json(one.audit, one.losses)
+        budget = "" if one.audit.max_loss is None else f"; budget {one.audit.max_loss:g}"
+        note = f"{found['low']:.3f} to {found['high']:.3f}, {one.audit.metric}, {one.losses.num_rows:,} audited rows"
+        tiles.append(("loss beside plain decoding", f"{one.losses.mean:.3f}", note + budget))
+    return tiles
 
 
 def _charts(report: Report) -> dict[str, Markup]:
