@@ -66,8 +66,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "good drafter": Workload(0.05, False, 1, 24, 160),
-    "poor drafter": Workload(0.2, True, 1, 24, 160),
+    "good drafter": Workload(0.05, False, 1, 24, 400),
+    "poor drafter": Workload(0.2, True, 1, 24, 400),
     "long prompts, short answers": Workload(0.05, False, 6, 8, 512),
 }
 

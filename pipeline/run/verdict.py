@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from actors.auto.comparison import T_95
-from actors.auto.trial import block_rows
+from actors.auto.trial import MAX_LONGER, block_rows
 from actors.results import CandidateResult, Choice
 from configs.drafters import NoDrafter
 from configs.method import Auto, Method
@@ -24,9 +24,6 @@ from configs.synthesis import SynthesizeJob
 
 MIN_ROUNDS, MAX_ROUNDS = 4, 12
 """Rounds of the pilot's trial. The first one warms up compilers and caches; the others give the intervals."""
-ROWS_LEFT = 2
-"""The trial gets more than `MIN_ROUNDS` rounds if the pilot has this multiple of their least rows, because blocks of
-rows with short outputs are longer."""
 NONE = "none"
 
 
@@ -70,12 +67,13 @@ def mean_of(values: Sequence[float]) -> Range:
 
 def pilot_method(method: Method, slots: int | None = None, num_rows: int = 0) -> Method:
     """Return the trial of plain decoding and the configured methods, with as many rounds as `num_rows` rows in `slots`
-    slots suffice for. A lossy method is tried too: the pilot's rows are not part of the output."""
+    slots suffice for if all blocks have their most rows. A lossy method is tried too: the pilot's rows are not part of
+    the output."""
     configured = () if isinstance(method.drafter, NoDrafter) and method.auto is None else (method,)
     candidates = configured if method.auto is None else method.auto.candidates
     num_rounds = MIN_ROUNDS
     if slots is not None:
-        num_rounds = num_rows // (ROWS_LEFT * (len(candidates) + 1) * block_rows(slots))
+        num_rounds = num_rows // (MAX_LONGER * (len(candidates) + 1) * block_rows(slots))
         num_rounds = min(MAX_ROUNDS, max(MIN_ROUNDS, num_rounds))
     auto = Auto.model_construct(candidates=candidates, min_rounds=MIN_ROUNDS, max_rounds=num_rounds, max_rechecks=0)
     return method.model_copy(update={"auto": auto})

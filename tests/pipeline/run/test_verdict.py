@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.auto.trial import Trial, block_rows
+from actors.auto.trial import MAX_LONGER, Trial, block_rows
 from actors.results import CandidateResult, Choice, PhaseSeconds
 from configs.load import validate
 from configs.method import Method
@@ -204,11 +204,13 @@ def test_a_pilot_tries_plain_decoding_beside_the_configured_method() -> None:
     assert [each.verify_mode for each in pilot_method(lossy).methods] == ["lossless", "lossy"]
 
 
-@pytest.mark.parametrize(("num_rows", "rounds"), [(0, MIN_ROUNDS), (256, MIN_ROUNDS), (640, 10), (10**6, MAX_ROUNDS)])
+@pytest.mark.parametrize(("num_rows", "rounds"), [(0, MIN_ROUNDS), (256, MIN_ROUNDS), (640, 5), (10**6, MAX_ROUNDS)])
 def test_larger_pilots_have_more_rounds(num_rows: int, rounds: int) -> None:
     auto = pilot_method(method_of(drafter={"kind": "lookup"}), 8, num_rows).auto
     assert auto is not None
     assert (auto.min_rounds, auto.max_rounds, auto.max_rechecks) == (MIN_ROUNDS, rounds, 0)
+    longest = rounds * 2 * MAX_LONGER * block_rows(8)
+    assert longest <= max(num_rows, MIN_ROUNDS * 2 * MAX_LONGER * block_rows(8)), "the pilot ends before its trial"
 
 
 def test_the_rows_that_a_pilot_needs_are_known_before() -> None:
