@@ -18,6 +18,7 @@ from benchmarks import (
     backend_pieces,
     decode,
     exported,
+    learning,
     pipeline,
     processors,
     real,
@@ -29,7 +30,7 @@ from benchmarks import (
 )
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
-from benchmarks.guarantees import audit, verification
+from benchmarks.guarantees import audit, estimate, verification
 from benchmarks.harness import results as files
 from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
@@ -63,6 +64,8 @@ SOURCES = {
     "real": real.TABLES,
     "verification": verification.TABLES,
     "audit": audit.TABLES,
+    "estimate": estimate.TABLES,
+    "learning": learning.TABLES,
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
