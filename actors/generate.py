@@ -16,7 +16,6 @@ from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowError
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
 from actors.serving.recovery import QueuedEngine
-from configs.acceptance import Audit
 from configs.schema import CaptionJob
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling
@@ -42,23 +41,18 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
     request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")
 
     @cached_property
-    def _audit(self) -> Audit | None:
-        """The audit, if the method is lossy."""
-        return None if self._config.method.acceptance.lossless else self._config.audit
-
-    @cached_property
     def _loss(self) -> Loss:
         assert self._config.audit is not None
         return loss_of(self._config.audit.metric, "audit.metric")
 
     def _make_engine(self, slots: int) -> QueuedEngine:
-        if self._audit is None:
+        if (audit := self._config.active_audit) is None:
             return super()._make_engine(slots)
-        slots, plain = split_slots(slots, self._audit.share)
+        slots, plain = split_slots(slots, audit.share)
         return AuditedEngine(super()._make_engine(slots), self._pair.plain_engine, plain)
 
     def _plain_requests(self, requests: Mapping[int, Request]) -> dict[int, Request]:
-        audit, seed = self._audit, self._config.job.seed
+        audit, seed = self._config.active_audit, self._config.job.seed
         if audit is None:
             return {}
         return {
@@ -68,7 +62,7 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
         }
 
     def _losses(self, result: pa.Table) -> list[float]:
-        if self._audit is None:
+        if self._config.active_audit is None:
             return []
         return [one for one in result["audit_loss"].to_pylist() if one is not None]
 

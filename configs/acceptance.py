@@ -132,7 +132,7 @@ Acceptance = Annotated[
 
 class Audit(Section):
     """Decodes a share of the rows plainly too, beside a lossy method, and bounds the loss; see the
-    [guide](../guides/verify.md#loss-budget)."""
+    [guide](../guides/audit.md)."""
 
     share: Annotated[float, Field(gt=0.0, le=1.0)]
     """The share of rows that are decoded twice, chosen by a hash of `job.seed` and the row's id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -49,9 +50,9 @@ class Output(Section):
     def _one_of(self) -> Output:
         if (self.json_schema is not None) + (self.regex is not None) + bool(self.choices) != 1:
             raise ValueError("give exactly one of output.json_schema, output.regex and output.choices")
-        twice = next((one for place, one in enumerate(self.choices) if one in self.choices[:place]), None)
-        if twice is not None:
-            raise ValueError(f"choices: {twice!r} is listed twice")
+        [(most, count)] = Counter(self.choices).most_common(1) or [("", 0)]
+        if count > 1:
+            raise ValueError(f"choices: {most!r} is listed twice")
         return self
 
     def content(self) -> dict[str, str]:

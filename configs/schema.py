@@ -287,6 +287,11 @@ class CaptionJob(DatasetJob):
         return self
 
     @property
+    def active_audit(self) -> Audit | None:
+        """The audit; None without one, and while rows are decoded losslessly, also after the budget was exceeded."""
+        return None if self.method.acceptance.lossless else self.audit
+
+    @property
     def lossless_method(self) -> Method:
         """The method with acceptance `exact`, under a name of its own; ValueError if they may not be combined."""
         name = f"{self.method.name}+exact" if self.method.name else None

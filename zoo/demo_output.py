@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.reports import summary
+from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 Rows = dict[str, dict[str, Any]]
@@ -16,7 +16,9 @@ Rows = dict[str, dict[str, Any]]
 
 def read_rows(output: Path, columns: Sequence[str]) -> Rows:
     """Read all rows of an output, those in errors/ included."""
-    tables = summary.read_tables(OutputDir(str(output)), (DATA, ERRORS), ["sample_id", "error_type", *columns])
+    directory = OutputDir(str(output))
+    names = list_tables(directory, (DATA, ERRORS))
+    tables = read_tables(directory, names, ["sample_id", "error_type", *columns])
     return {row["sample_id"]: row for table in tables for row in table.to_pylist()}
 
 

@@ -161,6 +161,12 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
     return Found(relative, table, int(attempt) if attempt.isdecimal() else 0, footer[FINGERPRINT_KEY].decode())
 
 
+def partitions_of(names: Sequence[str]) -> list[Partition[Sequence[str]]]:
+    """Cut a list of result files into partitions of `PARTITION_FILES`, the items of `Workers.map`."""
+    parts = [names[start : start + PARTITION_FILES] for start in range(0, len(names), PARTITION_FILES)]
+    return [Partition(part, len(part), part[0], part[-1]) for part in parts]
+
+
 def read_all_found(
     output: OutputDir,
     names: Sequence[str],
@@ -170,9 +176,7 @@ def read_all_found(
 ) -> Iterable[Found]:
     """Call `read_found` for many files in parallel, and yield the results in order."""
     read = partial(_read_part, output, tuple(columns), whole)
-    parts = [names[start : start + PARTITION_FILES] for start in range(0, len(names), PARTITION_FILES)]
-    named = [Partition(part, len(part), part[0], part[-1]) for part in parts]
-    for found in workers.map(read, named, RESULT_FILE_S * len(names), "reading of results", "sink.path"):
+    for found in workers.map(read, partitions_of(names), RESULT_FILE_S * len(names), "reading of results", "sink.path"):
         yield from found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -139,6 +139,7 @@ class DriftWatch:
     bound: AcceptanceDrop | None = None
     references: dict[str, Moments] = field(default_factory=dict)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    _completed: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def add(self, method: str, source: str, rows: Moments) -> list[Drift]:
         """Add rows, and return the drops and recoveries that they complete."""
@@ -161,6 +162,7 @@ class DriftWatch:
         if group.window.num_rows < self.bound.min_rows:
             return None
         group.last, group.window = Change.of(group.window, reference), Moments()
+        self._completed[method, source] = group.last.ratio
         least = 1 - self.bound.max_drop
         is_event = group.last.ratio >= least if group.dropped else group.last.high < least
         if not is_event:
@@ -168,6 +170,12 @@ class DriftWatch:
         group.dropped = not group.dropped
         num_rows = self.groups[method, ALL].total.num_rows
         return Drift(method, source, num_rows, group.dropped, group.last)
+
+    def take_completed(self) -> dict[tuple[str, str], float]:
+        """Return method and source of the groups that completed a window since the last call, with the ratios of the
+        windows' acceptance lengths to the reference."""
+        found, self._completed = self._completed, {}
+        return found
 
     def table(self) -> list[dict[str, Any]]:
         """Return the groups as plain data, those of all sources first."""
@@ -181,7 +189,3 @@ class DriftWatch:
             }
             for one in ordered
         ]
-
-    def copy(self) -> DriftWatch:
-        groups = {key: replace(group) for key, group in self.groups.items()}
-        return DriftWatch(self.bound, dict(self.references), groups)

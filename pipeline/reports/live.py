@@ -33,8 +33,8 @@ SAMPLE_COLUMNS = (
 
 
 @dataclass
-class Window:
-    """Counts of one interval of time."""
+class Counts:
+    """Counts of an interval of time, or of all of it."""
 
     num_rows: int = 0
     num_errors: int = 0
@@ -42,7 +42,7 @@ class Window:
     num_steps: int = 0
     num_accepted: int = 0
 
-    def add(self, other: Window) -> None:
+    def add(self, other: Counts) -> None:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -52,9 +52,9 @@ class History:
     """Consecutive windows of `width_s` seconds from the job's start."""
 
     width_s: float = FIRST_WIDTH_S
-    windows: list[Window] = field(default_factory=list)
+    windows: list[Counts] = field(default_factory=list)
 
-    def add(self, at_s: float, counts: Window) -> None:
+    def add(self, at_s: float, counts: Counts) -> None:
         """Add counts at `at_s` seconds after the start."""
         while at_s >= self.width_s * MAX_WINDOWS:
             pairs = [self.windows[place : place + 2] for place in range(0, len(self.windows), 2)]
@@ -64,7 +64,7 @@ class History:
             self.windows = [pair[0] for pair in pairs]
             self.width_s *= 2
         place = int(at_s / self.width_s)
-        self.windows += [Window() for _ in range(place + 1 - len(self.windows))]
+        self.windows += [Counts() for _ in range(place + 1 - len(self.windows))]
         self.windows[place].add(counts)
 
 
@@ -132,6 +132,7 @@ class Live:
 
     summary: Summary
     watch: DriftWatch
+    counts: Counts = field(default_factory=Counts)
     history: History = field(default_factory=History)
     errors: Examples = field(default_factory=Examples)
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -145,8 +146,10 @@ class Live:
         """Add a batch that arrived `at_s` seconds after the start; return new drops and recoveries."""
         self.summary.add(digest.summary)
         one = digest.summary
-        counts = (one.num_samples, one.num_errors, one.num_generated_tokens, one.num_steps)
-        self.history.add(at_s, Window(*counts, one.num_accepted_draft_tokens))
+        sums = (one.num_samples, one.num_errors, one.num_generated_tokens, one.num_steps)
+        counts = Counts(*sums, one.num_accepted_draft_tokens)
+        self.counts.add(counts)
+        self.history.add(at_s, counts)
         for code, examples in digest.errors.items():
             for example in examples:
                 self.errors.add(code, **example)
@@ -172,14 +175,6 @@ class Live:
         """Yield the drops and recoveries after the first `num_drifts`, as far as they are kept."""
         missing = self.num_drifts - num_drifts
         yield from list(self.drifts)[len(self.drifts) - min(missing, len(self.drifts)) :]
-
-
-def counts_of(live: Live) -> dict[str, int]:
-    """Return the sums that the progress line shows."""
-    one = live.summary
-    names = {"num_rows": "num_samples", "num_tokens": "num_generated_tokens"}
-    names |= {"num_steps": "num_steps", "num_accepted": "num_accepted_draft_tokens"}
-    return {name: getattr(one, source) for name, source in names.items()}
 
 
 def windows_of(history: History) -> list[dict[str, Any]]:

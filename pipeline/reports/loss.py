@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.acceptance import Audit
-from pipeline.reports.result_tables import read_tables
+from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.output.files import partitions_of
+from pipeline.reports.result_tables import READ_FILE_S, read_tables
 from pipeline.storage.output_dir import OutputDir
 
 LOSS = "audit_loss"
@@ -77,10 +80,18 @@ def sum_of(losses: pa.ChunkedArray | pa.Array) -> Losses:
     return Losses(pc.count(losses).as_py(), pc.sum(losses).as_py() or 0.0)
 
 
-def read_losses(output: OutputDir, names: Iterable[str]) -> Losses:
-    """Sum the losses of result files, which may lack the column."""
+def read_losses(output: OutputDir, names: Sequence[str], workers: Workers = IN_PROCESS) -> Losses:
+    """Sum the losses of result files, which may lack the column, wherever `workers` run the partitions of files."""
     found = Losses()
-    for table in read_tables(output, tuple(names), (LOSS,)):
+    work_s = READ_FILE_S * len(names)
+    for part in workers.map(partial(_sum_of_files, output), partitions_of(names), work_s, "audit", "sink.path"):
+        found = found.plus(part)
+    return found
+
+
+def _sum_of_files(output: OutputDir, names: Sequence[str]) -> Losses:
+    found = Losses()
+    for table in read_tables(output, names, (LOSS,)):
         if LOSS in table.column_names:
             found = found.plus(sum_of(table[LOSS]))
     return found

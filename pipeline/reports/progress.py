@@ -20,7 +20,7 @@ from actors.results import Stamp
 from configs.schema import AcceptanceDrop
 from pipeline.cluster.ray_session import driver_actor, polled
 from pipeline.reports.drift import Drift, DriftWatch
-from pipeline.reports.live import Digest, Live, counts_of
+from pipeline.reports.live import Counts, Digest, Live
 from pipeline.reports.summary import Summary
 
 QUIET_INTERVAL_S = 10.0
@@ -28,16 +28,6 @@ TERMINAL_INTERVAL_S = 0.5
 READ_TIMEOUT_S = 10.0
 BAR_WIDTH = 24
 NOTHING = Summary("", "", "", 1.0)
-
-
-@dataclass
-class Counts:
-    """Sums over the reports of all actors."""
-
-    num_rows: int = 0
-    num_tokens: int = 0
-    num_steps: int = 0
-    num_accepted: int = 0
 
 
 class _LiveActor:
@@ -54,13 +44,12 @@ class _LiveActor:
             for one in drifts:
                 if one.dropped:
                     self._metrics.drop(one.source, one.method)
-            for group in self._live.watch.groups.values():
-                if group.last is not None:
-                    self._metrics.ratio(group.source, group.method, group.last.ratio)
+            for (method, source), ratio in self._live.watch.take_completed().items():
+                self._metrics.ratio(source, method, ratio)
 
-    def counts(self, num_drifts: int) -> tuple[dict[str, int], list[Drift]]:
+    def counts(self, num_drifts: int) -> tuple[Counts, list[Drift]]:
         """Return the counts, and the drifts after the first `num_drifts`."""
-        return counts_of(self._live), list(self._live.since(num_drifts))
+        return self._live.counts, list(self._live.since(num_drifts))
 
     def live(self) -> Live:
         return self._live
@@ -111,13 +100,12 @@ def shown(
         def look() -> None:
             nonlocal num_rows_shown, num_drifts
             try:
-                found, drifts = ray.get(actor.counts.remote(num_drifts), timeout=READ_TIMEOUT_S)
+                counts, drifts = ray.get(actor.counts.remote(num_drifts), timeout=READ_TIMEOUT_S)
             except ray.exceptions.GetTimeoutError:
                 return  # a busy or stopped process; read again in the next round
             num_drifts += len(drifts)
             for one in drifts:
                 _show_drift(one, stream, events, terminal)
-            counts = Counts(**found)
             if not enabled or (not terminal and counts.num_rows == num_rows_shown):
                 return
             num_rows_shown = counts.num_rows

@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 
+READ_FILE_S = 2e-2
+"""Estimated seconds of one core to read and aggregate a result file."""
+
 
 def list_tables(output: OutputDir, folders: Sequence[str]) -> list[str]:
     """Return the paths of all Parquet files in these folders, relative to the output, by folder and name."""

@@ -14,12 +14,20 @@ import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
 from configs.acceptance import Audit
-from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
-from pipeline.output.files import PARTITION_FILES
+from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.output.files import partitions_of
 from pipeline.reports import loss
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.reports.loss import Losses
-from pipeline.reports.result_tables import added, counts, histogram, list_tables, read_tables, total
+from pipeline.reports.result_tables import (
+    READ_FILE_S,
+    added,
+    counts,
+    histogram,
+    list_tables,
+    read_tables,
+    total,
+)
 from pipeline.reports.trials import listing, trial_lines
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
@@ -27,8 +35,6 @@ COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", 
 PLACES = ("clip_index", "prompt_index")
 """Columns with the position of a row among the rows of its sample; null if the sample has one row."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
-SUMMARY_FILE_S = 2e-2
-"""Estimated seconds of one core to count the rows of a result file."""
 BAR_WIDTH = 30
 MAX_DRIFTS_SHOWN = 8
 NO_WAITS = Waits()
@@ -228,11 +234,9 @@ def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Ki
     """
     summary.attempt = max(output.list_attempts(), default=0)
     names = list_tables(output, (DATA, ERRORS))
-    parts = [names[start : start + PARTITION_FILES] for start in range(0, len(names), PARTITION_FILES)]
-    named = [Partition(part, len(part), part[0], part[-1]) for part in parts]
     empty = deepcopy(replace(summary, wall_s=0.0, waits=NO_WAITS))
     for part in workers.map(
-        partial(_counted, output, empty), named, SUMMARY_FILE_S * len(names), "summary", "sink.path"
+        partial(_counted, output, empty), partitions_of(names), READ_FILE_S * len(names), "summary", "sink.path"
     ):
         summary.add(part)
     return summary

@@ -125,11 +125,11 @@ def _fill(
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
         with Writer(begun.publisher, sink, waiting, begun.next_numbers):
             return 0.0, Waits(), None
-    audit = None if plan.config.method.acceptance.lossless else getattr(plan.config, "audit", None)
-    losses = Losses()
+    audit, losses = plan.audit, Losses()
     if audit is not None:
         names = [*list_tables(plan.output, (DATA,)), *(one.relative for one in waiting if one.folder == DATA)]
-        losses = read_losses(plan.output, names)
+        with Workers(job) as workers:
+            losses = read_losses(plan.output, names, workers)
         if exceeded := loss.verdict(audit, losses):
             raise LossBudgetExceeded(exceeded)
     with (

@@ -119,6 +119,11 @@ class JobPlan(ABC):
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
+    def audit(self) -> Audit | None:
+        """The audit of the rows that are decoded now, if any."""
+        return None
+
+    @property
     def identity(self) -> CaptionJob | SynthesizeJob:
         """The configuration that identifies the job, which attempts record."""
         return self.config
@@ -165,6 +170,10 @@ class Plan(JobPlan):
     config: CaptionJob
     pair: PairInfo
     asked: CaptionJob | None = None
+
+    @property
+    def audit(self) -> Audit | None:
+        return self.config.active_audit
 
     @property
     def identity(self) -> CaptionJob:
