@@ -17,14 +17,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 
 from actors.loading.pair import Pair, load
-from benchmarks.harness.engines import acceptance_of
-from benchmarks.harness.markdown import Results, figure, percent, table
+from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import (
     command_line,
     cores,
@@ -34,11 +32,9 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.harness.verdict import spread, turns
-from benchmarks.real import CONFIG, HELD_OUT, decode, read_prompts
+from benchmarks.real import CONFIG, HELD_OUT, measure_speed, speed_table
 from configs.load import load_job
 from configs.schema import CaptionJob
-from decoding import Sampling
 from jobs import train_drafter
 
 RESULTS = results_file("learning")
@@ -47,7 +43,6 @@ SHARES = (1.0, 0.25)
 """Shares of the answers, all of them first: the other then reads the target's states from disk."""
 NUM_EPOCHS, BATCH_ROWS = 2, 8
 CHAIN = 4
-BATCHES, NUM_ROUNDS, MAX_NEW_TOKENS = (1, 8, 32), 3, 64
 
 
 def heads(folder: Path, num_answers: int) -> dict[str, tuple[int, Path]]:
@@ -85,41 +80,12 @@ def prepare(method: str, head: Path | None) -> Pair:
     return load(load_job(CaptionJob, CONFIG, (f"method={method}", *drafter, "model.target.device=cpu")))
 
 
-def measure_speed(folder: Path, trained: Sequence[Results]) -> list[Results]:
-    """Time greedy decoding of held-out prompts at several batch sizes; return a row per method and batch size."""
+def pairs_of(folder: Path, trained: Sequence[Results]) -> dict[str, Pair]:
+    """Load the pairs whose speeds are compared: plain decoding, suffix decoding and the heads."""
     chain = f"{{drafter: {{kind: eagle3}}, tree: {{kind: chain, length: {CHAIN}}}}}"
     pairs = {"plain": prepare("plain", None), "suffix": prepare("suffix", None)}
-    for row, (_, head) in zip(trained, heads(folder, trained[0]["num_rows"]).values(), strict=True):
-        pairs[row["method"]] = prepare(chain, head)
-    rows: list[Results] = []
-    for batch in BATCHES:
-        prompts = read_prompts(pairs["plain"], max(2 * batch, 8))
-        for pair in pairs.values():  # untimed: compiles layers and fills caches
-            decode(pair, prompts[:batch], Sampling(max_new_tokens=8), batch)
-        speeds: dict[str, list[float]] = {name: [] for name in pairs}
-        outputs: dict[str, list[tuple[int, ...]]] = {}
-        lengths: dict[str, Any] = {}
-        for order in turns(list(pairs), NUM_ROUNDS):
-            for name in order:
-                done, spent_s = decode(pairs[name], prompts, Sampling(max_new_tokens=MAX_NEW_TOKENS), batch)
-                outputs[name] = [one.token_ids for one in done]
-                speeds[name].append(sum(map(len, outputs[name])) / spent_s)
-                lengths[name] = acceptance_of(done)
-        for name in pairs:
-            ratios = [one / plain for one, plain in zip(speeds[name], speeds["plain"], strict=True)]
-            rows.append(
-                {
-                    "method": name,
-                    "batch": batch,
-                    "num_prompts": len(prompts),
-                    "num_equal": sum(one == other for one, other in zip(outputs[name], outputs["plain"], strict=True)),
-                    **lengths[name],
-                    "tokens_per_s": spread(speeds[name]),
-                    "over_plain": spread(ratios),
-                }
-            )
-            progress(f"batch {batch:2d} {name:20s} {figure(rows[-1]['over_plain'], 2)}")
-    return rows
+    folders = [head for _, head in heads(folder, trained[0]["num_rows"]).values()]
+    return pairs | {row["method"]: prepare(chain, head) for row, head in zip(trained, folders, strict=True)}
 
 
 def training_table(results: Results) -> str:
@@ -140,25 +106,7 @@ def training_table(results: Results) -> str:
     )
 
 
-def learning_table(results: Results) -> str:
-    """Render speed by method and batch size."""
-    if "speed" not in results:
-        return "Not measured yet."
-    lines = [
-        [
-            row["method"],
-            row["batch"],
-            f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
-            figure(row["tokens_per_s"], 0),
-            figure(row["over_plain"], 2),
-            f"{row['num_equal']} of {row['num_prompts']}",
-        ]
-        for row in results["speed"]
-    ]
-    return table("method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines)
-
-
-TABLES = {"learning_training": training_table, "learning": learning_table}
+TABLES = {"learning_training": training_table, "learning": speed_table}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,11 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: Results = read_results(RESULTS) if RESULTS.exists() else {}
     if options.speed:
         torch.set_num_threads(options.threads)
-        results |= {"speed_setting": about, "speed": measure_speed(options.heads, results["training"])}
+        results |= {"speed_setting": about, "speed": measure_speed(pairs_of(options.heads, results["training"]))}
     else:
         results |= {"training_setting": about, "training": train(options.source, options.heads, options.threads)}
     write_results(RESULTS, results)
-    print(learning_table(results) if options.speed else training_table(results))
+    print(speed_table(results) if options.speed else training_table(results))
     return 0
 
 

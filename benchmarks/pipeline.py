@@ -19,8 +19,9 @@ from pathlib import Path
 from benchmarks.harness.markdown import Results, figure, percent, table
 from benchmarks.harness.results import command_line, finish, machine, progress, results_file
 from benchmarks.harness.verdict import spread, turns
+from configs.job import Job
 from configs.load import load_job
-from configs.schema import CaptionJob, Job
+from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.cluster import ray_session
 from pipeline.reports.result_tables import list_tables, read_tables

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ import torch
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import acceptance_of, run_requests
-from benchmarks.harness.markdown import Results, figure, percent, table
+from benchmarks.harness.markdown import Results, figure, table
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import (
     command_line,
@@ -144,36 +144,35 @@ def measure_equality(names: Sequence[str], num_prompts: int, scratch: Path) -> l
     return rows
 
 
-def measure_speed(names: Sequence[str]) -> list[Results]:
-    """Time greedy decoding in bfloat16 at several batch sizes; return a row per method and batch size."""
-    pairs = {name: prepare(name, "bfloat16") for name in names}
+def measure_speed(pairs: Mapping[str, Pair]) -> list[Results]:
+    """Time greedy decoding of held-out prompts in bfloat16 with the methods of `pairs`, the first of which is plain
+    decoding, at several batch sizes; return a row per method and batch size."""
+    plain = next(iter(pairs))
     rows: list[Results] = []
     for batch in BATCHES:
-        prompts = read_prompts(pairs["plain"], max(batch, 4))
-        sampling = Sampling(max_new_tokens=SPEED_NEW_TOKENS)
-        for name in names:  # untimed: compiles layers and fills caches
-            decode(pairs[name], prompts[:batch], Sampling(max_new_tokens=8), batch)
-        speeds: dict[str, list[float]] = {name: [] for name in names}
-        outputs: dict[str, list[list[int]]] = {}
-        for order in turns(names, NUM_ROUNDS):
+        prompts = read_prompts(pairs[plain], max(2 * batch, 8))
+        for pair in pairs.values():  # untimed: compiles layers and fills caches
+            decode(pair, prompts[:batch], Sampling(max_new_tokens=8), batch)
+        speeds: dict[str, list[float]] = {name: [] for name in pairs}
+        last: dict[str, list[Completion]] = {}
+        for order in turns(list(pairs), NUM_ROUNDS):
             for name in order:
-                done, spent_s = decode(pairs[name], prompts, sampling, batch)
-                outputs[name] = [list(one.token_ids) for one in done]
-                speeds[name].append(sum(map(len, outputs[name])) / spent_s)
-        for name in names:
-            ratios = [one / plain for one, plain in zip(speeds[name], speeds["plain"], strict=True)]
-            equal = sum(one == other for one, other in zip(outputs[name], outputs["plain"], strict=True))
+                last[name], spent_s = decode(pairs[name], prompts, Sampling(max_new_tokens=SPEED_NEW_TOKENS), batch)
+                speeds[name].append(sum(len(one.token_ids) for one in last[name]) / spent_s)
+        for name, done in last.items():
+            ratios = [one / base for one, base in zip(speeds[name], speeds[plain], strict=True)]
             rows.append(
                 {
                     "method": name,
                     "batch": batch,
                     "num_prompts": len(prompts),
-                    "num_equal": equal,
+                    "num_equal": sum(a.token_ids == b.token_ids for a, b in zip(done, last[plain], strict=True)),
+                    **acceptance_of(done),
                     "tokens_per_s": spread(speeds[name]),
                     "over_plain": spread(ratios),
                 }
             )
-            progress(f"batch {batch:2d} {name:13s} {spread(speeds[name])['median']:.0f} tokens/s")
+            progress(f"batch {batch:2d} {name:20s} {figure(rows[-1]['over_plain'], 2)}")
     return rows
 
 
@@ -201,20 +200,21 @@ def equality_table(results: Results) -> str:
 
 
 def speed_table(results: Results) -> str:
-    """Render tokens per second and the ratio to plain decoding by batch size."""
+    """Render acceptance, tokens per second and the ratio to plain decoding by batch size."""
     if "speed" not in results:
         return "Not measured yet."
     lines = [
         [
             row["method"],
             row["batch"],
+            f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
             figure(row["tokens_per_s"], 0),
             figure(row["over_plain"], 2),
-            percent(row["num_equal"] / row["num_prompts"]),
+            f"{row['num_equal']} of {row['num_prompts']}",
         ]
         for row in results["speed"]
     ]
-    return table("method | batch | tokens/s | over plain | rows equal to plain in bfloat16", lines)
+    return table("method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines)
 
 
 TABLES = {"real_equality": equality_table, "real_speed": speed_table}
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.speed:
         results |= {
             "speed_setting": about,
-            "speed": measure_speed(SPEED_METHODS),
+            "speed": measure_speed({name: prepare(name, "bfloat16") for name in SPEED_METHODS}),
         }
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}

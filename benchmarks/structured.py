@@ -1,8 +1,7 @@
 """Measures structured output: valid texts, acceptance with and without forced tokens, and the cost of masks.
 
-    python -m benchmarks.structured                        # writes results/structured.json; minutes
-    python -m benchmarks.structured --checkpoint FOLDER    # also a text model of your own, without a drafter model
-    python -m benchmarks.tables                            # the tables
+    python -m benchmarks.structured     # writes results/structured.json; minutes
+    python -m benchmarks.structured --checkpoint out/real/target --label SmolLM2-135M     # also a text model alone
 
 Greedy texts. All methods decode the same requests; every text that ended is validated by jsonschema.
 """
@@ -64,6 +63,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         }
     ),
 }
+DESCRIBED = tuple(
+    f"{kind} of {thing}"
+    for kind in ("a photo", "a drawing", "a painting", "a plan")
+    for thing in ("a dog", "two cats", "a house", "red apples", "a map", "the sea")
+)
 SPELLING = '{"caption": "a dog", "kind": "drawing", "number_of_objects": 12}'
 Made = Callable[[], Method]
 
@@ -169,8 +173,8 @@ def mask_table(results: Results) -> str:
 TABLES = {"structured": acceptance_table, "structured_masks": mask_table}
 
 
-def run_all(num_rows: int, seed: int, checkpoint: Path | None) -> dict[str, Any]:
-    """Return the results of the shipped pairs, and of the model in `checkpoint`."""
+def run_all(num_rows: int, seed: int, own: tuple[str, Path] | None) -> dict[str, Any]:
+    """Return the results of the shipped pairs, and of the model `own` (label, folder)."""
     described = {"num_rows": num_rows, "seed": seed, "machine": machine(), "torch": torch.__version__}
 
     def target_of(path: Path) -> Target:
@@ -184,23 +188,22 @@ def run_all(num_rows: int, seed: int, checkpoint: Path | None) -> dict[str, Any]
     cases = build_scenarios(num_rows, seed)["single"]
     asked = [Request(one.case_id, captions.render(one.messages), one.images, seed=seed) for one in cases]
     pairs["caption"] = run_pair(captions.target, captions.drafter, asked)
-    if checkpoint is not None:
-        prompts = [f"Describe {word} as JSON with caption, kind and number_of_objects:\n" for word in WORDS]
+    if own is not None:
+        prompts = [f"Describe {what} as JSON with caption, kind and number_of_objects:\n" for what in DESCRIBED]
         asked = [Request(f"r{place}", prompt) for place, prompt in enumerate(prompts)]
-        pairs[checkpoint.name] = run_pair(target_of(checkpoint), None, asked)
+        pairs[own[0]] = run_pair(target_of(own[1]), None, asked)
     return described | {"pairs": pairs}
-
-
-WORDS = ("a photo of a dog", "a drawing of two cats", "the plan of a house", "three red apples", "a map", "the sea")
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line("structured", __doc__)
-    parser.add_argument("--rows", type=int, default=16, help="prompts of each shipped pair (16)")
+    parser.add_argument("--rows", type=int, default=48, help="prompts of each shipped pair (48)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, help="folder of a text model")
+    parser.add_argument("--label", default="own", help="its name in the tables (own)")
     options = parser.parse_args(arguments)
-    return finish(RESULTS, run_all(options.rows, options.seed, options.checkpoint), acceptance_table)
+    own = None if options.checkpoint is None else (options.label, options.checkpoint)
+    return finish(RESULTS, run_all(options.rows, options.seed, own), acceptance_table)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,15 @@ from configs.load import ConfigError, load_job
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
 from pipeline.output.publishing import Fenced
+from pipeline.pilot import estimate
+from pipeline.pilot.run import run_pilot
+from pipeline.pilot.verdict import needed_rows
 from pipeline.reports import summary
 from pipeline.reports.summary import Summary
-from pipeline.run import estimate, resume
-from pipeline.run.execution import run_pilot
+from pipeline.run import resume
 from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import REPORT
 from pipeline.run.resume import ResumeOptions
-from pipeline.run.verdict import needed_rows
 from pipeline.storage.shard import WHOLE, Shard
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS, TOO_LOSSY = 0, 1, 2, 3, 4

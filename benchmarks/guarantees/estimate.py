@@ -27,15 +27,16 @@ from benchmarks.harness.results import command_line, finish, machine, progress, 
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
+from configs.job import Job
 from configs.load import validate
-from configs.schema import CaptionJob, Job
+from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.cluster import ray_session
+from pipeline.pilot import estimate
+from pipeline.pilot.run import run_pilot
+from pipeline.pilot.verdict import NONE
 from pipeline.reports.result_tables import list_tables, read_tables
-from pipeline.run import estimate
-from pipeline.run.execution import run_pilot
 from pipeline.run.plan import make_plan
-from pipeline.run.verdict import NONE
 from pipeline.storage.output_dir import DATA, OutputDir
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_questions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +15,6 @@ from ray.data import Dataset, Datasource
 
 from actors.events import Events
 from actors.losses import MetricError
-from actors.results import torch_threads
 from actors.serving.engine_thread import Waits
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from pipeline.cluster import drain, ray_session
@@ -31,12 +30,10 @@ from pipeline.reports.result_tables import list_tables
 from pipeline.reports.summary import Summary, count
 from pipeline.run import crash_ledger, reporting, wait_times
 from pipeline.run.crash_ledger import CrashLedger
-from pipeline.run.estimate import Pilot
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
-from pipeline.run.verdict import Verdict, judge, methods_of, pilot_method, pilot_pool
 from pipeline.source.manifest_parts import broken_files
 from pipeline.source.shards import rows_of
 from pipeline.storage.listing import describe_skipped
@@ -150,40 +147,6 @@ def _fill(
             for bundle in dataset.iter_internal_ref_bundles():
                 writer.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
         return time.monotonic() - began_s, waits.total(), tally.live()
-
-
-def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
-    """Run the graph of `build` on a pilot's samples, with a trial of plain decoding and the job's methods on one
-    engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
-    pool = pilot_pool(plan.config.pool, torch_threads(plan.config.pool))
-    slots = None if pool.slots == "auto" else pool.slots
-    num_rows = pilot.size * (plan.rows_per_sample or 1)
-    method = pilot_method(plan.config.method, slots, num_rows)
-    trial = replace(plan, config=plan.config.model_copy(update={"method": method, "pool": pool}))
-    with (
-        ray_session.session(plan.config.job),
-        started(trial, build, pilot.datasource, pilot.size, None) as (dataset, waits),
-    ):
-        rows = pa.concat_tables(tables_of(dataset)).combine_chunks()
-        total, media_s = waits.total(), stage_seconds(dataset, "decode")
-    if not total.choices:
-        return rows, None
-    encoding = "processor and vision tower" if plan.processes_in_actors else "vision tower"
-    per_row = None if media_s is None else media_s / max(1, rows.num_rows)
-    return rows, judge(total.choices[0], methods_of(plan.config), encoding, per_row, total.actors_waited)
-
-
-def stage_seconds(dataset: Dataset, name: str) -> float | None:
-    """Return the wall seconds of all tasks of a stage of an executed dataset (`pipeline.run.graph`); None if it has
-    none."""
-
-    def operators(summary: Any) -> Iterator[Any]:
-        for parent in summary.parents:
-            yield from operators(parent)
-        yield from summary.operators_stats
-
-    found = [one.wall_time.sum for one in operators(dataset.get_stats_summary()) if f"({name})" in one.operator_name]
-    return sum(found) if found else None
 
 
 def stream(plan: JobPlan, build: Build, datasource: Datasource, num_rows: int) -> Iterator[pa.Table]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 from ray.data import Datasource
 
-from actors.losses import loss_of
 from actors.media import media_rows
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
@@ -21,28 +18,24 @@ from configs.acceptance import Audit
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
-from pipeline.cluster import ray_session
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
-from pipeline.media.video import checks
 from pipeline.media.video.clips import some_frames
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.reports import loss
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
-from pipeline.run.processing import Processing, check_processing, processing_of
+from pipeline.run.checks import check_audit, check_models, open_output
+from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import DEFAULT_RESUME, AnyPlan, Earlier, ResumeOptions, read_earlier
 from pipeline.source.datasource import SpanDatasource, read_first
 from pipeline.source.done_bitmap import Ints
 from pipeline.source.manifest import Manifest, needs_of
 from pipeline.source.manifest_parts import NoteCount, reopen
-from pipeline.source.overlap import refuse_overlap
-from pipeline.storage import access, checkpoints
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
@@ -51,7 +44,7 @@ if TYPE_CHECKING:
     from actors.loading.pair import PairInfo
 
 PICTURES_AT_ONCE = 8
-"""Samples that are decoded together for the report."""
+"""Samples that are read and decoded together for the report; bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -230,9 +223,10 @@ class Plan(JobPlan):
 
     def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
         options = self.decode_options.shrunk_to(SIDE_PX)
-        samples = self.datasource.read_rows({(row["source"], row["row_index"]) for row in rows})
-        for start in range(0, samples.num_rows, PICTURES_AT_ONCE):
-            decoded = decode_table(samples.slice(start, PICTURES_AT_ONCE), options)
+        places = sorted({(row["source"], row["row_index"]) for row in rows})
+        for start in range(0, len(places), PICTURES_AT_ONCE):
+            samples = self.datasource.read_rows(places[start : start + PICTURES_AT_ONCE])
+            decoded = decode_table(samples, options)
             images, clips = decoded["images"].to_pylist(), decoded["videos"].to_pylist()
             for sample_id, row in zip(decoded["sample_id"].to_pylist(), media_rows(decoded), strict=True):
                 yield sample_id, (*pixels(images[row]), *some_frames(clips[row], MAX_IMAGES_PER_ROW))
@@ -268,34 +262,10 @@ def make_plan(
     return plan
 
 
-def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
-    """Check a job's checkpoints and what depends on them; return the job with revisions pinned and sizes chosen, and
-    the metadata of the pair. Raises ConfigError."""
-    import actors.loading.pair  # imports torch and transformers, after the fast checks
-
-    config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
-    if config.source.max_side_px == "auto":
-        source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
-        config = config.model_copy(update={"source": source})
-    check_processing(config, pair)
-    checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
-    return config, pair
-
-
 def recorded(plan: Plan) -> RecordedJob:
     """Return the record of the job that its attempts write into the output."""
     revision = plan.pair.revisions["target"]
     return RecordedJob(plan.output, (plan.output,), plan.config, plan.fingerprint, revision, plan.manifest)
-
-
-def check_audit(audit: Audit) -> None:
-    """Raise ConfigError if the metric cannot be imported, or so few rows cannot show that the budget holds."""
-    loss_of(audit.metric, "audit.metric")
-    if audit.max_loss is not None and audit.min_rows < (fewest := loss.fewest_rows(audit)):
-        raise ConfigError(
-            f"audit.min_rows: {audit.min_rows:,} rows cannot show a loss of at most {audit.max_loss:g} "
-            f"(audit.max_loss), even if all are equal; take at least {fewest:,}"
-        )
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
@@ -305,41 +275,9 @@ def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> 
     return plan.reading(plan.datasource, plan.datasource.num_samples)
 
 
-def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> OutputDir:
-    """Return the job's output directory, which is empty or contains an output of a job.
-
-    Raises:
-        ConfigError: a path is relative although the job does not run in this folder, one of output and source contains
-            the other, or the output holds other files.
-    """
-    if not runs_here(config):
-        submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
-        reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
-        paths = [*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)]
-        refuse_relative(paths, reason)
-    path = config.sink.path
-    output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()), shard)
-    refuse_overlap(config.source, output.url)
-    if not output.is_begun():
-        replace(output, shard=WHOLE).refuse_if_used()
-    return output
-
-
-def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
-    """Return whether the job's actors run on this machine."""
-    return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
-
-
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
     """Raise ConfigError if there are no samples, or the output cannot be written; a shard may have no samples."""
     if not plan.datasource.planned and plan.output.shard == WHOLE:
         raise ConfigError("source.path: the files hold no samples")
     if probe_output:
         plan.output.check_writable()
-
-
-def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
-    """Raise ConfigError for the first relative path, with its dotted name and the reason."""
-    for where, path in paths:
-        if not access.uri_scheme(path) and not os.path.isabs(path):
-            raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from actors.events import Events
@@ -71,16 +72,21 @@ class ReportWriter:
         plan, is_limited = self._plan, self._plan.limit is not None
         most = (MAX_ROWS_LIMITED, MAX_ROWS_LIMITED) if is_limited else (MAX_ROWS, MAX_ERRORS)
         rows = choose_rows(plan.output, *most, plan.picture_columns)
-        note = "The first rows." if is_limited else "The first rows of files spread over the output."
-        return self._report(summary, live, "done", make_gallery(rows, self._pictures), note)
+        notes = ["The first rows." if is_limited else "The first rows of files spread over the output."]
+        gallery = make_gallery(rows, partial(self._pictures, notes))
+        return self._report(summary, live, "done", gallery, " ".join(notes))
 
-    def _pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
-        """Yield images of rows, for at most `PICTURES_S` seconds."""
+    def _pictures(self, notes: list[str], rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+        """Yield images of rows, for at most `PICTURES_S` seconds; add a note if further rows have none."""
         until_s = time.monotonic() + PICTURES_S
-        for one in self._plan.pictures(rows):
-            yield one
-            if time.monotonic() > until_s:
-                return
+        try:
+            for one in self._plan.pictures(rows):
+                yield one
+                if time.monotonic() > until_s:
+                    notes.append(f"Images of further rows were not read within {PICTURES_S:.0f} s.")
+                    return
+        except Exception as error:  # the source may be gone; the texts are shown without images
+            notes.append(f"Images of further rows cannot be read: {access.reason_of(error)}.")
 
     def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> Report:
         plan = self._plan

@@ -16,7 +16,8 @@ from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
 from pipeline.rows import schemas
 from pipeline.run.batches import MOST_BATCH_IMAGES
-from pipeline.run.plan import JobPlan, checked, open_output, runs_here
+from pipeline.run.checks import open_output, runs_here
+from pipeline.run.plan import JobPlan, checked
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
 from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.source.manifest_parts import reopen

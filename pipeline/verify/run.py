@@ -26,8 +26,9 @@ from configs.schema import CaptionJob
 from pipeline.cluster import ray_session
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
+from pipeline.run.checks import check_models
 from pipeline.run.execution import Build, stream
-from pipeline.run.plan import Plan, check_models
+from pipeline.run.plan import Plan
 from pipeline.source.datasource import SpanDatasource
 from pipeline.storage.output_dir import OutputDir
 from pipeline.verify.bounds import (

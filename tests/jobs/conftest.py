@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from configs.schema import Job
+from configs.job import Job
 from pipeline.cluster.ray_session import session
 from tests import object_store
 

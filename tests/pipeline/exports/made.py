@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from configs.job import Job
 from configs.load import validate
 from configs.output import ExportJob
-from configs.schema import CaptionJob, Job
+from configs.schema import CaptionJob
 from pipeline.exports.run import Report, run_exports
 from pipeline.output.recorded_job import read_job
 from tests.pipeline.attempts import job, run

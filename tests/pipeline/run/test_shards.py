@@ -16,7 +16,7 @@ from pipeline.output.files import Format
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
-from pipeline.run.plan import open_output
+from pipeline.run.checks import open_output
 from pipeline.run.resume import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard

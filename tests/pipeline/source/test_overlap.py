@@ -11,7 +11,7 @@ import pytest
 
 from configs.load import ConfigError
 from configs.source import Source
-from pipeline.run.plan import open_output
+from pipeline.run.checks import open_output
 from pipeline.source.overlap import refuse_overlap
 from pipeline.training.output import claim_output
 from tests.pipeline.attempts import job

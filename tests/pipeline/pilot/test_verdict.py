@@ -15,7 +15,7 @@ from configs.load import validate
 from configs.method import Method
 from configs.pool import Pool
 from decoding.types import Request
-from pipeline.run.verdict import (
+from pipeline.pilot.verdict import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     NONE,

@@ -11,9 +11,9 @@ import pytest
 
 from configs.load import ConfigError
 from configs.pool import Pool
-from pipeline.run import estimate as module
-from pipeline.run.estimate import Pilot, draw, estimate
-from pipeline.run.verdict import MethodResult, Range, Verdict
+from pipeline.pilot import estimate as module
+from pipeline.pilot.estimate import Pilot, draw, estimate
+from pipeline.pilot.verdict import MethodResult, Range, Verdict
 
 
 class Spans:

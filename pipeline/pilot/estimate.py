@@ -21,7 +21,7 @@ from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
 from configs.pool import EnginePool
-from pipeline.run.verdict import Range, Verdict, finite
+from pipeline.pilot.verdict import Range, Verdict, finite
 from pipeline.source.datasource import SpanDatasource
 
 Floats = NDArray[np.float64]

@@ -1,0 +1,1 @@
+"""Runs a pilot of a job for `--estimate`: the cost of the whole job, and whether speculation pays."""
