@@ -143,7 +143,7 @@ class OutputDir:
         job has taken it, or the output cannot be written."""
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
         try:
-            self.create_bytes(_record_name(number), json.dumps(record, indent=2, sort_keys=True).encode())
+            self.create_bytes(_record_name(number), as_json(record))
         except FileExistsError:
             raise ConfigError(
                 f"sink.path: another job has taken attempt {number} of {self.shown()}; let it finish, or choose "

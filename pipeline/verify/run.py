@@ -191,6 +191,7 @@ def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
         other = load_job(CaptionJob, settings.against).resolved()
         data |= {name: other[name] for name in ("model", "method", "sampling", "pool")}
     data["sink"] |= {"keep_tokens": True, "keep_columns": [], "exports": []}
+    data["audit"] = None
     for override in settings.overrides:
         apply_override(data, override)
     return validate(CaptionJob, data, f"the configuration in {job.output.shown()}")

@@ -175,3 +175,28 @@ def test_a_source_that_has_changed_is_refused(copy: Path, capsys: pytest.Capture
         source.write_text(text)
         os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert "source.path: a.txt: other (size, etag or time)" in capsys.readouterr().err
+
+
+def test_a_job_with_a_structure_is_decoded_with_it(folder: Path, tmp_path: Path, local_ray: None) -> None:
+    """The properties of the schema are not in the order of their names, which decides the text."""
+    schema = "{type: object, properties: {text: {type: string, maxLength: 6}, kind: {enum: [a, b]}}, "
+    schema += "required: [text, kind], additionalProperties: false}"
+    job = command(folder, tmp_path / "out", f"output={{json_schema: {schema}}}", "sampling.max_new_tokens=40")
+    assert caption.main(job) == 0
+    rows = [row for path in (tmp_path / "out/data").glob("*") for row in pq.read_table(path).to_pylist()]
+    assert all(row["generated_text"].startswith('{"text": "') for row in rows)
+    assert verify.main([str(tmp_path / "out"), "--share", "1"]) == verify.EQUAL
+
+
+def test_an_audited_job_is_compared_by_its_loss(
+    folder: Path, tmp_path: Path, local_ray: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lossy = "{drafter: {kind: model}, tree: {kind: chain, length: 5}, acceptance: {kind: typical}}"
+    audit = "{share: 1.0, metric: edit}"
+    assert caption.main(command(folder, tmp_path / "out", f"method={lossy}", f"audit={audit}")) == 0
+    rows = [row for path in (tmp_path / "out/data").glob("*") for row in pq.read_table(path).to_pylist()]
+    mean = sum(row["audit_loss"] for row in rows) / NUM_ROWS
+    assert 0 < mean < 1
+    capsys.readouterr()
+    assert verify.main([str(tmp_path / "out"), "--share", "1", "--metric", "edit"]) == verify.EQUAL
+    assert f"retention    {1 - mean:.2%} [" in capsys.readouterr().out
