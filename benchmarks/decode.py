@@ -33,7 +33,7 @@ from actors.results import Stamp
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
-from configs.job import Job
+from configs.pool import Job
 from configs.schema import CaptionJob
 from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table

@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.harness.markdown import Results, figure, percent, table
 from benchmarks.harness.results import command_line, finish, machine, progress, results_file
 from benchmarks.harness.verdict import spread, turns
-from configs.job import Job
 from configs.load import load_job
+from configs.pool import Job
 from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.cluster import ray_session

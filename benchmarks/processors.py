@@ -30,7 +30,7 @@ from actors.results import Stamp
 from benchmarks.decode import photograph, timed_job
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import command_line, finish, machine, progress, read_results, results_file
-from configs.job import Job
+from configs.pool import Job
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
 from models.inputs.output_size import OutputSizes

@@ -23,7 +23,7 @@ from benchmarks.decode import timed_dataset, timed_job
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.paced import PacedEngine, PacedPair
 from benchmarks.harness.results import command_line, finish, machine, results_file
-from configs.job import Job
+from configs.pool import Job
 from decoding.types import Completion
 from pipeline.cluster.ray_session import session
 

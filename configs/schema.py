@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.acceptance import Audit, ExactAcceptance, LanternAcceptance
-from configs.job import Job
 from configs.method import Method
 from configs.output import Export, Output
-from configs.pool import Pool
+from configs.pool import Job, Pool
 from configs.section import Device, Place, Section
 from configs.source import Source
 

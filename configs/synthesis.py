@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
 from configs.drafters import BlockDrafter
-from configs.job import Job
 from configs.method import Method
-from configs.pool import ActorPool, EnginePool
+from configs.pool import ActorPool, EnginePool, Job
 from configs.schema import SHORT_PROMPT, DatasetJob, Sink, Weights
 from configs.section import Section
 from configs.source import Source

@@ -13,9 +13,9 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.job import Job
 from configs.load import ConfigError, load_job
 from configs.output import ExportJob
+from configs.pool import Job
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
 from pipeline.output.recorded_job import read_job

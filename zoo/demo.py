@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.job import Job
 from configs.load import ConfigError, load_job
+from configs.pool import Job
 from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.cluster import ray_session

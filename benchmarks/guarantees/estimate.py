@@ -27,8 +27,8 @@ from benchmarks.harness.results import command_line, finish, machine, progress, 
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
-from configs.job import Job
 from configs.load import validate
+from configs.pool import Job
 from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.cluster import ray_session

@@ -23,8 +23,8 @@ import torch
 from actors.losses import loss_of
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.results import command_line, finish, progress, results_file
-from configs.job import Job
 from configs.load import load_preset, validate
+from configs.pool import Job
 from configs.schema import CaptionJob
 from jobs.caption import results, run
 from pipeline.cluster.ray_session import session

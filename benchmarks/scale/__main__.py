@@ -20,7 +20,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import command_line, machine, progress, read_results, results_file, write_results
 from benchmarks.scale import driver, planner, writer
 from benchmarks.scale.tables import TABLES
-from configs.job import Job
+from configs.pool import Job
 from pipeline.cluster.ray_session import session
 
 RESULTS = results_file("scale")

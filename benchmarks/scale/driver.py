@@ -23,7 +23,7 @@ import ray
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import progress
-from configs.job import Job
+from configs.pool import Job
 from configs.schema import CaptionJob
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.harness.markdown import Results, table
-from configs.job import Job
+from configs.pool import Job
 from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.files import Format

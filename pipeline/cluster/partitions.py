@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from configs.job import Job
 from configs.load import ConfigError
+from configs.pool import Job
 from pipeline.cluster import ray_session
 from pipeline.storage import access
 

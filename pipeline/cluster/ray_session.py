@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.job import Job
+from configs.pool import Job
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
 

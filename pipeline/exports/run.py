@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from configs.job import Job
 from configs.load import ConfigError
 from configs.output import DatasetExport, Export, LanceExport, SidecarExport
+from configs.pool import Job
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.lance import LanceColumn

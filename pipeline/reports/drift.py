@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.job import AcceptanceDrop
+from configs.pool import AcceptanceDrop
 
 QUANTILE = 3.29
 """Normal quantile of a one-sided probability of 0.0005, because one job has many windows."""

@@ -17,7 +17,7 @@ import ray
 from actors.events import Events
 from actors.metrics import DriftMetrics
 from actors.results import Stamp
-from configs.job import AcceptanceDrop
+from configs.pool import AcceptanceDrop
 from pipeline.cluster.ray_session import driver_actor, polled
 from pipeline.reports.drift import Drift, DriftWatch
 from pipeline.reports.live import Counts, Digest, Live

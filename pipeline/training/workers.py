@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from configs.job import Job
 from configs.load import ConfigError
+from configs.pool import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
 from pipeline.storage.output_dir import OutputDir

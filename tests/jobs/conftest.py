@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from configs.job import Job
+from configs.pool import Job
 from pipeline.cluster.ray_session import session
 from tests import object_store
 

@@ -150,7 +150,7 @@ def test_the_limit_has_a_lower_edge() -> None:
     """The limit is a field of the job with a lower edge."""
     from pydantic import ValidationError
 
-    from configs.job import Job
+    from configs.pool import Job
 
     assert Job(max_silence_s=1.0).max_silence_s == 1.0
     assert Job(max_silence_s=None).max_silence_s is None

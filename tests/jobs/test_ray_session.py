@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.job import Job
+from configs.pool import Job
 from pipeline.cluster import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import actors.loading.pair
-from configs.job import Job
 from configs.load import ConfigError
+from configs.pool import Job
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.run.plan import make_plan

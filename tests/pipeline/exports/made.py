@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from configs.job import Job
 from configs.load import validate
 from configs.output import ExportJob
+from configs.pool import Job
 from configs.schema import CaptionJob
 from pipeline.exports.run import Report, run_exports
 from pipeline.output.recorded_job import read_job

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.job import AcceptanceDrop
+from configs.pool import AcceptanceDrop
 from pipeline.reports.drift import DriftWatch
 from pipeline.reports.gallery import Gallery, Row, make_gallery
 from pipeline.reports.live import Digest, Live

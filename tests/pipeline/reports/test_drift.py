@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.job import AcceptanceDrop
+from configs.pool import AcceptanceDrop
 from pipeline.reports.drift import (
     ALL,
     MAX_GROUPS,

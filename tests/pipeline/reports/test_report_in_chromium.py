@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs.job import AcceptanceDrop
+from configs.pool import AcceptanceDrop
 from docgen.screenshot import BROWSER, BROWSERS
 from pipeline.reports import report
 from pipeline.reports.gallery import MAX_ROWS, MAX_ROWS_LIMITED, make_gallery
