@@ -196,7 +196,7 @@ def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Resul
     with session(Job(num_cpus=2)), wait_times.measured() as measured:
         if in_tasks:
             front_end = front_end_of(case)
-            sizes = OutputSizes.measure(front_end, job.source.max_side_px)  # type: ignore[arg-type]
+            sizes = OutputSizes.measure(front_end, job.source.max_side_px)
             shipped = Processing(front_end.processor, False, sizes)
             options = DecodeOptions(
                 prompt_options,
@@ -213,7 +213,7 @@ def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Resul
             functools.partial(decode_table, options=options),
             result_schema(),
             Stamp("timed", 1, "0"),
-            load=ProcessingPair(row_s, case),  # type: ignore[arg-type]
+            load=ProcessingPair(row_s, case),
             flow=measured.report,
             weigher=Weigher.of(job.source, job.pool.batch_rows, prompt_options, *outputs),
             max_calls=MAX_PROCESSOR_CALLS_PER_WORKER,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import (
@@ -42,7 +42,7 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
-SOURCES = {
+SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
     "ablations": {"ablations": ablations.ablations_tables},

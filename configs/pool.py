@@ -1,4 +1,4 @@
-"""Defines how a job runs: the sections `pool` (number, resources and limits of actors) and `job` (cluster, limits, logs)."""
+"""Defines how a job runs: the sections `pool` (number, resources and limits of actors) and `job` (cluster, logs)."""
 
 from __future__ import annotations
 

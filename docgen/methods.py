@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -70,7 +71,7 @@ def presets_page(root: Path) -> str:
     jobs = []
     for path in sorted((root / "configs/jobs").glob("*.yaml")):
         kind = job_kind(path)
-        job = load_job(JOBS[kind], path)
+        job: Any = load_job(JOBS[kind], path)
         named = yaml.safe_load(path.read_text()).get("method", "")
         if isinstance(job, TrainDrafterJob):
             named, mode = f"`{job.head.kind}` head", ""

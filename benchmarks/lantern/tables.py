@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from benchmarks.harness.claims import Holds, claims_table
@@ -215,7 +215,7 @@ def _beside_lantern(cells: Results, name: str) -> str:
     return "; ".join(f"{words[holds]} {', '.join(scales)}" for holds, scales in found.items() if scales)
 
 
-TABLES = {
+TABLES: dict[str, Callable[[Results], str]] = {
     "lantern_settings": settings_table,
     "lantern_rows": partial(rows_table, kind="text"),
     "lantern_class_rows": partial(rows_table, kind="class"),
@@ -229,7 +229,7 @@ TABLES = {
     "lantern_naive": naive_table,
     "lantern_guidance": guidance_table,
 }
-LINES = {"lantern_guidance_line": guidance_line}
+LINES: dict[str, Callable[[Results], str]] = {"lantern_guidance_line": guidance_line}
 
 
 def draw_trade_off(results: Results) -> str:

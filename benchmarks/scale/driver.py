@@ -109,7 +109,7 @@ def _plan(case: Case, folder: Path) -> Plan:
     front_end = SimpleNamespace(special_tokens=(), takes_videos=False, useful_side_px=None)
     pair: Any = SimpleNamespace(target_id="paced", drafter_id="", revisions={}, front_end=front_end)
     output = OutputDir(str(folder / "out"))
-    needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())  # type: ignore[arg-type]
+    needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())
     return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), IN_PROCESS, probe_output=False)
 
 
@@ -118,7 +118,7 @@ def _build(plan: Plan, stamp: Any, tally: Any, flow: Any, log: Any, load: PacedP
     source: Any = plan.datasource
     return caption_dataset(
         plan.config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log, plan.weigher
-    )  # type: ignore[call-arg]
+    )
 
 
 def _cpu_seconds() -> dict[str, float]:
