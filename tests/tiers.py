@@ -11,6 +11,7 @@ SLOW = (
     "tests/actors/serving/test_heartbeat.py",
     "tests/actors/test_poison.py",
     "tests/benchmarks/test_gpu.py",
+    "tests/benchmarks/test_scale.py::test_a_paced_job",
     "tests/chaos/",
     "tests/conformance/test_adaptive.py",
     "tests/conformance/test_block.py",

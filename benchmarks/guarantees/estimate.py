@@ -1,6 +1,6 @@
 """Compares the verdict of `--estimate` with whole jobs, on three workloads with an inflated text pair.
 
-    python -m benchmarks.guarantees.estimate     # writes results/estimate.json; about 20 minutes
+    python -m benchmarks.guarantees.estimate     # writes results/estimate.json; about half an hour
 
 In the first workload a chain of drafts is faster than plain decoding. In the second its drafter is costly and poor, so
 that plain decoding is faster. In the third prompts are long and answers short, so that decoding takes a small part of

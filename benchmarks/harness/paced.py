@@ -49,6 +49,7 @@ class PacedPair:
 
     target_id = "paced"
     drafter_id = ""
+    grammar = None
 
     def __init__(self, rows_per_s: float) -> None:
         self._rows_per_s = rows_per_s

@@ -47,3 +47,11 @@ def test_the_needs_of_a_fleet() -> None:
     )
     images = needs_of(Fleet("images", 1000, 20.0, 10**9, 500), results)
     assert images["drivers_by_cpu"] == pytest.approx(model.BATCHES["images"] * captions["drivers_by_cpu"])
+
+
+def test_a_paced_job_writes_every_row() -> None:
+    found = driver.run_case(driver.Case(num_actors=2, num_rows=300, rows_per_s=10_000.0, batch_rows=32))
+    assert found["num_files"] >= 1
+    assert found["wall_s"] > 0
+    assert found["cpu_s"]["driver"] > 0
+    assert 0 <= found["engine_wait_share"] <= 1
