@@ -29,6 +29,7 @@ from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil
 from actors.results import Stamp
 from benchmarks.decode import photograph, timed_job
 from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.paced import StandIn
 from benchmarks.harness.results import command_line, finish, machine, progress, read_results, results_file
 from configs.pool import Job
 from configs.schema import CaptionJob
@@ -160,11 +161,8 @@ class ProcessingEngine:
         return [Completion(request.sample_id, (1,), f"{num_bytes}", finish_reason="stop")]
 
 
-class ProcessingPair:
-    """A pair with a processor and without models; actors load it by calling it."""
-
-    target_id = "timed"
-    drafter_id = ""
+class ProcessingPair(StandIn):
+    """A pair with a processor and without models."""
 
     def __init__(self, row_s: float, case: str) -> None:
         self._row_s, self._case = row_s, case
@@ -179,9 +177,6 @@ class ProcessingPair:
 
     def engine(self, slots: int) -> ProcessingEngine:
         return ProcessingEngine(self._row_s, self._front_end)
-
-    def plain_engine(self) -> ProcessingEngine:
-        return self.engine(1)
 
 
 def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Results:
