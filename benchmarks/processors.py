@@ -167,7 +167,7 @@ class ProcessingPair(StandIn):
     def __init__(self, row_s: float, case: str) -> None:
         self._row_s, self._case = row_s, case
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> ProcessingPair:
+    def __call__(self, config: CaptionJob, num_threads: int | None) -> Any:
         torch.set_num_threads(1)
         self._front_end = front_end_of(self._case)
         return self
@@ -210,7 +210,7 @@ def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Resul
             Stamp("timed", 1, "0"),
             load=ProcessingPair(row_s, case),
             flow=measured.report,
-            weigher=Weigher.of(job.source, job.pool.batch_rows, prompt_options, *outputs),
+            weigher=Weigher.of(job.source, job.pool.rows_per_batch, prompt_options, *outputs),
             max_calls=MAX_PROCESSOR_CALLS_PER_WORKER,
         )
         num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))

@@ -75,7 +75,10 @@ def prepare(name: str, dtype: str) -> Pair:
 def read_prompts(pair: Pair, limit: int) -> list[str]:
     """Return rendered prompts of the first held-out rows."""
     rows = pq.read_table(HELD_OUT).slice(0, limit).to_pylist()
-    texts = [pair.config.prompt.text.format(**row) for row in rows]
+    prompt = pair.config.prompt
+    assert prompt is not None
+    assert prompt.text is not None
+    texts = [prompt.text.format(**row) for row in rows]
     return [pair.render([{"role": "user", "content": [{"type": "text", "text": text}]}]) for text in texts]
 
 

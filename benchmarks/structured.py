@@ -29,6 +29,7 @@ from configs.schema import CaptionJob
 from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
+from decoding.contracts import Drafter
 from decoding.drafters import GrammarDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from decoding.grammar import NO_TOKEN, Grammar, Vocabulary, schema_source
 from decoding.trees import Chain
@@ -79,15 +80,18 @@ def methods_of(target: Target, drafter: Target | None) -> dict[str, Made]:
         assert drafter is not None
         return ModelDrafter(drafter, [Full()], target.vocab_size)
 
+    def forced(inner: Drafter | None = None) -> Drafter:
+        return GrammarDrafter(inner)  # type: ignore[return-value]
+
     made: dict[str, Made] = {
         "plain": lambda: Method(NoDrafter(), Chain(1), Exact()),
-        "grammar": lambda: Method(GrammarDrafter(), Chain(DEPTH), Exact()),
+        "grammar": lambda: Method(forced(), Chain(DEPTH), Exact()),
         "lookup": lambda: Method(LookupDrafter(), Chain(DEPTH), Exact()),
-        "lookup, forced tokens": lambda: Method(GrammarDrafter(LookupDrafter()), Chain(DEPTH), Exact()),
+        "lookup, forced tokens": lambda: Method(forced(LookupDrafter()), Chain(DEPTH), Exact()),
     }
     if drafter is not None:
         made["model"] = lambda: Method(small(), Chain(DEPTH), Exact())
-        made["model, forced tokens"] = lambda: Method(GrammarDrafter(small()), Chain(DEPTH), Exact())
+        made["model, forced tokens"] = lambda: Method(forced(small()), Chain(DEPTH), Exact())
     return made
 
 

@@ -17,6 +17,8 @@ import yaml
 from configs.load import load_job
 from configs.method import Method
 from configs.presets import method_names, named_method
+from configs.schema import CaptionJob
+from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from docgen.config import JOBS
 from docgen.markdown import page, table
@@ -76,6 +78,7 @@ def presets_page(root: Path) -> str:
         if isinstance(job, TrainDrafterJob):
             named, mode = f"`{job.head.kind}` head", ""
         else:
+            assert isinstance(job, CaptionJob | SynthesizeJob)
             named, mode = f"`{named}`" if isinstance(named, str) else "its own", job.method.verify_mode
         jobs.append([f"`{path.relative_to(root).as_posix()}`", kind, named, mode, comment_of(path)])
     methods = []

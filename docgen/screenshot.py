@@ -24,10 +24,17 @@ def take(page: Path, picture: Path, section: str, width: int, height: int, dark:
 
     with sync_playwright() as session:
         browser = session.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        options = {"viewport": {"width": width, "height": height}, "color_scheme": "dark" if dark else "light"}
-        opened = browser.new_context(**options, device_scale_factor=1.5).new_page()
+        opened = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            device_scale_factor=1.5,
+        ).new_page()
         opened.goto(page.resolve().as_uri())
-        top = opened.locator(f"#{section}").bounding_box()["y"] if section else 0
+        top = 0.0
+        if section:
+            box = opened.locator(f"#{section}").bounding_box()
+            assert box is not None, f"{section} is not visible"
+            top = box["y"]
         opened.screenshot(path=str(picture), full_page=True, clip={"x": 0, "y": top, "width": width, "height": height})
         browser.close()
     with Image.open(picture) as image:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditional
 from models.heads.eagle import save_eagle
 from models.heads.files import keep_as_safetensors
 from models.heads.medusa import save_medusa
-from models.heads.training.losses import fresh_eagle, fresh_medusa
+from models.heads.training.losses import EagleTask, fresh_eagle, fresh_medusa
 from models.heads.training.teacher import TrainingSample
 from models.heads.training.trainer import Pace, Trainer
 from models.llamagen.checkpoints import save_gpt
@@ -82,8 +83,9 @@ def build_caption(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
     if recipe.sharpen_steps:
         sharpen_tower(tower, width, recipe.sharpen_steps, seed)
     if recipe.polish_steps:
-        rates = {"lr": recipe.lr * POLISH_SHARE, "tuned_tower_lr": recipe.tuned_tower_lr * POLISH_SHARE}
-        train_captions(model, replace(recipe, steps=recipe.polish_steps, **rates), seed + 1)
+        lr, tower_lr = recipe.lr * POLISH_SHARE, recipe.tuned_tower_lr * POLISH_SHARE
+        polish = replace(recipe, steps=recipe.polish_steps, lr=lr, tuned_tower_lr=tower_lr)
+        train_captions(model, polish, seed + 1)
     pair.save_model(model, pair.build_processor(pair.build_tokenizer()), folder / f"caption_{role}")
 
 
@@ -101,8 +103,16 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one head for the target in `folder`, and save it in the same folder."""
     target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
     batches = draw_batches("train", seed + (7 if kind == "eagle" else 8), recipe.batch, pair.build_tokenizer())
-    settings = {"schedule": "cosine", "clip": "norm", "clip_limit": 1.0, "noise_tokens": None}
-    pace = Pace(recipe.steps, recipe.lr, seed, warmup_steps=recipe.steps // 10, **settings)
+    pace = Pace(
+        recipe.steps,
+        recipe.lr,
+        seed,
+        warmup_steps=recipe.steps // 10,
+        schedule="cosine",
+        clip="norm",
+        clip_limit=1.0,
+        noise_tokens=None,
+    )
     head = fresh_eagle(target, seed) if kind == "eagle" else fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
     trainer, total = Trainer(target, head, pace), 0.0
     for step, batch in enumerate(islice(batches, recipe.steps), start=1):
@@ -112,7 +122,7 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
             report(f"step {step}/{recipe.steps} loss {total / (step % 100 or 100):.4f}")
             total = 0.0
     out = folder / f"caption_{kind}"
-    if kind == "eagle":
+    if isinstance(head, EagleTask):
         save_eagle(head.network, out, torch.bfloat16)
     else:
         save_medusa(head.heads, out, torch.bfloat16)
@@ -122,9 +132,10 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
 def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:
     """Return the conversations of a batch one by one, without padding."""
     training_samples, used = [], 0
+    config: Any = target.model.config
     for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
         ids = batch.ids[row, :size]
-        num_images = int((ids == target.model.config.image_token_id).sum()) // NUM_VISUAL_TOKENS
+        num_images = int((ids == config.image_token_id).sum()) // NUM_VISUAL_TOKENS
         inputs = {"input_ids": ids[None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
         if num_images:
             inputs["pixel_values"] = batch.inputs["pixel_values"][used : used + num_images]
@@ -143,7 +154,7 @@ def build_text(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def fit_tokens(
-    model: nn.Module, batches: Iterator[Batch], groups: list[dict], recipe: Recipe, max_warmup_steps: int
+    model: nn.Module, batches: Iterator[Batch], groups: list[dict[str, Any]], recipe: Recipe, max_warmup_steps: int
 ) -> None:
     """Train a language model in place on the tokens of batches."""
     optimizer = torch.optim.AdamW(groups, weight_decay=0.02, betas=(0.9, 0.98))
@@ -182,6 +193,7 @@ def train_videos(
 
     def step_loss(step: int, with_captions: bool) -> tuple[Tensor, dict[str, float]]:
         batch = next(batches)
+        assert batch.labels is not None
         with torch.autocast("cpu", torch.bfloat16):
             grids = batch.inputs["video_grid_thw"]
             features = tower(batch.inputs["pixel_values_videos"], grid_thw=grids).pooler_output

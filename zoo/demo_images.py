@@ -54,7 +54,9 @@ def run(out: Path) -> list[str]:
         overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
         config = load_preset(SynthesizeJob, preset, overrides)
         print(f"images, {config.method.label}", flush=True)
-        totals[name] = synthesize.run(make_plan(config))
+        total = synthesize.run(make_plan(config))
+        assert isinstance(total, ImageSummary)
+        totals[name] = total
         results[name] = read_rows(out / "images" / name, ["prompt_id", "image"])
     relaxed, plain = totals["lantern"], totals["plain"]
     print()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from docgen.markdown import table
@@ -19,7 +19,7 @@ from zoo.text import quality as text_quality
 from zoo.video import quality as video_quality
 
 FOLDER = Path(__file__).parent
-PARTS = {
+PARTS: dict[str, tuple[Callable[[Path], dict[str, float]], Path]] = {
     "caption": (quality.measure, FOLDER / "quality.json"),
     "text": (text_quality.measure, FOLDER / "text_quality.json"),
     "video": (video_quality.measure, FOLDER / "video_quality.json"),

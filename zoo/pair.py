@@ -102,11 +102,12 @@ def grammar_texts(num_scenes: int, seed: int) -> list[str]:
 
 def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
     """Train the tokenizer of the models `caption_*` (target, drafter, captioner) on captions drawn with `seed`."""
+    tokens: dict[str, Any] = {f"{name}_token": SPECIALS[name] for name in ("unk", "bos", "eos", "pad")}
     return train_tokenizer(
         grammar_texts(800, seed),
         list(SPECIALS.values()),
         layout="<s> $A",
-        **{f"{name}_token": SPECIALS[name] for name in ("unk", "bos", "eos", "pad")},
+        **tokens,
         extra_special_tokens={"image_token": SPECIALS["image"]},
         model_max_length=MAX_POSITIONS,
         padding_side="left",

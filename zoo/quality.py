@@ -218,7 +218,8 @@ def top_probabilities(
     """Return a model's largest probability before each token of a caption."""
     ids = torch.cat([inputs["input_ids"], torch.tensor([caption.token_ids])], dim=1)
     logits = model(input_ids=ids, pixel_values=inputs["pixel_values"]).logits[0, inputs["input_ids"].shape[1] - 1 : -1]
-    return logits.softmax(-1).amax(-1).tolist()
+    probabilities: list[float] = logits.softmax(-1).amax(-1).tolist()
+    return probabilities
 
 
 def measure(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LRScheduler
@@ -78,7 +79,7 @@ def fit(
         loss, measured = step_loss(step)
         for schedule in schedules:
             schedule.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(clipped, 1.0)
         for schedule in schedules:
             schedule.optimizer.step()
@@ -113,7 +114,8 @@ def label_loss(logits: Tensor, labels: Tensor, heads: Mapping[str, int]) -> tupl
     """Return the cross-entropy, summed over heads, of logits [..., sum of sizes] and labels [heads, ...], and the
     accuracy by head."""
     loss, right = logits.new_zeros(()), {}
-    for name, wanted, part in zip(heads, labels, logits.split(list(heads.values()), dim=-1), strict=True):
+    parts = torch.split(logits, list(heads.values()), dim=-1)
+    for name, wanted, part in zip(heads, labels, parts, strict=True):
         loss = loss + cross_entropy(part.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED)
         known = wanted != IGNORED
         right[name] = float((part.argmax(-1) == wanted)[known].float().mean())

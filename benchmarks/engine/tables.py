@@ -48,7 +48,7 @@ def bound(chain: Results, gamma: int) -> float:
     verifying forward relative to a plain forward."""
     times = zip(*(chain["forwards_ms"][name] for name in FORWARDS), strict=True)
     plain_steps = [once / (first + (gamma - 1) * other + verifying) for once, verifying, first, other in times]
-    return tokens_per_step(chain) * statistics.median(plain_steps)
+    return tokens_per_step(chain) * float(statistics.median(plain_steps))
 
 
 def speed_up(row: Results, plain: Results) -> float | None:
@@ -73,13 +73,13 @@ def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None
 def beyond_forwards(row: Results) -> float:
     """Return the share of the steps' time outside forwards, the median of the rounds."""
     shares = [spent / whole for spent, whole in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
-    return 1.0 - statistics.median(shares)
+    return 1.0 - float(statistics.median(shares))
 
 
 def without_forward(row: Results) -> float:
     """Return the share of the wall time in which no forward runs (device idle time), the median of the rounds."""
     times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
-    return 1.0 - statistics.median((steps + prompts) / whole for steps, prompts, whole in times)
+    return 1.0 - float(statistics.median((steps + prompts) / whole for steps, prompts, whole in times))
 
 
 def parts_of_pass(row: Results) -> tuple[float, ...]:

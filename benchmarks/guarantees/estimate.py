@@ -115,7 +115,7 @@ def job_of(workload: Workload, method: dict[str, Any], folder: Path, target: Pat
 def run_whole(config: CaptionJob) -> tuple[float, dict[str, str]]:
     """Run a whole job; return the engine's seconds with rows, per row, and the texts by id."""
     done = caption.run(make_plan(config, limit=NUM_ROWS))
-    output, texts = OutputDir(config.sink.path), {}
+    output, texts = OutputDir(config.sink.path), dict[str, str]()
     for part in read_tables(output, list_tables(output, (DATA,)), ["sample_id", "generated_text"]):
         texts |= {row["sample_id"]: row["generated_text"] for row in part.to_pylist()}
     return (done.waits.total_s - done.waits.idle_s) / done.num_samples, texts
@@ -159,8 +159,8 @@ def is_right(one: Results) -> bool:
     """Return whether the whole jobs support the recommendation: a recommended method is faster in all of them, and
     without a recommendation the chain is not 5 % faster in the median."""
     if one["verdict"]["recommended"] == NONE:
-        return statistics.median(one["speedups"]) < 1.05
-    return min(one["speedups"]) > 1
+        return bool(statistics.median(one["speedups"]) < 1.05)
+    return bool(min(one["speedups"]) > 1)
 
 
 def estimate_table(results: Results) -> str:

@@ -24,13 +24,13 @@ def mark(device: torch.device) -> Mark:
     """Return the current time in the device's current stream."""
     if device.type != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def seconds_between(start: Mark, end: Mark) -> float:
-    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
+    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1000)
 
 
 def wait(device: torch.device) -> None:

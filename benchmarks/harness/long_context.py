@@ -86,6 +86,7 @@ class Filled:
             # The first forward allocates the cache; it stays filled afterwards, so nothing may wipe it.
             self._admit(slots, prefixes, *options, **named)
             for memory in (*cache.keys, *cache.values):
+                assert memory is not None
                 noise = torch.randn(memory.shape[2:], generator=torch.Generator().manual_seed(SEED))
                 memory.copy_(noise.to(memory.dtype))
             setattr(cache, "wipe", lambda *_: None)  # noqa: B010

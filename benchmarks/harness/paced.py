@@ -64,7 +64,7 @@ class PacedPair(StandIn):
     def __init__(self, rows_per_s: float) -> None:
         self._rows_per_s = rows_per_s
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> PacedPair:
+    def __call__(self, config: CaptionJob, num_threads: int | None) -> Any:
         return self
 
     def render(self, messages: Any) -> str:

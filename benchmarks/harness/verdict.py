@@ -86,7 +86,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
     """Return the median over the rounds of tokens per second of `row` over those of `base` in the same round."""
     rounds = zip(row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True)
-    return statistics.median(num / spent * base_s / base_num for num, spent, base_num, base_s in rounds)
+    return float(statistics.median(num / spent * base_s / base_num for num, spent, base_num, base_s in rounds))
 
 
 def make_row(

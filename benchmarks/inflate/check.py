@@ -126,7 +126,8 @@ def _placed(model: PreTrainedModel, sample: Inputs) -> Inputs:
 def _generate(model: PreTrainedModel, sample: Inputs, max_new_tokens: int) -> Tensor:
     """Return prompt and greedy output of one row, (L,)."""
     tokens: Any = model.generate(**_placed(model, sample), max_new_tokens=max_new_tokens, do_sample=False)
-    return tokens[0].cpu()
+    row: Tensor = tokens[0].cpu()
+    return row
 
 
 def _logits(model: PreTrainedModel, sample: Inputs, tokens: Tensor, prompt: int) -> Tensor:

@@ -172,9 +172,9 @@ class Bench:
 
         settings = [(f"{m}/{k}", m, k, False) for m in METRICS for k in (1, *KS) if m != "random" or k == KS[-1]]
         for source in sources:
-            for name, *setting in (*settings, (f"drawn/{KS[0]}", "l2", KS[0], True)):
+            for name, metric, k, drawn in (*settings, (f"drawn/{KS[0]}", "l2", KS[0], True)):
                 what = f"{source} codes by {name}"
-                self.measure("premise", f"{source}/{name}", what, partial(make, source, *setting))
+                self.measure("premise", f"{source}/{name}", what, partial(make, source, metric, k, drawn))
         if not self.store.has("premise", "overlap"):
             pairs = zip(self.tables["l2"].tolist(), self.tables["cosine"].tolist(), strict=True)
             same = [len(set(a) & set(b)) / len(a) for a, b in pairs]

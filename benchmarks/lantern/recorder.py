@@ -37,7 +37,7 @@ class Setting:
         return f"{self.metric}/{self.divergence}/{self.k}/{self.delta}"
 
 
-class Recorder:
+class Recorder(Acceptance):
     """The acceptance rule `rule`, with statistics on the children of the root of each tree."""
 
     def __init__(self, rule: Acceptance, tables: dict[str, Tensor], settings: Iterable[Setting]) -> None:

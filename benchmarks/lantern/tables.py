@@ -11,6 +11,7 @@ from benchmarks.harness.plots import trade_off
 from benchmarks.lantern.claims import reaches
 from benchmarks.lantern.recorder import Setting, pick
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, GUIDED_ROWS, KS, MAIN
+from decoding.acceptance.neighbourhood import Divergence
 
 Paper = dict[int, tuple[float, ...]]
 # Table 2: acceptance probabilities of the first draft, LlamaGen XL stage 1, by k and δ.
@@ -31,7 +32,11 @@ PAPER_ABLATION = {
 }
 # Table 1, greedy, LlamaGen-3B, with Vicuna-7B's lengths on text in brackets.
 PAPER_NAIVE = {"sd": "1.40 (2.36)", "medusa": "1.38 (2.52)", "eagle2": "2.11 (4.98)"}
-OTHERS = (("cosine", "tvd", "cosine"), ("random", "tvd", "random"), ("l2", "jsd", "JSD"))
+OTHERS: tuple[tuple[str, Divergence, str], ...] = (
+    ("cosine", "tvd", "cosine"),
+    ("random", "tvd", "random"),
+    ("l2", "jsd", "JSD"),
+)
 """Metric, divergence and label of the rows at the largest k only."""
 QUALITY = "as asked | attributes | distance to real | distance to plain"
 
@@ -125,7 +130,7 @@ def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> st
         printed = paper if kind == "text" else None
         strict = f"{record[f'strict_{what}']:.3f}" + (f" ({PAPER_STRICT:.3f})" if printed else "")
         lines.append([kind, "1 (strict)", *[strict] * len(DELTAS)])
-        grid = [(k, "l2", "tvd", str(share[str(k)])) for k in KS]
+        grid: list[tuple[int, str, Divergence, str]] = [(k, "l2", "tvd", str(share[str(k)])) for k in KS]
         grid += [(KS[-1], metric, divergence, f"{share[str(KS[-1])]}, {label}") for metric, divergence, label in OTHERS]
         for k, metric, divergence, label in grid:
             settings = (Setting(metric, divergence, share[str(k)], delta) for delta in DELTAS)

@@ -100,11 +100,11 @@ class World:
         """Decode codes (n, grid²) to images."""
         grid = self.target.gpt.shape.grid
         square = torch.from_numpy(codes.astype(np.int64)).reshape(-1, grid, grid)
-        return [image for part in square.split(SLOTS) for image in images_of(self.vq.decode(part))]
+        return [image for part in torch.split(square, SLOTS) for image in images_of(self.vq.decode(part))]
 
     def encode(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.int32]:
         """Encode images to codes (n, grid²)."""
-        codes = [self.vq.encode(part) for part in pixels_of(list(images)).split(SLOTS)]
+        codes = [self.vq.encode(part) for part in torch.split(pixels_of(list(images)), SLOTS)]
         return torch.cat(codes).flatten(1).numpy().astype(np.int32)
 
 

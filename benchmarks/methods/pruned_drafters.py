@@ -46,7 +46,7 @@ class FollowDrafter(Acceptance):
         return Verdict(path, n, torch.where(num_drafts > 0, last, choice[:, 0]), path > 0)
 
 
-class Watched:
+class Watched(Context):
     """A pruned context that records the visual tokens kept of each prompt, identified by their rotary positions."""
 
     def __init__(self, context: Context) -> None:

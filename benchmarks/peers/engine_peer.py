@@ -41,7 +41,7 @@ PIECES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def load_model(path: str, dtype: str) -> Target:
-    return load_target(Checkpoint(path=path, dtype=dtype, device="cpu"), path)
+    return load_target(Checkpoint.model_validate({"path": path, "dtype": dtype, "device": "cpu"}), path)
 
 
 def choose_method(mode: str, gamma: int) -> Method:

@@ -36,7 +36,7 @@ def measure_writers() -> list[Results]:
     return found
 
 
-def measure_ledger() -> Results:
+def measure_ledger() -> list[Results]:
     with session(Job(num_cpus=2)):
         return writer.measure_ledger()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,13 +36,26 @@ ASKED_WEIGHT = 6.0
 # A class is the colour and the shape of an image's only object.
 NUM_CLASSES = len(COLOURS) * len(SHAPES)
 
-_TEXT = {"condition": "text", "num_condition_tokens": NUM_CONDITION_TOKENS, "condition_dim": CONDITION_DIM}
-_CLASS = {"condition": "class", "num_condition_tokens": 1, "num_classes": NUM_CLASSES}
-_CODES = {"vocab_size": VQ_SHAPE.codebook_size, "grid": GRID}
+_text = partial(
+    GptShape,
+    vocab_size=VQ_SHAPE.codebook_size,
+    grid=GRID,
+    condition="text",
+    num_condition_tokens=NUM_CONDITION_TOKENS,
+    condition_dim=CONDITION_DIM,
+)
+_class = partial(
+    GptShape,
+    vocab_size=VQ_SHAPE.codebook_size,
+    grid=GRID,
+    condition="class",
+    num_condition_tokens=1,
+    num_classes=NUM_CLASSES,
+)
 SHAPES_OF = {
-    "target": GptShape(dim=128, num_layers=6, num_heads=4, ffn_dim=384, **_CODES, **_TEXT),
-    "drafter": GptShape(dim=64, num_layers=2, num_heads=2, ffn_dim=192, **_CODES, **_TEXT),
-    "class_target": GptShape(dim=64, num_layers=4, num_heads=2, ffn_dim=192, **_CODES, **_CLASS),
+    "target": _text(dim=128, num_layers=6, num_heads=4, ffn_dim=384),
+    "drafter": _text(dim=64, num_layers=2, num_heads=2, ffn_dim=192),
+    "class_target": _class(dim=64, num_layers=4, num_heads=2, ffn_dim=192),
 }
 
 
@@ -120,12 +134,14 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
         columns = gpt.condition(torch.where(dropped, gpt.shape.num_classes, batch.labels))[:, None]  # [n, columns, D]
         mask = torch.ones(len(columns), 1, dtype=torch.bool)
     else:
+        assert batch.features is not None
+        assert batch.mask is not None
         # The null embeddings are at the row's own padding, as in the second lane of guidance.
         columns = torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features))
         mask = batch.mask
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
-    hidden = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
+    hidden: Tensor = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
     return hidden[:, columns.shape[1] - 1 :]
 
 
@@ -180,7 +196,9 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
         if len(order) < recipe.batch:
             order = torch.randperm(len(codes.codes), generator=generator)
         rows, order = order[: recipe.batch], order[recipe.batch :]
-        batch = Codes(*(None if part is None else part[rows] for part in vars(codes).values()))
+        others = (codes.features, codes.mask, codes.labels, codes.asked)
+        batch = Codes(codes.codes[rows], *(None if part is None else part[rows] for part in others))
+        assert batch.asked is not None
         dropped = torch.rand(recipe.batch, generator=generator) < DROPPED_SHARE
         # bfloat16 GEMMs are faster on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):

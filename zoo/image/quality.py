@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,8 @@ def count_right(wanted: Seen, seen: Seen | None) -> int:
 @torch.no_grad()
 def image_features(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 50) -> np.ndarray:
     """Return float64 features [n, 256] of images: mean and standard deviation over the tower's patches."""
-    tower, prepare = reader.model.model.vision_tower, reader.front_end.processor.image_processor
+    model: Any = reader.model
+    tower, prepare = model.model.vision_tower, reader.front_end.processor.image_processor
     parts = []
     for start in range(0, len(images), batch_size):
         some = [Image.fromarray(image) for image in images[start : start + batch_size]]

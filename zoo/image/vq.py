@@ -38,7 +38,7 @@ DEAD_SHARE = 0.05
 
 def pixels_of(images: list[np.ndarray] | np.ndarray) -> Tensor:
     """Convert uint8 images [96, 96, 3] to VQ inputs: float32 [n, 3, 96, 96] in [-1, 1]."""
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+    return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
 def images_of(pixels: Tensor) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int,
     few = len(latents) < num_codes
     codes = latents[torch.multinomial(weights, num_codes, replacement=few, generator=generator)].clone()
     for _ in range(num_rounds):
-        owner = torch.cat([(part @ codes.T).argmax(-1) for part in latents.split(4096)])
+        owner = torch.cat([(part @ codes.T).argmax(-1) for part in torch.split(latents, 4096)])
         sums = torch.zeros_like(codes).index_add_(0, owner, latents)
         empty = (torch.bincount(owner, minlength=num_codes) == 0).nonzero().flatten()
         if len(empty):
@@ -111,7 +111,8 @@ def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
     # The tower's own normalisation: (x / 255 - 0.5) / 0.25 of bytes is twice the value in [-1, 1].
     true, seen = (tower(2.0 * image).last_hidden_state[:, 1:] for image in (pixels, made))
     perception = F.mse_loss(seen, true) / true.detach().var()
-    return 10 * (squares * pixel_weights(pixels)).mean() + 10 * PERCEPTION * perception
+    loss: Tensor = 10 * (squares * pixel_weights(pixels)).mean() + 10 * PERCEPTION * perception
+    return loss
 
 
 def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,7 +137,7 @@ def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[
 def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
     """Train a VQ model from a seed; `tower` is the frozen vision tower of the perceptual loss."""
     torch.manual_seed(seed)
-    vq = Vq(VQ_SHAPE).to(memory_format=torch.channels_last)
+    vq = _lay_out(Vq(VQ_SHAPE), torch.channels_last)
     vq.codebook.requires_grad_(False)
     tower.requires_grad_(False).eval()
     keeper: CodeKeeper | None = None
@@ -160,13 +161,13 @@ def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
         return loss, {}
 
     _fit_pictures(step_loss, [p for p in vq.parameters() if p.requires_grad], recipe)
-    return vq.to(memory_format=torch.contiguous_format).eval()
+    return _lay_out(vq, torch.contiguous_format).eval()
 
 
 def polish_decoder(vq: Vq, tower: nn.Module, recipe: Recipe, seed: int) -> None:
     """Train the decoder alone, in place: codes stay the same, so GPTs may be trained on them at the same time."""
     tower.requires_grad_(False).eval()
-    vq.to(memory_format=torch.channels_last).requires_grad_(False)
+    _lay_out(vq, torch.channels_last).requires_grad_(False)
     parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]
     batches = draw_pixels("train", seed, recipe.batch)
 
@@ -175,7 +176,13 @@ def polish_decoder(vq: Vq, tower: nn.Module, recipe: Recipe, seed: int) -> None:
         return picture_loss(vq.render(vq.quantize.directions()[vq.encode(pixels)]), pixels, tower), {}
 
     _fit_pictures(step_loss, parts, recipe)
-    vq.to(memory_format=torch.contiguous_format).requires_grad_(True).eval()
+    _lay_out(vq, torch.contiguous_format).requires_grad_(True).eval()
+
+
+def _lay_out(vq: Vq, layout: torch.memory_format) -> Vq:
+    """Store the weights in a memory layout, in place, and return the model."""
+    vq.to(memory_format=layout)  # type: ignore[call-overload]
+    return vq
 
 
 def _fit_pictures(

@@ -57,7 +57,7 @@ def ensure(folder: Path) -> bool:
 def is_converted(folder: Path) -> bool:
     """Whether `folder` holds a complete conversion of this version."""
     try:
-        return json.loads((folder / RECORD).read_text())["weights_sha256"] == WEIGHTS_SHA256
+        return bool(json.loads((folder / RECORD).read_text())["weights_sha256"] == WEIGHTS_SHA256)
     except (OSError, ValueError, KeyError):
         return False
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -46,11 +47,12 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         for phrasing in listing.ASKED:
             answer = listing.write_answer(scene, phrasing, rng)
             texts.append(f"{render(listing.write_prompt(scene, phrasing))} {answer}")
+    tokens: dict[str, Any] = {f"{name}_token": word for name, word in SPECIALS.items()}
     return train_tokenizer(
         texts,
         list(SPECIALS.values()),
         layout="<s> $A",
-        **{f"{name}_token": word for name, word in SPECIALS.items()},
+        **tokens,
         model_max_length=MAX_POSITIONS,
         padding_side="left",
         chat_template=CHAT_TEMPLATE,

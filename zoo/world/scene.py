@@ -7,6 +7,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 SIZES = ("small", "medium", "large")
 COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
@@ -115,7 +116,8 @@ def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, s
             things.append(dataclasses.replace(old, cell=rng.choice(free)))
         elif kind != "removed":
             others = [value for value in values[kind] if value != getattr(old, kind)]
-            things.append(dataclasses.replace(old, **{kind: rng.choice(others)}))
+            value: dict[str, Any] = {kind: rng.choice(others)}
+            things.append(dataclasses.replace(old, **value))
         changed = dataclasses.replace(scene, things=tuple(sorted(things)), look_seed=rng.getrandbits(32))
         if split_of(changed) == split:
             return changed, kind, changed.things.index(new) if kind == "added" else index
