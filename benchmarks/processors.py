@@ -191,7 +191,7 @@ def run_graph(job: CaptionJob, case: str, row_s: float, in_tasks: bool) -> Resul
     with session(Job(num_cpus=2)), wait_times.measured() as measured:
         if in_tasks:
             front_end = front_end_of(case)
-            sizes = OutputSizes.measure(front_end, job.source.max_side_px)
+            sizes = OutputSizes.measure(front_end, job.source.max_side_px)  # type: ignore[arg-type]
             shipped = Processing(front_end.processor, False, sizes)
             options = DecodeOptions(
                 prompt_options,

@@ -92,7 +92,7 @@ def measure_cell(target: Target, drafter: Target, size: Size, num_columns: int, 
     found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in named}
 
     def run(one: Contender, seed: int, num_steps: int) -> tuple[float, int, int]:
-        engine = Engine(filled, one.method(filled, drafters), batch, context)
+        engine = Engine(filled, one.method(filled, drafters), batch, context)  # type: ignore[arg-type]
         return time_steps(engine, requests(batch, size, seed), num_steps, enough_s=ENOUGH_S)
 
     for one in named.values():

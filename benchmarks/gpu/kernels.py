@@ -62,7 +62,7 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
         parts = split(first, lens, visible, 0, cache.layer(0)[0], heads.query)
         steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=parts)
     layer = nn.Module()
-    layer.layer_idx = 0
+    layer.layer_idx = 0  # type: ignore[assignment]
     found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
     mixed = {name: attend(layer, query, key, value, None, lanes=step)[0].float() for name, step in steps.items()}
     if "two_parts" in mixed:

@@ -148,7 +148,7 @@ class DeviceClock:
 
 def bytes_of_weights(model: LaneModel) -> int:
     """Return the bytes of weights that one forward reads: all but the input embeddings."""
-    table = model.decoder.get_input_embeddings().weight
+    table = model.decoder.get_input_embeddings().weight  # type: ignore[operator]
     parameters = {id(one): one for part in (model.decoder, model.head) for one in part.parameters()}
     return sum(one.numel() * one.element_size() for one in parameters.values() if one is not table)
 

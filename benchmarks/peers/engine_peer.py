@@ -69,7 +69,7 @@ class EngineRunner:
         self._drafter: DrafterModel | None = models[1] if len(models) > 1 else None
         if mode == "eagle3":
             config: Any = self._target.decoder.config
-            embedding = self._target.decoder.get_input_embeddings().weight
+            embedding = self._target.decoder.get_input_embeddings().weight  # type: ignore[operator]
             options = (config.num_hidden_layers, embedding, work.dtype, self._target.device)
             self._drafter = load_eagle3(CheckpointRef(work.drafter), *options)
         self._choice = choose_method(mode, work.gamma)

@@ -109,7 +109,7 @@ def _plan(case: Case, folder: Path) -> Plan:
     front_end = SimpleNamespace(special_tokens=(), takes_videos=False, useful_side_px=None)
     pair: Any = SimpleNamespace(target_id="paced", drafter_id="", revisions={}, front_end=front_end)
     output = OutputDir(str(folder / "out"))
-    needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())
+    needs = needs_of(config.source, Plan(config, pair, None, output).prompt_options, ())  # type: ignore[arg-type]
     return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), IN_PROCESS, probe_output=False)
 
 

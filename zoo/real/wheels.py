@@ -15,14 +15,15 @@ class NotDownloaded(Exception):
 
 
 def download(package: str, version: str, folder: Path) -> Path:
-    """Download a wheel for this interpreter into `folder`, without its dependencies; return its path. Raises
-    NotDownloaded."""
-    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
+    """Download a wheel for this interpreter into a folder of its own in `folder`, without its dependencies; return its
+    path. Raises NotDownloaded."""
+    own = folder / package
+    own.mkdir(parents=True, exist_ok=True)
+    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(own)]
     command = [sys.executable, "-m", "pip", *arguments, f"{package}=={version}"]
-    before = set(folder.glob("*.whl"))
     try:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         raise NotDownloaded(f"pip could not download {package}=={version}: {error}") from None
-    (wheel,) = set(folder.glob("*.whl")) - before
+    (wheel,) = own.glob("*.whl")
     return wheel
