@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from actors.serving.engine_thread import Waits
 from pipeline.cluster.partitions import Partition, Workers
+from pipeline.output import files as result_files
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
 from pipeline.reports import summary
@@ -103,7 +104,7 @@ def table_of(rows: list[dict[str, Any]]) -> pa.Table:
 def test_the_sum_of_partitions_is_the_count_of_all_rows(
     tmp_path_factory, monkeypatch, kind: type[Summary], workers: Workers, files: list[Any], per_partition: int
 ) -> None:
-    monkeypatch.setattr(summary, "PARTITION_FILES", per_partition)
+    monkeypatch.setattr(result_files, "PARTITION_FILES", per_partition)
     output = OutputDir(str(tmp_path_factory.mktemp("out")))
     for attempt in (1, 2):
         output.take_attempt({}, attempt)
