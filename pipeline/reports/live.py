@@ -96,7 +96,7 @@ class Digest:
             summary,
             tuple(moments(table)),
             errors.by_code,
-            tuple(map(short, table.select(names).take(places).to_pylist())),
+            tuple(map(short, table.select(names).take(pa.array(places, pa.int64())).to_pylist())),
         )
 
 

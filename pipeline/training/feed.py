@@ -88,7 +88,7 @@ class Feed:
     def _items(self, draw: Draw) -> list[Item]:
         """Return this worker's part of a batch; rows that are not stored are decoded."""
         numbers = list(range(self._rank, draw.table.num_rows, self._size))
-        part = draw.table.take(numbers)
+        part = draw.table.take(pa.array(numbers, pa.int64()))
         ordinals = [draw.first + number for number in numbers]
         keys = self._keys(part, ordinals)
         found = self._stored(keys, whole=draw.epoch == 0)

@@ -83,5 +83,10 @@ def test_a_batch_with_an_audited_row_reports_it() -> None:
     assert numbers_of_ids(samples) == [0, 5, 7]
 
 
+def test_a_batch_without_rows_reports_none() -> None:
+    digest = Digest.of(SCHEMA.empty_table(), Summary("j", "m", "lossy", 1.0))
+    assert (digest.samples, digest.errors, digest.summary.num_samples) == ((), {}, 0)
+
+
 def numbers_of_ids(rows: Sequence[Any]) -> list[int]:
     return [int(row["sample_id"].rpartition("#")[2]) for row in rows]
