@@ -40,6 +40,21 @@ class MedusaHead(Section):
     """Number of Medusa heads."""
 
 
+class BlockHead(Section):
+    """A block drafter (DFlash), written in the format of speculators."""
+
+    kind: Literal["block"] = "block"
+    block_size: Annotated[int, Field(ge=2, le=32)] = 8
+    """Positions of a block: the pending token and `block_size` − 1 masks, one for each draft."""
+    num_layers: Annotated[int, Field(ge=1, le=16)] = 2
+    """Number of decoder layers."""
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+    """The token that represents a mask, which no answer may have. If left out, it is the tokenizer's mask, padding or
+    unknown token, the first that exists and ends no answer."""
+    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """As of `eagle3`."""
+
+
 class LayerCutHead(Section):
     """A drafter of its own: the embedding, some layers and the output layer of a text target, trained on the target's
     distributions and written as a transformers checkpoint."""
@@ -208,8 +223,8 @@ class TrainingOutput(Section):
 
 
 class TrainDrafterJob(Section):
-    """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, or some of the target's layers),
-    trained on the rows of a source."""
+    """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, a block drafter, or some of the
+    target's layers), trained on the rows of a source."""
 
     source: Annotated[Source | JobOutput, Field(discriminator="kind")]
     prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
@@ -221,7 +236,9 @@ class TrainDrafterJob(Section):
     image: ImageTeaching | None = None
     """In place of `answer_column`, for a target that generates images."""
     target: Checkpoint
-    head: Annotated[EagleHead | Eagle3Head | MedusaHead | LayerCutHead, Field(discriminator="kind")] = EagleHead()
+    head: Annotated[EagleHead | Eagle3Head | MedusaHead | BlockHead | LayerCutHead, Field(discriminator="kind")] = (
+        EagleHead()
+    )
     training: Teaching = Teaching()
     acceptance: Acceptance = Acceptance()
     workers: Workers = Workers()
@@ -229,8 +246,10 @@ class TrainDrafterJob(Section):
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJob:
-        if isinstance(self.head, LayerCutHead) and self.image is not None:
-            raise ValueError("head.kind: layer_cut is for targets that write text; take eagle, eagle3 or medusa")
+        if isinstance(self.head, (BlockHead, LayerCutHead)) and self.image is not None:
+            raise ValueError(
+                f"head.kind: {self.head.kind} is for targets that write text; take eagle, eagle3 or medusa"
+            )
         if isinstance(self.source, JobOutput):
             for name in ("prompt", "answer_column", "answer_prefix", "image"):
                 if getattr(self, name) != type(self).model_fields[name].default:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,10 +17,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
+from actors.training.learner import NUM_SPECULATIVE_TOKENS
+from models.heads.block_files import save_block
 from models.heads.eagle import save_eagle
+from models.heads.eagle3_files import save_eagle3
 from models.heads.files import keep_as_safetensors
 from models.heads.medusa import save_medusa
-from models.heads.training.losses import EagleTask, fresh_eagle, fresh_medusa
+from models.heads.training.block_loss import BlockTask, fresh_block
+from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
+from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
 from models.heads.training.teacher import TrainingSample
 from models.heads.training.trainer import Pace, Trainer
 from models.llamagen.checkpoints import save_gpt
@@ -49,6 +54,8 @@ RECIPES = {
     "caption_captioner": Recipe(1400, 32, 1.5e-3, 800, tuned_tower_lr=5e-4),
     "caption_eagle": Recipe(1200, 32, 1e-3),
     "caption_medusa": Recipe(800, 32, 1e-3),
+    "caption_eagle3": Recipe(1200, 16, 1e-3),
+    "caption_block": Recipe(1200, 16, 1e-3),
     "video_target": Recipe(1400, 24, 1.5e-3, tower_steps=700, rounds=2),
     "video_drafter": Recipe(700, 24, 2e-3, tower_steps=300, filler_odds=DRAFTER_FILLER_ODDS),
     "text_target": Recipe(1500, 24, 1e-3),
@@ -65,7 +72,18 @@ POLISH_SHARE = 0.2
 """Learning rates of a caption model's last stage, relative to the stages before."""
 DECODER_LR = 1.5e-3
 """Learning rate of the VQ model's decoder in its last stage."""
-NUM_MEDUSA_HEADS = 4
+NUM_MEDUSA_HEADS, BLOCK_SIZE, MASK_TOKEN_ID = 4, 8, 0
+HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int], HeadTask]]] = {
+    "eagle": (7, torch.float32, fresh_eagle),
+    "medusa": (8, torch.float32, lambda target, seed: fresh_medusa(target, seed, NUM_MEDUSA_HEADS)),
+    "eagle3": (9, torch.bfloat16, fresh_eagle3),
+    "block": (
+        10,
+        torch.bfloat16,
+        lambda target, seed: fresh_block(target, seed, MASK_TOKEN_ID, BLOCK_SIZE, num_layers=2),
+    ),
+}
+"""Kind of head → what is added to the seed of its conversations, the type of its GEMMs, and its constructor."""
 LABEL_WEIGHT = 0.2
 """Loss weight of the labels in a video model's second stage: enough that the tower keeps its features while the
 language model learns to read them."""
@@ -102,7 +120,8 @@ def train_captions(model: LlavaForConditionalGeneration, recipe: Recipe, seed: i
 def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one head for the target in `folder`, and save it in the same folder."""
     target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
-    batches = draw_batches("train", seed + (7 if kind == "eagle" else 8), recipe.batch, pair.build_tokenizer())
+    seed_offset, dtype, make_head = HEADS[kind]
+    batches = draw_batches("train", seed + seed_offset, recipe.batch, pair.build_tokenizer())
     pace = Pace(
         recipe.steps,
         recipe.lr,
@@ -113,8 +132,8 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
         clip_limit=1.0,
         noise_tokens=None,
     )
-    head = fresh_eagle(target, seed) if kind == "eagle" else fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
-    trainer, total = Trainer(target, head, pace), 0.0
+    head = make_head(target, seed)
+    trainer, total = Trainer(target, head, pace, dtype=dtype), 0.0
     for step, batch in enumerate(islice(batches, recipe.steps), start=1):
         taught = training_samples_of(batch, target)
         total += trainer.learn(list(enumerate(taught, start=(step - 1) * len(taught)))) or 0.0
@@ -122,11 +141,22 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
             report(f"step {step}/{recipe.steps} loss {total / (step % 100 or 100):.4f}")
             total = 0.0
     out = folder / f"caption_{kind}"
-    if isinstance(head, EagleTask):
-        save_eagle(head.network, out, torch.bfloat16)
-    else:
-        save_medusa(head.heads, out, torch.bfloat16)
+    save_head(head, target, out)
     keep_as_safetensors(out)
+
+
+def save_head(head: HeadTask, target: Target, folder: Path) -> None:
+    """Write a head in bfloat16, in the file layout of public checkpoints."""
+    architectures = (type(target.model).__name__,)
+    if isinstance(head, EagleTask):
+        save_eagle(head.network, folder, torch.bfloat16)
+    elif isinstance(head, MedusaTask):
+        save_medusa(head.heads, folder, torch.bfloat16)
+    elif isinstance(head, Eagle3Task):
+        save_eagle3(head.network, folder, "caption_target", architectures, NUM_SPECULATIVE_TOKENS, torch.bfloat16)
+    else:
+        assert isinstance(head, BlockTask)
+        save_block(head.network, folder, "caption_target", architectures, torch.bfloat16)
 
 
 def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:

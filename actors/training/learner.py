@@ -15,12 +15,14 @@ from actors.loading.vocabulary import drafted_ids
 from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
 from configs.schema import Weights
-from configs.training import Eagle3Head, LayerCutHead, MedusaHead, TrainDrafterJob
+from configs.training import BlockHead, Eagle3Head, LayerCutHead, MedusaHead, TrainDrafterJob
 from models.backends.select import resolve_device
 from models.contract import TargetModel
+from models.heads.block_files import save_block
 from models.heads.eagle import save_eagle
 from models.heads.eagle3_files import save_eagle3
 from models.heads.medusa import save_medusa
+from models.heads.training.block_loss import BlockTask, fresh_block
 from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
@@ -65,6 +67,10 @@ class Learner:
             return
         if isinstance(self.task, Eagle3Task):
             self._save_eagle3(self.task, folder, dtype)
+            return
+        if isinstance(self.task, BlockTask):
+            architectures = (type(self.target.model).__name__,)  # type: ignore[attr-defined]
+            save_block(self.task.network, folder, self.target.name, architectures, dtype)
             return
         if isinstance(self.task, LayerCutTask):
             assert isinstance(self.target, Target)
@@ -135,6 +141,9 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
         assert isinstance(target, Target)
         layers = _layers(job.head, target.decoder.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
         return cut_layers(target, layers, job.head.freeze_embeddings)
+    if isinstance(job.head, BlockHead):
+        assert isinstance(target, Target)
+        return _fresh_block(job.head, target, seed)
     if isinstance(job.head, Eagle3Head):
         return _fresh_eagle3(job.head, target, seed)
     if isinstance(target, LlamaGenTarget):
@@ -150,10 +159,29 @@ def _layers(head: LayerCutHead, num_layers: int) -> tuple[int, ...]:
         raise ConfigError(str(error)) from None
 
 
-def _fresh_eagle3(head: Eagle3Head, target: TargetModel, seed: int) -> HeadTask:
+def _fresh_block(head: BlockHead, target: Target, seed: int) -> HeadTask:
+    tokenizer = target.front_end.tokenizer
+    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk"))
+    usual = (token for token in named if token is not None and token not in target.eos_ids)
+    mask = next(usual, None) if head.mask_token_id is None else head.mask_token_id
+    if mask is None:
+        raise ConfigError("head.mask_token_id: the tokenizer has no mask, padding or unknown token; give a token's id")
+    rows: int = target.decoder.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if mask >= rows or mask in target.eos_ids:
+        problem = "ends answers" if mask in target.eos_ids else f"is outside the {rows} tokens of the target"
+        raise ConfigError(f"head.mask_token_id: {mask} {problem}")
+    _check_feature_layers(head.feature_layers, target)
+    return fresh_block(target, seed, mask, head.block_size, head.num_layers, head.feature_layers)
+
+
+def _check_feature_layers(layers: tuple[int, ...] | None, target: TargetModel) -> None:
     num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
-    if outside := [layer for layer in head.feature_layers or () if layer >= num_layers]:
+    if outside := [layer for layer in layers or () if layer >= num_layers]:
         raise ConfigError(f"head.feature_layers: {outside[0]} is no state below a layer; the target has {num_layers}")
+
+
+def _fresh_eagle3(head: Eagle3Head, target: TargetModel, seed: int) -> HeadTask:
+    _check_feature_layers(head.feature_layers, target)
     ids = None if head.vocabulary is None else drafted_ids(head.vocabulary, target, target.vocab_size)
     rotary = pair_rotary(target.gpt.shape, target.gpt.shape.head_dim) if isinstance(target, LlamaGenTarget) else None
     return fresh_eagle3(target, seed, head.num_draft_steps, ids, head.feature_layers, rotary)

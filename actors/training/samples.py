@@ -19,9 +19,11 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import Drafter, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
+from decoding.drafters.block import BlockDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
+from models.heads.training.block_loss import BlockTask
 from models.heads.training.eagle3_loss import Eagle3Task
 from models.heads.training.layer_cut import LayerCutTask
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask
@@ -195,6 +197,8 @@ def acceptance(
     if isinstance(task, MedusaTask):
         widths = [3, 2, 1, 1][: task.heads.shape.num_heads]
         drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
+    elif isinstance(task, BlockTask):
+        drafter, tree = BlockDrafter(task.network, task.embedding, task.head), Chain(task.network.shape.max_levels)
     elif isinstance(task, LayerCutTask):
         assert isinstance(target, Target)
         own = Target(task.module, target.front_end, "the trained drafter")

@@ -7,6 +7,7 @@ position, the i-th after the pending one. Chen et al. 2026 (arXiv 2602.06036).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,16 @@ class BlockNetwork(LlamaStack):
         projected: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
         return projected
 
+    def keys_and_values(self, projected: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each layer's keys and values (r, H_kv, N, D_h) of projected features (r, N, D) at positions (r, N)."""
+        cos, sin = self.rotary(projected, positions)
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            shape = (*projected.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(projected).view(shape)).transpose(1, 2)
+            keys, _rotated = apply_rotary_pos_emb(keys, keys, cos, sin)
+            yield keys, attention.v_proj(projected).view(shape).transpose(1, 2)
+
     def embedding(self, target: nn.Module) -> nn.Module:
         """Return the token embedding: the own one, or the target's."""
         return self.embed_tokens if self.shape.has_embedding else target
@@ -118,12 +129,6 @@ class BlockContext(nn.Module):
 
     def forward(self, inputs_embeds: Tensor, position_ids: Tensor, lanes: AttentionStep, **_: Any) -> BaseModelOutput:
         """Write projected features (r, N, D) at positions (r, N), and return them."""
-        cos, sin = self.network.rotary(inputs_embeds, position_ids)
-        for index, layer in enumerate(self.network.layers):
-            attention: Any = layer.self_attn
-            shape = (*inputs_embeds.shape[:-1], -1, attention.head_dim)
-            keys = attention.k_norm(attention.k_proj(inputs_embeds).view(shape)).transpose(1, 2)
-            values = attention.v_proj(inputs_embeds).view(shape).transpose(1, 2)
-            keys, _rotated = apply_rotary_pos_emb(keys, keys, cos, sin)
+        for index, (keys, values) in enumerate(self.network.keys_and_values(inputs_embeds, position_ids)):
             lanes.cache.write(index, lanes.rows, lanes.columns, keys, values)
         return BaseModelOutput(last_hidden_state=inputs_embeds)

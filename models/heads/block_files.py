@@ -1,4 +1,4 @@
-"""Read files of block drafters: the format of z-lab's DFlash, and that of `speculators`.
+"""Read and write files of block drafters: the format of z-lab's DFlash, and that of `speculators`.
 
 Both store the same network. DFlash stores target layers whose *outputs* are features, speculators their indices in
 transformers' `hidden_states`, one more.
@@ -6,8 +6,9 @@ transformers' `hidden_states`, one more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from models.heads.speculators import (
     draft_token_ids,
     part,
     whole,
+    written_config,
+    written_layers,
 )
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 from models.loading.inspection import LENGTH_DEPENDENT
@@ -62,6 +65,34 @@ def load_block(ref: CheckpointRef, num_target_layers: int, dtype: str, device: t
     network.load_state_dict({name: value for name, value in tensors.items() if name != OFFSETS}, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, tensors["fc.weight"].dtype))
     return network.requires_grad_(False).eval()
+
+
+def save_block(
+    network: BlockNetwork,
+    folder: Path,
+    verifier: str,
+    architectures: Sequence[str],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write `config.json` and `model.safetensors` in the format of `speculators`.
+
+    `verifier` is the target's path or hub id, with its `architectures`. The embedding and the output layer are the
+    target's, and are not written.
+    """
+    shape = network.shape
+    assert not shape.has_embedding, "a trained block drafter uses the target's embedding"
+    assert not shape.has_head, "a trained block drafter uses the target's output layer"
+    config = written_config("dflash", "DFlashDraftModel", verifier, architectures, shape.max_levels)
+    names = [name for name in _FIELDS if name not in ("rope_theta", "rope_scaling")]
+    config |= {
+        "draft_vocab_size": shape.draft_vocab_size,
+        "aux_hidden_state_layer_ids": list(shape.feature_layers),
+        "block_size": shape.block_size,
+        "mask_token_id": shape.mask_token_id,
+        "sample_from_anchor": False,
+        "transformer_layer_config": written_layers(shape.layers, [*names, "num_hidden_layers"]),
+    }
+    files.write_checkpoint(folder, config, network.state_dict(), dtype)
 
 
 def _read(ref: CheckpointRef) -> dict[str, Tensor]:

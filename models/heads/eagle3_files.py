@@ -25,6 +25,8 @@ from models.heads.speculators import (
     draft_token_ids,
     part,
     whole,
+    written_config,
+    written_layers,
 )
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
@@ -101,33 +103,15 @@ def save_eagle3(
     """
     shape = network.shape
     names = [name for name in _FIELDS if name != "rope_scaling"]  # the same as rope_parameters
-    layers: dict[str, Any] = {name: getattr(shape.layers, name, None) for name in names}
-    layers["rope_theta"] = layers["rope_parameters"].get("rope_theta")  # read by releases before transformers 5
+    layers = written_layers(shape.layers, names)
     if shape.mrope_sections:
         sections = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
         layers["rope_parameters"] = {**layers["rope_parameters"], **sections}
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_speculative_tokens,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    config: dict[str, Any] = {
-        "architectures": ["Eagle3Speculator"],
-        MODEL_TYPE: "eagle3",
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
-        },
+    config = written_config("eagle3", "Eagle3Speculator", verifier, architectures, num_speculative_tokens)
+    config |= {
         "draft_vocab_size": shape.draft_vocab_size,
         _LAYER_IDS: list(shape.feature_layers),
-        "transformer_layer_config": {
-            "model_type": shape.layers.model_type,
-            **{name: value for name, value in layers.items() if value is not None},
-            "tie_word_embeddings": False,
-        },
+        "transformer_layer_config": layers,
     }
     config |= {name: getattr(shape, name) for name in _FLAGS}
     if shape.target_hidden_size != shape.hidden_size:

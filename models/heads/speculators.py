@@ -1,8 +1,8 @@
-"""Read fields and tables that files of draft heads share, most of them in the format of `speculators`."""
+"""Read and write fields and tables that files of draft heads share, most of them in the format of `speculators`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,36 @@ def read_verifier(ref: CheckpointRef) -> tuple[str, ...]:
     config = files.read_json(files.head_folder(ref, WEIGHT_NAMES, weights=False))
     verifier = part(part(config, "speculators_config"), "verifier")
     return tuple(str(name) for name in verifier.get("architectures") or ())
+
+
+def written_config(
+    kind: str, architecture: str, verifier: str, architectures: Sequence[str], num_speculative_tokens: int
+) -> dict[str, Any]:
+    """Return the fields of `config.json` that all draft heads have, of a head for the target `verifier`."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_speculative_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": [architecture],
+        MODEL_TYPE: kind,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
+        },
+    }
+
+
+def written_layers(config: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields `names` of a layer configuration, for `transformer_layer_config`."""
+    fields: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    fields["rope_theta"] = fields["rope_parameters"].get("rope_theta")  # read by releases before transformers 5
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"model_type": config.model_type, **given, "tie_word_embeddings": False}
 
 
 def draft_token_ids(where: str, tensors: Mapping[str, Tensor], draft_vocab_size: int, vocab_size: int) -> Tensor:

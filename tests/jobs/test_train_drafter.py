@@ -98,7 +98,10 @@ def command(source: Path, out: Path, *overrides: str) -> list[str]:
     return ["--config", CONFIG, f"source.path={source}", f"output.path={out}", *QUICK, *overrides]
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+TREES = {"eagle3": "{kind: dynamic, top_k: 4, depth: 2, total_tokens: 12}", "block": "{kind: chain, length: 7}"}
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "block"])
 def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,10 +123,8 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     texts = []
     for preset in (kind if kind == "medusa" else "eagle2", "plain"):
         overrides = (f"model.drafter.path={out}",) if preset != "plain" else ()
-        if preset != "plain" and kind == "eagle3":
-            overrides += (
-                "method={drafter: {kind: eagle3}, tree: {kind: dynamic, top_k: 4, depth: 2, total_tokens: 12}}",
-            )
+        if preset != "plain" and kind in TREES:
+            overrides += (f"method={{drafter: {{kind: {kind}}}, tree: {TREES[kind]}}}",)
         pair = load(load_preset(CaptionJob, f"zoo_{preset}", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(
@@ -464,6 +465,10 @@ def test_two_runs_never_share_a_folder(begun: Path, source: Path, capsys: pytest
         (("training.held_out_share=0.0001",), "raise training.held_out_share"),
         (("training.max_tokens=16",), "too_long"),
         (("head.kind=other",), "head"),
+        (("head={kind: block, mask_token_id: 2}",), "head.mask_token_id: 2 ends answers"),
+        (("head={kind: block, mask_token_id: 806}",), "head.mask_token_id: 806 is outside the 806 tokens"),
+        (("head={kind: block, feature_layers: [3]}",), "head.feature_layers: 3 is no state below a layer"),
+        (("head={kind: block, block_size: 33}",), "head.block_size"),
         (("target.path=nowhere/at/all",), "target: nowhere/at/all"),
         (("training.num_steps=0",), "training.num_steps"),
         (("training.warmup_steps=4",), "warmup_steps (4) must be fewer than num_steps (4)"),

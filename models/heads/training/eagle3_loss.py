@@ -179,13 +179,13 @@ def fresh_eagle3(
         network.embed_tokens.weight.copy_(embedding)
         output: Any = target.head
         network.lm_head.weight.copy_(output.weight[ids.to(target.device)])
-        network.norm.weight.copy_(_final_norm(target.decoder))
+        network.norm.weight.copy_(final_norm(target.decoder))
     network.embed_tokens.weight.requires_grad_(False)
     network.to(target.device)
     return Eagle3Task(network, target.head, target.vocab_size, num_draft_steps)
 
 
-def _final_norm(decoder: nn.Module) -> Tensor:
+def final_norm(decoder: nn.Module) -> Tensor:
     """Return the weight of the target's final norm, ones for norms that have none."""
     norm: Any = getattr(decoder, "norm", None)
     weight: Tensor = getattr(norm, "weight", torch.ones(()))

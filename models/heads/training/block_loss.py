@@ -1,0 +1,170 @@
+"""Define the loss of block drafters, and create new ones.
+
+The block at anchor p has token p and masks at the positions after it; the output at mask i predicts token p + i. Its
+positions attend to each other and to the target's projected features before p, as in decoding. Chen et al. 2026 (arXiv
+2602.06036).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, Qwen3Config
+
+from models.contract import TargetModel
+from models.heads.block import BlockNetwork, BlockShape
+from models.heads.eagle import LAYER_FIELDS
+from models.heads.training.chunks import sum_in_chunks
+from models.heads.training.eagle3_loss import default_feature_layers, final_norm
+from models.heads.training.losses import HeadTask, width_of
+from models.heads.training.teacher import States
+
+IMPLEMENTATION = "draftfleet_blocks"
+MAX_ANCHORS = 32
+"""Most blocks of one sample; the anchors of a longer answer are spaced evenly."""
+
+KeysAndValues = tuple[Tensor, Tensor]
+
+
+def attend_blocks(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    context: list[KeysAndValues] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention output (b, N, H, D_h) over `context`, keys and values (b, H_kv, L, D_h) by layer, and the
+    blocks themselves, as transformers expects it."""
+    assert context is not None, "attention of training needs the context"
+    keys, values = context[module.layer_idx]  # type: ignore[index]
+    keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
+    grouped = query.shape[1] != keys.shape[1]
+    mixed = F.scaled_dot_product_attention(
+        query, keys, values, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(IMPLEMENTATION, attend_blocks)
+
+
+def anchors_of(wanted: Tensor) -> Tensor:
+    """Return the anchors (A,) of a sample whose tokens to learn are `wanted` (L,): tokens of the answer that another
+    one follows."""
+    places = (wanted[:-1] & wanted[1:]).nonzero()[:, 0]
+    if len(places) <= MAX_ANCHORS:
+        return places
+    return places[torch.linspace(0, len(places) - 1, MAX_ANCHORS, device=places.device).round().long()]
+
+
+class BlockTask(HeadTask):
+    """Block loss: cross-entropy between the target's and the drafter's distributions, over all masks of all blocks.
+
+    Mask i has weight exp(−(i − 1) / γ), with γ half the block size. `embedding` and `head` are those of the target.
+    """
+
+    def __init__(self, network: BlockNetwork, embedding: nn.Module, head: nn.Module) -> None:
+        self.module = self.network = network
+        self.feature_layers = network.feature_layers
+        self.embedding, self.head = embedding, head
+        self._levels = torch.arange(1, network.shape.block_size)
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        anchors, levels = anchors_of(wanted), self._levels.to(wanted.device)
+        places = anchors[:, None] + levels
+        is_inside = places < len(wanted)
+        return [int((is_inside & wanted[places.clamp_max(len(wanted) - 1)]).sum()) if len(anchors) else 0]
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        length, levels = states.tokens.shape[1], self._levels.to(states.tokens.device)
+        found = [anchors_of(wanted) for wanted in states.wanted]
+        anchors = nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=length)
+        outputs = self._run(states, states.features + noise, anchors.clamp_max(length - 1))[:, :, 1:]
+        places = anchors[:, :, None] + levels
+        inside = places.clamp_max(length - 1)
+        use = (places < length) & states.wanted.gather(1, inside.flatten(1)).view_as(places)
+        rows, _, masks = use.nonzero(as_tuple=True)
+        true = states.hidden[rows, inside[use] - 1]
+        weights = torch.exp(-2.0 * masks / self.network.shape.block_size)
+
+        def tokens(mine: Tensor, true: Tensor, weights: Tensor) -> Tensor:
+            with torch.no_grad():
+                probs = self._logits(true).softmax(dim=-1)
+            return (F.cross_entropy(self._logits(mine), probs, reduction="none") * weights).sum()[None]
+
+        return sum_in_chunks(tokens, [outputs[use]], [true, weights], [], width_of(self.head))
+
+    def logits(self, states: States) -> Tensor:
+        b, length = states.tokens.shape
+        logits = torch.zeros(b, length - 2, width_of(self.head), device=states.tokens.device)
+        # The block at token t + 1 drafts token t + 2. Only tokens to learn are asked for.
+        places = states.wanted[:, 2:].any(dim=0).nonzero()[:, 0]
+        for some in torch.split(places, MAX_ANCHORS):
+            outputs = self._run(states, states.features, (some + 1).expand(b, -1))
+            logits[:, some] = self._logits(outputs[:, :, 1])
+        return logits
+
+    def _run(self, states: States, features: Tensor, anchors: Tensor) -> Tensor:
+        """Run the blocks at `anchors` (b, A); return the outputs (b, A, S, D) at all their positions."""
+        network, size = self.network, self.network.shape.block_size
+        b, length = states.tokens.shape
+        tokens = torch.where(states.tokens < network.shape.vocab_size, states.tokens, 0)
+        ids = tokens.gather(1, anchors)[:, :, None].repeat(1, 1, size)
+        ids[:, :, 1:] = network.shape.mask_token_id
+        places = torch.arange(length, device=anchors.device)
+        starts = anchors.repeat_interleave(size, dim=1)
+        block = torch.arange(anchors.shape[1], device=anchors.device).repeat_interleave(size)
+        own = (block[:, None] == block).expand(b, -1, -1)
+        mask = torch.cat([places < starts[:, :, None], own], dim=2)[:, None]
+        positions = (anchors[:, :, None] + torch.arange(size, device=anchors.device)).flatten(1)
+        # An engine may have replaced the implementation.
+        network.set_attn_implementation(IMPLEMENTATION)
+        projected = network.project(features)
+        context = list(network.keys_and_values(projected, places.expand(b, -1)))
+        embeds = self.embedding(ids.flatten(1)).to(projected.dtype)
+        outputs: Tensor = network(embeds, positions, attention_mask=mask, context=context).last_hidden_state
+        return outputs.view(b, -1, size, outputs.shape[2])
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(outputs.to(next(self.head.parameters()).dtype))
+        return logits.float()
+
+
+def fresh_block(
+    target: TargetModel,
+    seed: int,
+    mask_token_id: int,
+    block_size: int = 8,
+    num_layers: int = 2,
+    feature_layers: tuple[int, ...] | None = None,
+) -> BlockTask:
+    """Create a block drafter of `num_layers` Qwen3 layers with the target's sizes, initialized from `seed`.
+
+    The embedding and the output layer are the target's. `mask_token_id` is a token that no answer has.
+    """
+    config: Any = target.decoder.config
+    fields = {name: getattr(config, name, None) for name in LAYER_FIELDS if name not in ("mlp_bias", "vocab_size")}
+    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
+    embedding: Any = target.decoder.get_input_embeddings()  # type: ignore[operator]
+    chosen = {name: value for name, value in fields.items() if value is not None}
+    chosen |= {"rope_parameters": rope, "vocab_size": embedding.weight.shape[0], "num_hidden_layers": num_layers}
+    chosen.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
+    chosen.setdefault("num_key_value_heads", config.num_attention_heads)
+    layers = Qwen3Config(**chosen)
+    read = tuple(feature_layers or default_feature_layers(config.num_hidden_layers))
+    shape = BlockShape(layers, read, block_size, mask_token_id, embedding.weight.shape[0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = BlockNetwork(shape)
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=layers.initializer_range)
+    with torch.no_grad():
+        network.get_parameter("norm.weight").copy_(final_norm(target.decoder))
+    return BlockTask(network.to(target.device), embedding, target.head)
