@@ -1,6 +1,7 @@
 """Trains an EAGLE-3 head for the shipped text target, and decodes with it in this engine and in vLLM.
 
     python -m benchmarks.exported                 # writes results/exported.json; ten minutes on two cores
+    python -m benchmarks.exported --real          # adds the pretrained model, with a head of benchmarks.learning
 
 The head learns the target's own answers to prompts of the training split with `jobs.train_drafter`, which writes the
 format of speculators. Both engines then draft chains of equal length for held-out prompts, in float32; their outputs
@@ -21,10 +22,11 @@ from actors.loading.pair import load_target
 from benchmarks.harness.engines import run_requests
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.process import Outcome, Peer, Work
-from benchmarks.harness.results import command_line, cores, machine, progress, results_file, write_results
+from benchmarks.harness.results import command_line, cores, machine, progress, read_results, results_file, write_results
 from benchmarks.peers.environment import base_variables, make_environment, preloads, python_of, vllm_variables
 from benchmarks.peers.rounds import ENGINE, VLLM
 from benchmarks.peers.work import reference_of
+from benchmarks.real import prepare, read_prompts
 from configs.schema import Checkpoint
 from configs.training import TrainDrafterJob
 from decoding import Engine, Request, Sampling
@@ -40,6 +42,7 @@ from zoo.world import listing
 RESULTS = results_file("exported")
 TARGET = CHECKPOINTS / "text_target"
 NUM_TAUGHT, NUM_PROMPTS, BATCH = 1000, 96, 8
+REAL_HEAD = Path("out/real/heads/1")
 ANSWER_TOKENS, MAX_NEW_TOKENS, CONTEXT_TOKENS, GAMMA = 224, 64, 320, 5
 TRAINING = {
     "num_steps": 150,
@@ -112,17 +115,14 @@ def row_of(name: str, outcome: Outcome, reference: Sequence[Results]) -> Results
     }
 
 
-def measure(scratch: Path) -> Results:
+def compare(target: str, head: Path, texts: Sequence[str], scratch: Path) -> Results:
+    """Decode rendered prompts with a head in both engines; return a row per engine and the versions of libraries."""
     threads = len(cores())
-    source, head = scratch / "answers", scratch / "head"
-    if not (source / "answers.jsonl").exists():
-        write_answers(source)
-    trained = train_head(source, head)
-    texts = held_out_prompts(NUM_PROMPTS, 0)
-    ids = load_target(Checkpoint(path=str(TARGET), dtype="float32", device="cpu"), "target").front_end
-    prompt_ids = [ids.encode(text, ())["input_ids"][0].tolist() for text in texts]
-    options = (str(TARGET), str(head), "float32", threads, GAMMA, BATCH, CONTEXT_TOKENS, MAX_NEW_TOKENS, False)
-    work = Work(*options, texts, prompt_ids)
+    front_end = load_target(Checkpoint(path=target, dtype="float32", device="cpu"), "target").front_end
+    prompt_ids = [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]
+    context_tokens = max(map(len, prompt_ids)) + MAX_NEW_TOKENS + GAMMA + 1
+    options = (target, str(head), "float32", threads, GAMMA, BATCH, context_tokens, MAX_NEW_TOKENS, False)
+    work = Work(*options, list(texts), prompt_ids)
     work_file = scratch / "work.json"
     work.write(work_file)
     reference = reference_of(work, scratch)
@@ -135,25 +135,42 @@ def measure(scratch: Path) -> Results:
     progress(f"steps: {ours.num_steps} and {theirs.num_steps}")
     return {
         "machine": machine(),
-        "num_taught": NUM_TAUGHT,
         "gamma": GAMMA,
-        "training": {**TRAINING, **trained},
         "versions": {"draftfleet": our_versions, "vLLM": their_versions},
         "rows": [row_of("draftfleet", ours, reference), row_of("vLLM", theirs, reference)],
     }
 
 
+def measure(scratch: Path) -> Results:
+    """Train a head for the shipped text target, and compare both engines on held-out prompts."""
+    source, head = scratch / "answers", scratch / "head"
+    if not (source / "answers.jsonl").exists():
+        write_answers(source)
+    trained = train_head(source, head)
+    found = compare(str(TARGET), head, held_out_prompts(NUM_PROMPTS, 0), scratch)
+    return {"num_taught": NUM_TAUGHT, "training": {**TRAINING, **trained}, **found}
+
+
+def measure_real(scratch: Path) -> Results:
+    """Compare both engines on the pretrained model, with the head that benchmarks.learning trained on all answers."""
+    texts = read_prompts(prepare("plain", "float32"), NUM_PROMPTS)
+    return compare("out/real/target", REAL_HEAD, texts, scratch)
+
+
 def exported_table(results: Results) -> str:
+    targets = {"shipped text target": results, "SmolLM2-135M-Instruct": results.get("real", {"rows": []})}
     rows = [
         (
+            name,
             row["engine"],
             f"{row['acceptance_length']:.3f}",
             row["num_steps"],
             f"{row['num_equal']} of {row['num_prompts']}",
         )
-        for row in results["rows"]
+        for name, found in targets.items()
+        for row in found["rows"]
     ]
-    return table("engine | acceptance length | steps | outputs equal to the target's", rows)
+    return table("target | engine | acceptance length | steps | outputs equal to the target's", rows)
 
 
 TABLES = {"exported_heads": exported_table}
@@ -164,9 +181,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--scratch", type=Path, default=Path("out/exported"), help="answers, head and vLLM's environment"
     )
+    parser.add_argument("--real", action="store_true", help="measure on the pretrained model; the file has the rest")
     options = parser.parse_args(arguments)
+    if options.real and not (REAL_HEAD / "config.json").exists():
+        progress(f"refused: {REAL_HEAD} holds no head; run `python -m benchmarks.learning` first")
+        return 2
     options.scratch.mkdir(parents=True, exist_ok=True)
-    results = measure(options.scratch)
+    if options.real:
+        results = {**read_results(RESULTS), "real": measure_real(options.scratch)}
+    else:
+        results = measure(options.scratch)
     write_results(RESULTS, results)
     print(exported_table(results))
     return 0
