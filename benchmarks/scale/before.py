@@ -62,14 +62,14 @@ class Tree:
         return found
 
 
-def commit_of(folder: Path) -> str:
-    """Return the commit of a checkout whose packages are unchanged.
+def commit_of(folder: Path, *paths: str) -> str:
+    """Return the commit of a checkout whose packages are unchanged; with `paths`, the last commit that changed these.
 
     Raises:
         ValueError: the folder is no checkout, or a file of a package differs from the commit.
     """
     git = ("git", "-C", str(folder))
-    found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    found = subprocess.run([*git, "log", "-1", "--format=%H", "--", *paths], capture_output=True, text=True)
     if found.returncode:
         raise ValueError(f"{folder} is no git checkout: {found.stderr.strip()}")
     changed = subprocess.run(
@@ -111,13 +111,15 @@ def measure_ledger(trees: Sequence[Tree]) -> Iterator[Results]:
 
 def measure_planner(trees: Sequence[Tree], cases: Sequence[planner.Case] = planner.CASES) -> Iterator[Results]:
     for number, case in enumerate(cases):
-        for tree in trees:
-            with tempfile.TemporaryDirectory(prefix="planner-") as folder:
-                arguments = (number, case.num_files, case.rows_per_file, folder)
-                tree.run("prepare", arguments)
-                found = tree.run("planner", arguments)
-            label = f"{case.name}: {case.num_rows:,} rows, {case.num_files:,} files"
-            yield {**found, "case": label, "tree": tree.name}
+        with tempfile.TemporaryDirectory(prefix="planner-") as name:
+            for tree in trees:
+                folder = Path(name, tree.name if case.prepare is planner.write_output else "source")
+                arguments = (number, case.num_files, case.rows_per_file, str(folder))
+                if not folder.exists():
+                    folder.mkdir()
+                    tree.run("prepare", arguments)
+                label = f"{case.name}: {case.num_rows:,} rows, {case.num_files:,} files"
+                yield {**tree.run("planner", arguments), "case": label, "tree": tree.name}
 
 
 PARTS: dict[str, Callable[[Sequence[Tree]], Iterator[Results]]] = {
@@ -128,10 +130,10 @@ PARTS: dict[str, Callable[[Sequence[Tree]], Iterator[Results]]] = {
 }
 
 
-def measure(part: str, trees: Sequence[Tree]) -> list[Results]:
+def rounds_of(part: str, trees: Sequence[Tree]) -> Iterator[list[Results]]:
     """Measure one part of both trees for `NUM_ROUNDS` rounds; every second round begins with the other tree."""
-    rounds = [trees[:: -1 if number % 2 else 1] for number in range(NUM_ROUNDS)]
-    return [{"round": number, **one} for number, order in enumerate(rounds) for one in PARTS[part](order)]
+    for number in range(NUM_ROUNDS):
+        yield [{"round": number, **one} for one in PARTS[part](trees[:: -1 if number % 2 else 1])]
 
 
 def not_measured(planned: Sequence[Results]) -> list[dict[str, str]]:
@@ -232,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="run one part (may be repeated)")
     options = parser.parse_args(arguments)
     try:
-        before, after = commit_of(options.tree), commit_of(ROOT)
+        before, after = commit_of(options.tree), commit_of(ROOT, *PACKAGES)
     except ValueError as error:
         parser.error(str(error))
     if not before.startswith(adapter.COMMIT):
@@ -243,10 +245,12 @@ def main(arguments: list[str] | None = None) -> int:
         link_packages(options.tree, folder)
         trees = (Tree("before", folder, ("--adapt",)), Tree("after", ROOT))
         for part in options.only or PARTS:
-            found |= {"machine": machine(), "before": before, "after": after, part: measure(part, trees)}
-            if part == "planner":
-                found["not_measured"] = not_measured(found[part])
-            write_results(RESULTS, found)
+            found |= {"machine": machine(), "before": before, "after": after, part: []}
+            for cells in rounds_of(part, trees):
+                found[part] += cells
+                if part == "planner":
+                    found["not_measured"] = not_measured(found[part])
+                write_results(RESULTS, found)
             print(part_table(part, found), flush=True)
     return 0
 

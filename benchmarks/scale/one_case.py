@@ -20,6 +20,8 @@ from benchmarks.scale import adapter
 def run_part(part: str, arguments: list[Any]) -> Any:
     """Run a case of one part, and return its figures. Imports follow `adapter.install`."""
     from benchmarks.scale import driver, planner, writer
+    from configs.pool import Job
+    from pipeline.cluster.ray_session import session
 
     if part == "driver":
         return driver.run_case(driver.Case(*arguments))
@@ -29,7 +31,7 @@ def run_part(part: str, arguments: list[Any]) -> Any:
         if part == "planner":
             return planner.run_case(case, Path(folder))
         return case.prepare(Path(folder), case)
-    with tempfile.TemporaryDirectory() as name, driver.session(driver.Job(num_cpus=2)):
+    with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
         if part == "ledger":
             return writer.measure_ledger()
         kind, num_tasks = arguments
