@@ -59,7 +59,7 @@ def test_rounds_alternate_between_the_trees(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setitem(before.PARTS, "ledger", part)
     trees = (Tree("before", ROOT), Tree("after", ROOT))
-    found = [one for cells in before.rounds_of("ledger", trees) for one in cells]
+    found = list(before.figures_of("ledger", trees))
     assert [(one["round"], one["tree"]) for one in found] == [(0, "before"), (0, "after"), (1, "after"), (1, "before")]
 
 
