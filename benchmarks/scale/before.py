@@ -191,6 +191,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("driver peak, GB", value("peak_rss_bytes", 1e-9), ".2f"),
         ("driver bytes per row", value("rss_bytes_per_row"), ".0f"),
     ),
+    "inventory": (
+        ("inventory, s", value("inventory_s"), ".2f"),
+        ("inventory with one new file, s", value("incremental_inventory_s"), ".2f"),
+        ("files read again", value("num_files_read_again"), ".0f"),
+    ),
 }
 
 
@@ -213,6 +218,10 @@ def part_table(part: str, results: Results) -> str:
     return table(["case", "", *(title for title, _, _ in COLUMNS[part])], rows)
 
 
+def inventory_table(results: Results) -> str:
+    return part_table("inventory", {"inventory": [one for one in results["planner"] if "inventory_s" in one]})
+
+
 def commits(results: Results) -> str:
     return f"Before: commit `{results['before'][:10]}`. After: commit `{results['after'][:10]}`. {results['machine']}."
 
@@ -224,6 +233,7 @@ def left_out(results: Results) -> str:
 TABLES: dict[str, Callable[[Results], str]] = {
     "scale_before_commits": commits,
     **{f"scale_before_{part}": partial(part_table, part) for part in PARTS},
+    "scale_before_inventory": inventory_table,
     "scale_before_left_out": left_out,
 }
 
