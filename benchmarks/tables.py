@@ -36,6 +36,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
+from benchmarks.scale import before as scale_before
 from benchmarks.scale import tables as scale_tables
 
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
@@ -60,6 +61,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
+    "scale_before": scale_before.TABLES,
     "exported": exported.TABLES,
     "real": real.TABLES,
     "verification": verification.TABLES,

@@ -12,6 +12,7 @@ SLOW = (
     "tests/actors/test_poison.py",
     "tests/benchmarks/test_gpu.py",
     "tests/benchmarks/test_scale.py::test_a_paced_job",
+    "tests/benchmarks/test_scale_before.py::test_the_older_code",
     "tests/chaos/",
     "tests/conformance/test_adaptive.py",
     "tests/conformance/test_block.py",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -162,21 +163,23 @@ def measure_costs() -> Results:
 
     Ray's scheduling loop costs CPU time for every second that a job runs and for every batch (`fit`). The difference of
     two jobs of each batch size excludes start and end."""
-    cells = []
-    for batch_rows, sizes in NUM_ROWS.items():
-        small, large = (in_new_process(Case(2, num_rows, UNPACED, batch_rows)) for num_rows in sizes)
-        num_rows = sizes[1] - sizes[0]
-        cpu_s = {name: large["cpu_s"][name] - small["cpu_s"][name] for name in large["cpu_s"]}
-        cells.append(
-            {
-                "batch_rows": batch_rows,
-                "num_rows": num_rows,
-                "wall_s": large["wall_s"] - small["wall_s"],
-                "cpu_s": cpu_s,
-                "cpu_us_per_row": {name: 1e6 * one / num_rows for name, one in cpu_s.items()},
-            }
-        )
+    cells = [measure_cell(batch_rows, in_new_process) for batch_rows in NUM_ROWS]
     return {"cells": cells, **fit(cells)}
+
+
+def measure_cell(batch_rows: int, run: Callable[[Case], Results]) -> Results:
+    """Return the CPU microseconds of each process per row, from the difference of two jobs that `run` runs."""
+    sizes = NUM_ROWS[batch_rows]
+    small, large = (run(Case(2, num_rows, UNPACED, batch_rows)) for num_rows in sizes)
+    num_rows = sizes[1] - sizes[0]
+    cpu_s = {name: large["cpu_s"][name] - small["cpu_s"][name] for name in large["cpu_s"]}
+    return {
+        "batch_rows": batch_rows,
+        "num_rows": num_rows,
+        "wall_s": large["wall_s"] - small["wall_s"],
+        "cpu_s": cpu_s,
+        "cpu_us_per_row": {name: 1e6 * one / num_rows for name, one in cpu_s.items()},
+    }
 
 
 def fit(cells: list[Results]) -> Results:
