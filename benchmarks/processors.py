@@ -51,7 +51,7 @@ from pipeline.source.manifest import freeze
 
 RESULTS = results_file("processors")
 ZOO = Path(__file__).resolve().parents[1] / "zoo/checkpoints"
-CASES = {"336 px": (640, 480, 2000), "1 MP": (1024, 1024, 400)}
+CASES = {"336 px": (640, 480, 6000), "1 MP": (1024, 1024, 400)}
 """Width and height of the JPEG files, and number of rows of a run."""
 NUM_FILES, NUM_COSTS, BATCH_ROWS, SHARE, IMAGES_PER_S = 16, 40, 16, 0.9, 15
 QUESTION = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}]
