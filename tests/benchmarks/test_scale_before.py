@@ -27,12 +27,17 @@ def test_a_case_of_this_tree_runs_in_a_new_process() -> None:
 
 
 def test_packages_are_those_of_the_tree_and_not_the_installed_ones(tmp_path: Path) -> None:
-    before.link_packages(ROOT, tmp_path)
-    (tmp_path / "pipeline").unlink()
-    (tmp_path / "pipeline").mkdir()
-    (tmp_path / "pipeline/__init__.py").write_text("raise SystemExit(7)")
+    source, links = tmp_path / "source", tmp_path / "links"
+    for folder in (source, links):
+        folder.mkdir()
+    for name in before.PACKAGES:
+        (source / name).symlink_to(ROOT / name)
+    (source / "pipeline").unlink()
+    (source / "pipeline").mkdir()
+    (source / "pipeline/__init__.py").write_text("raise SystemExit(7)")
+    before.link_packages(source, links)
     with pytest.raises(subprocess.CalledProcessError) as failed:
-        Tree("before", tmp_path).run("planner", (0, 50, 1, str(tmp_path)))
+        Tree("before", links).run("planner", (0, 50, 1, str(tmp_path)))
     assert failed.value.returncode == 7
 
 
