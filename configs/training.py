@@ -25,7 +25,7 @@ class Eagle3Head(Section):
     kind: Literal["eagle3"] = "eagle3"
     num_draft_steps: Annotated[int, Field(ge=1, le=8)] = 3
     """Draft steps per token in training; each costs another forward of the head."""
-    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    feature_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=16)] | None = None
     """Target states that the head reads: 0 is the embedding, k the output of the k-th layer; by default 2, N / 2 and
     N − 3 of N layers."""
     vocabulary: DraftVocabulary | None = None
@@ -49,9 +49,9 @@ class BlockHead(Section):
     num_layers: Annotated[int, Field(ge=1, le=16)] = 2
     """Number of decoder layers."""
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
-    """The token that represents a mask, which no answer may have. If left out, it is the tokenizer's mask, padding or
-    unknown token, the first that exists and ends no answer."""
-    feature_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """The token that represents a mask, which no answer may have. If left out, it is the tokenizer's mask, padding,
+    unknown or first token (bos), the first that exists and ends no answer."""
+    feature_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=16)] | None = None
     """As of `eagle3`."""
 
 

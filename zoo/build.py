@@ -17,15 +17,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
-from actors.training.learner import NUM_SPECULATIVE_TOKENS
-from models.heads.block_files import save_block
-from models.heads.eagle import save_eagle
-from models.heads.eagle3_files import save_eagle3
+from actors.training.learner import save_head
 from models.heads.files import keep_as_safetensors
-from models.heads.medusa import save_medusa
-from models.heads.training.block_loss import BlockTask, fresh_block
-from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
-from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.heads.training.block_loss import fresh_block
+from models.heads.training.eagle3_loss import fresh_eagle3
+from models.heads.training.losses import HeadTask, fresh_eagle, fresh_medusa
 from models.heads.training.teacher import TrainingSample
 from models.heads.training.trainer import Pace, Trainer
 from models.llamagen.checkpoints import save_gpt
@@ -76,11 +72,11 @@ NUM_MEDUSA_HEADS, BLOCK_SIZE, MASK_TOKEN_ID = 4, 8, 0
 HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int], HeadTask]]] = {
     "eagle": (7, torch.float32, fresh_eagle),
     "medusa": (8, torch.float32, lambda target, seed: fresh_medusa(target, seed, NUM_MEDUSA_HEADS)),
-    "eagle3": (9, torch.bfloat16, fresh_eagle3),
+    "eagle3": (9, torch.bfloat16, lambda target, seed: fresh_eagle3(target, seed, token_ids=drafted_words(target))),
     "block": (
         10,
         torch.bfloat16,
-        lambda target, seed: fresh_block(target, seed, MASK_TOKEN_ID, BLOCK_SIZE, num_layers=2),
+        lambda target, seed: fresh_block(target, seed, MASK_TOKEN_ID, BLOCK_SIZE, num_layers=1),
     ),
 }
 """Kind of head → what is added to the seed of its conversations, the type of its GEMMs, and its constructor."""
@@ -141,22 +137,15 @@ def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
             report(f"step {step}/{recipe.steps} loss {total / (step % 100 or 100):.4f}")
             total = 0.0
     out = folder / f"caption_{kind}"
-    save_head(head, target, out)
+    save_head(head, target, out, torch.bfloat16, name="caption_target", own_embedding=False)
     keep_as_safetensors(out)
 
 
-def save_head(head: HeadTask, target: Target, folder: Path) -> None:
-    """Write a head in bfloat16, in the file layout of public checkpoints."""
-    architectures = (type(target.model).__name__,)
-    if isinstance(head, EagleTask):
-        save_eagle(head.network, folder, torch.bfloat16)
-    elif isinstance(head, MedusaTask):
-        save_medusa(head.heads, folder, torch.bfloat16)
-    elif isinstance(head, Eagle3Task):
-        save_eagle3(head.network, folder, "caption_target", architectures, NUM_SPECULATIVE_TOKENS, torch.bfloat16)
-    else:
-        assert isinstance(head, BlockTask)
-        save_block(head.network, folder, "caption_target", architectures, torch.bfloat16)
+def drafted_words(target: Target) -> list[int]:
+    """Return the token ids of the grammar's words, and of the end of an answer."""
+    tokenizer = target.front_end.tokenizer
+    used = {token for text in pair.grammar_texts(800, 0) for token in tokenizer(text)["input_ids"]}
+    return sorted(used | set(target.eos_ids))
 
 
 def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:

@@ -62,34 +62,33 @@ class Learner:
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         """Write the head to `folder`, in the file layout of public checkpoints."""
-        if isinstance(self.task, MedusaTask):
-            save_medusa(self.task.heads, folder, dtype)
-            return
-        if isinstance(self.task, Eagle3Task):
-            self._save_eagle3(self.task, folder, dtype)
-            return
-        if isinstance(self.task, BlockTask):
-            architectures = (type(self.target.model).__name__,)  # type: ignore[attr-defined]
-            save_block(self.task.network, folder, self.target.name, architectures, dtype)
-            return
-        if isinstance(self.task, LayerCutTask):
-            assert isinstance(self.target, Target)
-            save_model(self.task.module, self.target.front_end.tokenizer, folder, dtype)
-            return
-        assert isinstance(self.task, EagleTask)
-        if isinstance(self.target, LlamaGenTarget):
-            save_image_eagle(self.task.network, self.target.gpt.shape, folder, dtype)
-        else:
-            save_eagle(self.task.network, folder, dtype)
+        save_head(self.task, self.target, folder, dtype, self.target.name)
 
-    def _save_eagle3(self, task: Eagle3Task, folder: Path, dtype: torch.dtype) -> None:
-        extra: dict[str, object] = {}
-        architectures: tuple[str, ...] = ()
-        if isinstance(self.target, LlamaGenTarget):
-            extra = image_fields(self.target.gpt.shape)
-        elif isinstance(self.target, Target):
-            architectures = (type(self.target.model).__name__,)
-        save_eagle3(task.network, folder, self.target.name, architectures, NUM_SPECULATIVE_TOKENS, dtype, extra)
+
+def save_head(
+    task: HeadTask, target: TargetModel, folder: Path, dtype: torch.dtype, name: str, own_embedding: bool = True
+) -> None:
+    """Write a head for `target`, which its file calls `name`, in the file layout of public checkpoints.
+
+    Without `own_embedding`, an EAGLE-3 head is written without the token embedding, which is the target's.
+    """
+    architectures = (type(target.model).__name__,) if isinstance(target, Target) else ()
+    if isinstance(task, MedusaTask):
+        save_medusa(task.heads, folder, dtype)
+    elif isinstance(task, Eagle3Task):
+        extra = image_fields(target.gpt.shape) if isinstance(target, LlamaGenTarget) else {}
+        save_eagle3(task.network, folder, name, architectures, NUM_SPECULATIVE_TOKENS, dtype, extra, own_embedding)
+    elif isinstance(task, BlockTask):
+        save_block(task.network, folder, name, architectures, dtype)
+    elif isinstance(task, LayerCutTask):
+        assert isinstance(target, Target)
+        save_model(task.module, target.front_end.tokenizer, folder, dtype)
+    else:
+        assert isinstance(task, EagleTask)
+        if isinstance(target, LlamaGenTarget):
+            save_image_eagle(task.network, target.gpt.shape, folder, dtype)
+        else:
+            save_eagle(task.network, folder, dtype)
 
 
 def check_target(job: TrainDrafterJob) -> str:
@@ -161,11 +160,11 @@ def _layers(head: LayerCutHead, num_layers: int) -> tuple[int, ...]:
 
 def _fresh_block(head: BlockHead, target: Target, seed: int) -> HeadTask:
     tokenizer = target.front_end.tokenizer
-    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk"))
+    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk", "bos"))
     usual = (token for token in named if token is not None and token not in target.eos_ids)
     mask = next(usual, None) if head.mask_token_id is None else head.mask_token_id
     if mask is None:
-        raise ConfigError("head.mask_token_id: the tokenizer has no mask, padding or unknown token; give a token's id")
+        raise ConfigError("head.mask_token_id: the tokenizer's special tokens all end answers; give a token's id")
     rows: int = target.decoder.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if mask >= rows or mask in target.eos_ids:
         problem = "ends answers" if mask in target.eos_ids else f"is outside the {rows} tokens of the target"

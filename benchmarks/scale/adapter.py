@@ -53,6 +53,8 @@ def _adapt_planning() -> None:
         return found
 
     inventory.take_inventory = take
+    load: Any = import_module("benchmarks.scale.planner")
+    load.num_files_read_again = lambda case: case.num_files
 
 
 def _adapt_graph() -> None:

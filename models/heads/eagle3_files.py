@@ -95,10 +95,12 @@ def save_eagle3(
     num_speculative_tokens: int,
     dtype: torch.dtype | None = None,
     extra: Mapping[str, Any] | None = None,
+    own_embedding: bool = True,
 ) -> None:
     """Write `config.json` and `model.safetensors` in the format of `speculators`, which vLLM loads.
 
-    `verifier` is the target's path or hub id, with its `architectures`. The token embedding is written as well.
+    `verifier` is the target's path or hub id, with its `architectures`. Without `own_embedding`, the file has no token
+    embedding, and readers take the target's.
     `extra` is added to the configuration.
     """
     shape = network.shape
@@ -119,7 +121,7 @@ def save_eagle3(
     ids = network.token_ids.cpu()
     used = torch.zeros(shape.vocab_size, dtype=torch.bool)
     used[ids] = True
-    state = dict(network.state_dict())
+    state = {name: value for name, value in network.state_dict().items() if own_embedding or name != _EMBEDDING}
     weights = {name: value if dtype is None else value.to(dtype) for name, value in state.items()}
     is_whole = ids.tolist() == list(range(shape.vocab_size))
     # vLLM refuses these tables for a head that drafts the whole vocabulary.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,17 +72,25 @@ def test_the_result_does_not_depend_on_spans_batches_or_the_number_of_actors() -
     assert by_id(blocks_of(dataset_of(spans_of(48, 10), min_size=2, max_size=2))) == alone
 
 
-def test_rows_made_of_one_are_cut_into_batches_again_and_none_is_lost() -> None:
+def test_rows_made_of_one_are_cut_into_batches_again_and_keep_their_order() -> None:
     job = fake_job(
         pool={"slots": 4, "batch_rows": 8}, source={"kind": "videos", "path": "in", "video": {"clip_s": 1.0}}
     )
     source = RowsInMemory(spans_of(5, 2))
-    # Ray joins pieces of blocks in the order in which their tasks end, so the order of rows is not a promise.
     dataset = caption_dataset(job, source, 3, seven_of_each, result_schema(), STAMP, load=LoadFake())
     blocks = blocks_of(dataset)
     assert max(block.num_rows for block in blocks) <= 16
     ids = [sample_id for block in blocks for sample_id in block["sample_id"].to_pylist()]
     assert sorted(ids) == [f"s{index:03}@{clip}" for index in range(5) for clip in range(7)]
+    # Seven rows are in at most two batches of eight. Batches join in the order in which their tasks end.
+    runs: Counter[str] = Counter()
+    for block in blocks:
+        before = ("", 0)
+        for sample_id in block["sample_id"].to_pylist():
+            sample, clip = sample_id.split("@")
+            runs[sample] += before != (sample, int(clip) - 1)
+            before = (sample, int(clip))
+    assert max(runs.values()) <= 2
 
 
 def test_an_actor_killed_in_mid_batch_changes_nothing_in_the_result(tmp_path: Path) -> None:

@@ -469,6 +469,8 @@ def test_two_runs_never_share_a_folder(begun: Path, source: Path, capsys: pytest
         (("head={kind: block, mask_token_id: 806}",), "head.mask_token_id: 806 is outside the 806 tokens"),
         (("head={kind: block, feature_layers: [3]}",), "head.feature_layers: 3 is no state below a layer"),
         (("head={kind: block, block_size: 33}",), "head.block_size"),
+        (("head={kind: block, feature_layers: []}",), "head.feature_layers"),
+        (("head={kind: eagle3, feature_layers: []}",), "head.feature_layers"),
         (("target.path=nowhere/at/all",), "target: nowhere/at/all"),
         (("training.num_steps=0",), "training.num_steps"),
         (("training.warmup_steps=4",), "warmup_steps (4) must be fewer than num_steps (4)"),

@@ -12,46 +12,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, Qwen3Config
+from transformers import Qwen3Config
 
 from models.contract import TargetModel
 from models.heads.block import BlockNetwork, BlockShape
 from models.heads.eagle import LAYER_FIELDS
 from models.heads.training.chunks import sum_in_chunks
-from models.heads.training.eagle3_loss import default_feature_layers, final_norm
+from models.heads.training.eagle3_loss import IMPLEMENTATION, EarlierPairs, default_feature_layers, final_norm
 from models.heads.training.losses import HeadTask, width_of
 from models.heads.training.teacher import States
 
-IMPLEMENTATION = "draftfleet_blocks"
 MAX_ANCHORS = 32
 """Most blocks of one sample; the anchors of a longer answer are spaced evenly."""
-
-KeysAndValues = tuple[Tensor, Tensor]
-
-
-def attend_blocks(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    context: list[KeysAndValues] | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Return the attention output (b, N, H, D_h) over `context`, keys and values (b, H_kv, L, D_h) by layer, and the
-    blocks themselves, as transformers expects it."""
-    assert context is not None, "attention of training needs the context"
-    keys, values = context[module.layer_idx]  # type: ignore[index]
-    keys, values = torch.cat([keys, key], dim=2), torch.cat([values, value], dim=2)
-    grouped = query.shape[1] != keys.shape[1]
-    mixed = F.scaled_dot_product_attention(
-        query, keys, values, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
-    )
-    return mixed.transpose(1, 2), None
-
-
-AttentionInterface.register(IMPLEMENTATION, attend_blocks)
 
 
 def anchors_of(wanted: Tensor) -> Tensor:
@@ -126,9 +98,11 @@ class BlockTask(HeadTask):
         # An engine may have replaced the implementation.
         network.set_attn_implementation(IMPLEMENTATION)
         projected = network.project(features)
-        context = list(network.keys_and_values(projected, places.expand(b, -1)))
+        context = EarlierPairs()
+        for layer, pairs in enumerate(network.keys_and_values(projected, places.expand(b, -1))):
+            context.add(layer, *pairs)
         embeds = self.embedding(ids.flatten(1)).to(projected.dtype)
-        outputs: Tensor = network(embeds, positions, attention_mask=mask, context=context).last_hidden_state
+        outputs: Tensor = network(embeds, positions, attention_mask=mask, earlier=context).last_hidden_state
         return outputs.view(b, -1, size, outputs.shape[2])
 
     def _logits(self, outputs: Tensor) -> Tensor:

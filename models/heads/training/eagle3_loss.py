@@ -22,40 +22,40 @@ from models.heads.training.chunks import sum_in_chunks
 from models.heads.training.losses import HeadTask
 from models.heads.training.teacher import States
 
-IMPLEMENTATION = "draftfleet_draft_steps"
+IMPLEMENTATION = "draftfleet_training"
 STEP_DECAY = 0.8
 """Weight of a draft step in the loss, relative to the step before; from the public code."""
 
 
-class DraftSteps:
-    """Keys and values (b, H_kv, L, D_h) of all draft steps so far, by layer, for the attention of the next step."""
+class EarlierPairs:
+    """Keys and values (b, H_kv, L, D_h) by layer, to which the next forward of a head attends besides its own."""
 
     def __init__(self) -> None:
         self._keys: dict[int, list[Tensor]] = {}
         self._values: dict[int, list[Tensor]] = {}
 
     def add(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a step's keys and values of a layer; return those of all steps, one behind the other."""
+        """Add keys and values of a layer; return all of this layer, one behind the other."""
         keys, values = self._keys.setdefault(layer, []), self._values.setdefault(layer, [])
         keys.append(key)
         values.append(value)
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
 
-def attend_steps(
+def attend_earlier(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    steps: DraftSteps | None = None,
+    earlier: EarlierPairs | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return the attention output (b, L, H, D_h) over the pairs of all draft steps, as transformers expects it."""
-    assert steps is not None, "attention of training needs the draft steps"
+    """Return the attention output (b, L, H, D_h) over earlier pairs and the own ones, as transformers expects it."""
+    assert earlier is not None, "attention of training needs the earlier pairs"
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = steps.add(layer, key, value)
+    keys, values = earlier.add(layer, key, value)
     grouped = query.shape[1] != keys.shape[1]
     mixed = F.scaled_dot_product_attention(
         query, keys, values, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
@@ -63,7 +63,7 @@ def attend_steps(
     return mixed.transpose(1, 2), None
 
 
-AttentionInterface.register(IMPLEMENTATION, attend_steps)
+AttentionInterface.register(IMPLEMENTATION, attend_earlier)
 
 
 class Eagle3Task(HeadTask):
@@ -129,12 +129,12 @@ class Eagle3Task(HeadTask):
         outputs = network.project(features[:, :-1])
         # An engine may have replaced the implementation.
         network.set_attn_implementation(IMPLEMENTATION)
-        steps = DraftSteps()
+        earlier = EarlierPairs()
         for step in range(self._num_draft_steps):
             mask = torch.cat([causal, *[own] * step], dim=1)[None, None]
             ahead = F.pad(embeds[:, step:], (0, 0, 0, min(step, num_pairs)))
             inputs = network.fuse(ahead, outputs)
-            outputs = network(inputs, positions + step, attention_mask=mask, steps=steps).last_hidden_state
+            outputs = network(inputs, positions + step, attention_mask=mask, earlier=earlier).last_hidden_state
             yield outputs
 
 

@@ -18,23 +18,11 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from tests import toys
+from tests.toys.training import training_samples
 from tests.toys.weights import randomise
 
 MASK, SIZE = 3, 4
 SLOTS = SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (1,))
-
-
-def samples(family: str, count: int = 4) -> tuple[Target, list[TrainingSample]]:
-    """Answers of different lengths after prompts with and without images."""
-    target = toys.target(family)
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for seed in range(count):
-        prompt, pictures = toys.prompt(family, seed)
-        result = torch.randint(4, toys.VOCAB_SIZE, (6 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_training_sample(target, target.encode(prompt, pictures), result))
-    return target, made
 
 
 def fresh(target: Target) -> BlockTask:
@@ -60,7 +48,7 @@ def decoded(task: BlockTask, target: Target, sample: TrainingSample, anchor: int
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_blocks_read_what_decoding_reads(family: str) -> None:
-    target, made = samples(family)
+    target, made = training_samples(family, 4)
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
     found = [anchors_of(sample.wanted) for sample in made]
@@ -75,7 +63,7 @@ def test_blocks_read_what_decoding_reads(family: str) -> None:
 
 @torch.no_grad()
 def test_the_loss_equals_a_loop_over_single_positions() -> None:
-    target, made = samples("llava")
+    target, made = training_samples("llava", 4)
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
     expected, count = 0.0, 0
@@ -98,7 +86,7 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
 
 @torch.no_grad()
 def test_accuracy_is_that_of_the_first_draft() -> None:
-    target, made = samples("llava")
+    target, made = training_samples("llava", 4)
     task = fresh(target)
     states = teach_states(target, made[:1], task.feature_layers)
     logits = task.logits(states)[0]
@@ -118,7 +106,7 @@ def test_a_sample_has_a_bounded_number_of_blocks(num_tokens: int) -> None:
 
 
 def test_a_drafter_learns_and_the_embedding_stays() -> None:
-    target, made = samples("llava", 6)
+    target, made = training_samples("llava", 6)
     task = fresh_block(target, 0, MASK, SIZE, 1, (0, 1))
     embedding = task.embedding.weight.clone()
     trainer = Trainer(target, task, Pace(80, 5e-3, clip="norm", clip_limit=1.0, feature_noise=0.1))
@@ -133,7 +121,7 @@ def test_a_drafter_learns_and_the_embedding_stays() -> None:
 
 
 def test_samples_without_a_block_and_padded_rows_teach_nothing() -> None:
-    target, made = samples("llava", 2)
+    target, made = training_samples("llava", 2)
     short = make_training_sample(target, made[0].prefix.head(2), [5])
     task = fresh(target)
     assert Trainer(target, task, Pace(2, 1e-3)).learn([(0, short)]) is None
@@ -146,7 +134,7 @@ def test_samples_without_a_block_and_padded_rows_teach_nothing() -> None:
 
 @torch.no_grad()
 def test_a_written_drafter_is_read_again(tmp_path: Path) -> None:
-    target, made = samples("llava", 1)
+    target, made = training_samples("llava", 1)
     task = fresh(target)
     save_block(task.network, tmp_path, "some/target", ("LlavaForConditionalGeneration",))
     num_layers = target.decoder.config.num_hidden_layers

@@ -15,22 +15,11 @@ from models.heads.training.trainer import Pace, Trainer, count_right
 from models.target import Target
 from tests import toys
 from tests.toys import images as image_toys
+from tests.toys.training import training_samples
 from tests.toys.weights import randomise
 
 NUM_STEPS = 3
 IDS = [token for token in range(toys.VOCAB_SIZE) if token % 3]
-
-
-def samples(family: str, count: int = 4) -> tuple[Target, list[TrainingSample]]:
-    """Texts of different lengths after prompts with and without images."""
-    target = toys.target(family)
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for seed in range(count):
-        prompt, pictures = toys.prompt(family, seed)
-        result = torch.randint(4, toys.VOCAB_SIZE, (6 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_training_sample(target, target.encode(prompt, pictures), result))
-    return target, made
 
 
 def fresh(target: Target, has_axes: bool = False) -> Eagle3Task:
@@ -70,7 +59,7 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "has_axes"), [("llava", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)])
 def test_draft_steps_read_what_decoding_reads(family: str, has_axes: bool) -> None:
-    target, made = samples(family)
+    target, made = training_samples(family, 4)
     task = fresh(target, has_axes)
     states = teach_states(target, made, task.feature_layers)
     unrolled = list(task._unroll(states, states.features))
@@ -83,7 +72,7 @@ def test_draft_steps_read_what_decoding_reads(family: str, has_axes: bool) -> No
 
 @torch.no_grad()
 def test_the_loss_equals_a_loop_over_single_positions() -> None:
-    target, made = samples("llava")
+    target, made = training_samples("llava", 4)
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
     expected = [0.0] * NUM_STEPS
@@ -128,7 +117,7 @@ def padded(sample: TrainingSample, last: int) -> TrainingSample:
 
 
 def test_a_head_learns_and_its_embedding_stays() -> None:
-    target, made = samples("llava", 6)
+    target, made = training_samples("llava", 6)
     task = fresh_eagle3(target, 0, 2, feature_layers=(0, 1))
     embedding = task.network.embed_tokens.weight.clone()
     trainer = Trainer(target, task, Pace(30, 5e-3, clip="norm", clip_limit=1.0, feature_noise=0.1))
@@ -143,7 +132,7 @@ def test_a_head_learns_and_its_embedding_stays() -> None:
 
 
 def test_a_sample_may_be_shorter_than_the_draft_steps() -> None:
-    target, made = samples("llama", 1)
+    target, made = training_samples("llama", 1)
     short = make_training_sample(target, made[0].prefix.head(1), [5, 6])
     task = fresh_eagle3(target, 0, 8, feature_layers=(0, 1))
     loss = Trainer(target, task, Pace(2, 1e-3)).learn([(0, short)])
@@ -162,7 +151,7 @@ def test_new_heads_have_the_sizes_of_their_target() -> None:
     assert torch.equal(one.network.lm_head.weight, target.head.weight)
     few = fresh_eagle3(target, 0, token_ids=[9, 3, 5])
     assert few.network.token_ids.tolist() == [3, 5, 9]
-    states: States = teach_states(target, samples("llama", 1)[1], few.feature_layers)
+    states: States = teach_states(target, training_samples("llama", 1)[1], few.feature_layers)
     assert int(torch.isfinite(few.logits(states)).sum(-1).max()) == 3
 
 

@@ -12,23 +12,12 @@ from safetensors.torch import load_file, save_file
 from models.contract import TargetModel
 from models.heads.training.eagle3_loss import fresh_eagle3
 from models.heads.training.losses import HeadTask, fresh_eagle, fresh_medusa
-from models.heads.training.teacher import RowStates, Sample, States, TrainingSample, make_training_sample, teach_rows
+from models.heads.training.teacher import RowStates, Sample, States, teach_rows
 from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.heads.training.trainer import Pace, Trainer, count_right
-from tests import toys
+from tests.toys.training import training_samples
 
 MANY = 1 << 30
-
-
-def samples(family: str = "llava", count: int = 6) -> tuple[TargetModel, list[TrainingSample]]:
-    target = toys.target(family)
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for seed in range(count):
-        prompt, pictures = toys.prompt(family, seed)
-        result = torch.randint(4, toys.VOCAB_SIZE, (6 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_training_sample(target, target.encode(prompt, pictures), result))
-    return target, made
 
 
 def keys(count: int) -> list[str]:
@@ -36,7 +25,7 @@ def keys(count: int) -> list[str]:
 
 
 def filled(folder: Path, max_bytes: int = MANY) -> tuple[TeacherCache, list[str], list[RowStates]]:
-    target, made = samples()
+    target, made = training_samples()
     cache, rows = TeacherCache(folder, max_bytes), teach_rows(target, made, (0, 1))
     names = keys(len(rows))
     for key, row in zip(names, rows, strict=True):
@@ -52,7 +41,7 @@ def same(one: RowStates, other: RowStates) -> bool:
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
 @pytest.mark.parametrize("layers", [(-1,), (0, 1)])
 def test_states_are_read_back_bitwise(family: str, layers: tuple[int, ...], tmp_path: Path) -> None:
-    target, made = samples(family)
+    target, made = training_samples(family)
     rows = teach_rows(target, made, layers)
     cache = TeacherCache(tmp_path, MANY)
     for key, row in zip(keys(6), rows, strict=True):
@@ -75,7 +64,7 @@ def heads(kind: str, target: TargetModel) -> HeadTask:
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
 def test_heads_trained_from_stored_states_equal_those_trained_beside_the_target(kind: str, tmp_path: Path) -> None:
     """Rounding of the target's forward depends on its batch, so the batches are equal and the heads bitwise equal."""
-    target, made = samples()
+    target, made = training_samples()
     cache = TeacherCache(tmp_path, MANY)
     beside, stored = (Trainer(target, heads(kind, target), Pace(6, 3e-3, seed=7)) for _ in range(2))
 
@@ -97,7 +86,7 @@ def test_heads_trained_from_stored_states_equal_those_trained_beside_the_target(
 
 def test_states_shifted_by_one_position_or_of_another_row_teach_another_head(tmp_path: Path) -> None:
     """The equality above detects such faults: it is not satisfied by any states of equal shapes."""
-    target, made = samples()
+    target, made = training_samples()
     rows = sorted(teach_rows(target, made[:2]), key=lambda row: row.length)
     shifted = [replace(row, hidden=row.hidden.roll(1, 0)) for row in rows]
     of_another = [replace(rows[0], hidden=rows[1].hidden[: rows[0].length]), rows[1]]

@@ -21,20 +21,9 @@ from models.kv.feature_layers import LAST
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from tests import toys
 from tests.toys import images as image_toys
+from tests.toys.training import training_samples
 
 PACE = Pace(num_steps=8, learning_rate=3e-3, seed=7, warmup_steps=2)
-
-
-def training_samples(count: int = 6, family: str = "llava") -> tuple[TargetModel, list[TrainingSample]]:
-    """Texts of different lengths after prompts with and without images."""
-    target = toys.target(family)
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for seed in range(count):
-        prompt, pictures = toys.prompt(family, seed)
-        result = torch.randint(4, toys.VOCAB_SIZE, (5 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_training_sample(target, target.encode(prompt, pictures), result))
-    return target, made
 
 
 def image_lessons(count: int = 6) -> tuple[TargetModel, list[TrainingSample]]:
@@ -331,7 +320,7 @@ def test_keys_depend_on_every_part_and_fill_their_range() -> None:
 
 
 def test_medusa_heads_start_as_the_targets_own_output_layer() -> None:
-    target, _ = training_samples(1)
+    target, _ = training_samples(count=1)
     task = fresh_medusa(target, 0, 2)
     assert isinstance(task, MedusaTask)
     states = torch.randn(3, target.hidden_size, generator=torch.Generator().manual_seed(0))
