@@ -45,24 +45,19 @@ class BlockTask(HeadTask):
         self.module = self.network = network
         self.feature_layers = network.feature_layers
         self.embedding, self.head = embedding, head
-        self._levels = torch.arange(1, network.shape.block_size)
 
     def counts(self, wanted: Tensor) -> list[int]:
-        anchors, levels = anchors_of(wanted), self._levels.to(wanted.device)
-        places = anchors[:, None] + levels
-        is_inside = places < len(wanted)
-        return [int((is_inside & wanted[places.clamp_max(len(wanted) - 1)]).sum()) if len(anchors) else 0]
+        return [int(self._learned(wanted[None], anchors_of(wanted)[None]).sum())]
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
-        length, levels = states.tokens.shape[1], self._levels.to(states.tokens.device)
+        length = states.tokens.shape[1]
         found = [anchors_of(wanted) for wanted in states.wanted]
         anchors = nn.utils.rnn.pad_sequence(found, batch_first=True, padding_value=length)
         outputs = self._run(states, states.features + noise, anchors.clamp_max(length - 1))[:, :, 1:]
-        places = anchors[:, :, None] + levels
-        inside = places.clamp_max(length - 1)
-        use = (places < length) & states.wanted.gather(1, inside.flatten(1)).view_as(places)
-        rows, _, masks = use.nonzero(as_tuple=True)
-        true = states.hidden[rows, inside[use] - 1]
+        use = self._learned(states.wanted, anchors)
+        rows, blocks, masks = use.nonzero(as_tuple=True)
+        # The state of a token predicts the next one.
+        true = states.hidden[rows, anchors[rows, blocks] + masks]
         weights = torch.exp(-2.0 * masks / self.network.shape.block_size)
 
         def tokens(mine: Tensor, true: Tensor, weights: Tensor) -> Tensor:
@@ -81,6 +76,14 @@ class BlockTask(HeadTask):
             outputs = self._run(states, states.features, (some + 1).expand(b, -1))
             logits[:, some] = self._logits(outputs[:, :, 1])
         return logits
+
+    def _learned(self, wanted: Tensor, anchors: Tensor) -> Tensor:
+        """Return which masks (b, A, S − 1) are learned: those up to the end of the answer, of `wanted` (b, L), that the
+        block's anchor (b, A) is in. An anchor L is padding."""
+        places = anchors[:, :, None] + torch.arange(1, self.network.shape.block_size, device=anchors.device)
+        padded = F.pad(wanted, (0, self.network.shape.block_size))
+        found = padded.gather(1, places.flatten(1)).view_as(places)
+        return found.cumprod(dim=2).bool()
 
     def _run(self, states: States, features: Tensor, anchors: Tensor) -> Tensor:
         """Run the blocks at `anchors` (b, A); return the outputs (b, A, S, D) at all their positions."""

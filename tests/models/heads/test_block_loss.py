@@ -64,6 +64,7 @@ def test_blocks_read_what_decoding_reads(family: str) -> None:
 @torch.no_grad()
 def test_the_loss_equals_a_loop_over_single_positions() -> None:
     target, made = training_samples("llava", 4)
+    made[1].wanted[-3] = False  # two answers
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
     expected, count = 0.0, 0
@@ -74,7 +75,7 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
             for mask in range(1, SIZE):
                 place = anchor + mask
                 if place >= sample.prefix.length or not sample.wanted[place]:
-                    continue
+                    break
                 probs = target.head(hidden[place - 1]).softmax(-1)
                 logprobs = target.head(outputs[mask]).log_softmax(-1)
                 expected -= math.exp(-(mask - 1) / (SIZE / 2)) * float((probs * logprobs).sum())
@@ -103,6 +104,18 @@ def test_a_sample_has_a_bounded_number_of_blocks(num_tokens: int) -> None:
     assert anchors == sorted(set(anchors))
     if anchors:
         assert (anchors[0], anchors[-1]) == (5, num_tokens + 3)
+
+
+def test_a_block_ends_with_its_answer() -> None:
+    target, [sample] = training_samples("llava", 1)
+    wanted = torch.zeros_like(sample.wanted)
+    first, gap, second = 2, 1, 4
+    wanted[-(first + gap + second) : -(gap + second)] = wanted[-second:] = True
+    start = len(wanted) - (first + gap + second)
+    assert anchors_of(wanted).tolist() == [start, *range(start + first + gap, len(wanted) - 1)]
+    # The first answer has one draft, the second 3, 2 and 1.
+    assert fresh(target).counts(wanted) == [1 + 3 + 2 + 1]
+    assert fresh(target).counts(torch.zeros_like(wanted)) == [0]
 
 
 def test_a_drafter_learns_and_the_embedding_stays() -> None:
