@@ -62,7 +62,7 @@ def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_vali
         mass = ordered.softmax(dim=-1).cumsum(dim=-1)
         keep = torch.where(sampled, rows.top_p, 1.0)[:, None, None]
         remove = (mass <= 1.0 - keep) & (keep < 1.0)
-        remove[..., -1] = False
+        remove[..., -1].fill_(False)
         out = out.masked_fill(torch.zeros_like(remove).scatter(-1, index, remove), -torch.inf)
     return out
 

@@ -84,6 +84,7 @@ class TextPair:
     targets: dict[str, Target]
     drafters: dict[str, Target]
     prompts: list[str]
+    prompt_ids: list[list[int]]
     reference: list[dict[str, Any]]
     max_context_tokens: int
     facts: dict[str, Any]
@@ -103,7 +104,7 @@ def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
         longest, sizes.max_new_tokens, False, prompts, ids,
     )  # fmt: skip
     targets, drafters = both_ways(target, TARGET), both_ways(drafter, DRAFTER)
-    return TextPair(targets, drafters, prompts, make_reference(work), longest, facts)
+    return TextPair(targets, drafters, prompts, ids, make_reference(work), longest, facts)
 
 
 def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tuple[PreTrainedModel, dict[str, Any]]:

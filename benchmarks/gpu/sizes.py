@@ -27,9 +27,9 @@ class Sizes:
     drafter: Shape = DRAFTER
     gamma: int = 5
     batches: tuple[int, ...] = (1, 8, 32, 64)
-    requests_per_slot: int = 4
+    requests_per_slot: int = 3
     max_new_tokens: int = 64
-    rounds: int = 3
+    rounds: int = 2
     checked: int = 4
     copy_bytes: int = 4 << 30
     attention_rows: int = 32

@@ -89,10 +89,30 @@ def decoding_table(results: Results) -> str:
         equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
         speed = figure(row["tokens_per_s"], 0)
         rows.append((row["batch"], row["method"], row["step"], speed, over, length, roofline, outside, memory, equal))
-    title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}"
+    title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}, greedy"
     columns = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
     columns += " | outside graphs | memory | outputs equal to the target's"
     return f"{table(title, columns, rows, results['decoding']['left_out'])}\n\n{claims(results)}"
+
+
+def generate_table(results: Results) -> str:
+    """Render transformers' `generate` and its speed relative to this engine's captured steps."""
+    found = results.get("decoding", {"rows": []})["rows"]
+    own = {(one["batch"], one["method"]): one for one in found if one["step"] == "captured"}
+    rows = []
+    for row in results["generate"]["rows"]:
+        ratios = []
+        for method in ("plain", "chain"):
+            one = own.get((row["batch"], method))
+            speeds = [None if each is None else each["tokens_per_s"] for each in (one, row)]
+            ratios.append("–" if None in speeds else f"{speeds[0]['median'] / speeds[1]['median']:.2f}")
+        equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
+        memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
+        rows.append((row["batch"], row["mode"], figure(row["tokens_per_s"], 0), *ratios, memory, equal))
+    title = "transformers' `generate` over the same weights, in the same process"
+    columns = "batch | mode | tokens/s | plain, captured, over it | chain, captured, over it | memory"
+    columns += " | outputs equal to the target's"
+    return table(title, columns, rows, results["generate"]["left_out"])
 
 
 def claims(results: Results) -> str:
@@ -145,6 +165,7 @@ SECTIONS: dict[str, Callable[[Results], str]] = {
     "attention": attention_table,
     "pair": pair_table,
     "decoding": decoding_table,
+    "generate": generate_table,
     "images": images_table,
     "long": long_table,
 }

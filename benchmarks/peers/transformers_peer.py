@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,15 +23,19 @@ ASSISTED = {"assisted": 0.0, "assisted_confident": None}
 
 
 def load_model(path: str, dtype: str, ignore_eos: bool) -> PreTrainedModel:
-    """Load a model whose only generation settings are the checkpoint's end tokens (none with `ignore_eos`) and
-    padding."""
+    """Load a model with the settings of `set_greedy`."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     model.requires_grad_(False)
+    set_greedy(model, ignore_eos)
+    return model
+
+
+def set_greedy(model: PreTrainedModel, ignore_eos: bool) -> None:
+    """Reduce the generation settings to the checkpoint's end tokens (none with `ignore_eos`) and padding."""
     settings, config = model.generation_config, model.config
     ends = settings.eos_token_id if settings.eos_token_id is not None else config.eos_token_id
     pad = next((i for i in (settings.pad_token_id, config.pad_token_id) if i is not None), 0)
     model.generation_config = GenerationConfig(eos_token_id=None if ignore_eos else ends, pad_token_id=pad)
-    return model
 
 
 def end_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -58,6 +62,20 @@ def batches(prompts: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
     """Return the indices of the prompts in batches of similar lengths."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
     return [order[start : start + batch] for start in range(0, len(order), batch)]
+
+
+def generate_all(
+    model: Any, prompts: Sequence[Sequence[int]], batch: int, options: Callable[[int], dict[str, Any]]
+) -> list[list[int]]:
+    """Return the new tokens of all prompts by `generate`, in batches of similar lengths; `options` by batch size."""
+    ends, pad = end_ids(model), model.generation_config.pad_token_id
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for numbers in batches(prompts, batch):
+        inputs = {name: one.to(model.device) for name, one in pad_left([prompts[i] for i in numbers], pad).items()}
+        sequences = model.generate(**inputs, **options(len(numbers)))
+        for number, row in zip(numbers, sequences[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
+            outputs[number] = cut(row, ends)
+    return outputs
 
 
 class GenerateRunner:
@@ -108,15 +126,9 @@ class GenerateRunner:
         """Run a pass; see `benchmarks.harness.process.serve`. With a drafter, every forward of the target is a
         step."""
         prompts = self._work.prompt_ids[:num_requests]
-        ends, pad = end_ids(self._model), self._model.generation_config.pad_token_id
-        outputs: list[list[int]] = [[] for _ in prompts]
         forwards_before = self._num_forwards
         start = time.perf_counter()
-        for numbers in batches(prompts, batch):
-            inputs = pad_left([prompts[number] for number in numbers], pad)
-            sequences = self._model.generate(**inputs, **self._options, **self._cache(len(numbers)))
-            for number, row in zip(numbers, sequences[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
-                outputs[number] = cut(row, ends)
+        outputs = generate_all(self._model, prompts, batch, lambda size: self._options | self._cache(size))
         seconds = time.perf_counter() - start
         steps = self._num_forwards - forwards_before
         return Outcome(seconds, outputs, steps, sum(map(len, outputs)) - steps if steps else 0)

@@ -58,7 +58,7 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
     if tree.is_chain:
         return _walk_line(tree, choice)
     match = (tree.tokens == wanted_tokens(tree, choice)) & tree.valid
-    match[:, 0] = True
+    match[:, 0].fill_(True)
     if tree.max_siblings > 1:
         # If siblings have equal tokens, take the first.
         twins = (tree.parents[:, :, None] == tree.parents[:, None]) & match[:, None]

@@ -121,7 +121,7 @@ class EagleDrafter(Drafter):
         self._outputs = torch.cat([root, root.new_zeros(b, root.shape[1], self._max_scratch, root.shape[3])], dim=2)
         self._sees = torch.zeros(b, 1 + self._max_scratch, self._max_scratch, dtype=torch.bool, device=device)
         self._column = torch.full((b, self._max_grown), -1, dtype=torch.long, device=device)
-        self._column[:, 0] = 0
+        self._column[:, 0].fill_(0)
         return root
 
     def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
@@ -132,7 +132,8 @@ class EagleDrafter(Drafter):
         parents = self._column.gather(1, frontier.parents)
         self._column.scatter_(1, frontier.nodes, columns.expand(b, -1))
         self._sees[:, start + 1 : end + 1] = self._sees.gather(1, parents[:, :, None].expand(-1, -1, self._max_scratch))
-        self._sees[:, columns, columns - 1] = True
+        # Every node sees itself.
+        self._sees[:, start + 1 : end + 1, start:end].diagonal(dim1=1, dim2=2).fill_(True)
         num_lanes, size = self._outputs.shape[1], self._outputs.shape[3]
         features = self._outputs.gather(2, parents[:, None, :, None].expand(-1, num_lanes, -1, size))
         # The root is already encoded, so a node of depth 1 has the row's next position.

@@ -63,6 +63,6 @@ class MissedTokens:
         return taken
 
     def _set_empty(self, slots: SlotBatch) -> None:
-        self.count[slots.index] = 0
+        self.count.index_fill_(0, slots.index, 0)
         for slot in slots.ids:
             self.most[slot] = 0

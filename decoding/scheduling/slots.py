@@ -16,6 +16,7 @@ from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
 from decoding.stats import Choices
 from decoding.types import Completion, Request, Telemetry
+from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
@@ -108,6 +109,7 @@ class SlotTable:
         self.progress: list[Progress | None] = [None] * num_slots
         self.vocab_size = vocab_size
         self.device = device
+        self._backend = backend_for(device)
         integers = torch.zeros(num_slots, dtype=torch.long, device=device)
         floats = torch.ones(num_slots, dtype=torch.float32, device=device)
         self.root, self._position, self._remaining = integers.clone(), integers.clone(), integers.clone()
@@ -143,7 +145,7 @@ class SlotTable:
         ids = tuple(ids)
         counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_in_flight for slot in ids)
         if self._index is None or self._index[0] != ids:
-            self._index = ids, torch.tensor(ids, dtype=torch.long, device=self.device)
+            self._index = ids, self._backend.copy_to_device(ids, self.device)
         return SlotBatch(self._index[1], ids, counts)
 
     def at(self, slot: int) -> Progress:
@@ -227,4 +229,5 @@ class SlotTable:
             real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
             rows = index[:, None].expand_as(tokens)
             # Positions beyond the count repeat the first token, so that the write needs no mask.
-            self._seen[rows, torch.where(real, tokens, tokens[:, :1])] = True
+            places = rows, torch.where(real, tokens, tokens[:, :1])
+            self._seen.index_put_(places, torch.ones((), dtype=torch.bool, device=tokens.device))

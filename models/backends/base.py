@@ -130,6 +130,10 @@ class Backend:
         """Start copying a step's results to the host, as one packed tensor."""
         return PackedCopy(parts)
 
+    def copy_to_device(self, numbers: Sequence[int], device: torch.device) -> Tensor:
+        """Return int64 `numbers` on a device; does not wait for work that was launched before."""
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+
     def synchronize(self, device: torch.device) -> None:
         """Block until all work on a device is complete."""
         torch.accelerator.synchronize(device)

@@ -102,7 +102,8 @@ class RaggedCache:
         rows = torch.arange(num_leading_rows, device=columns.device)[:, None]
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                memory[rows.to(memory.device), :, columns.to(memory.device)] = 0.0
+                places, zeros = (rows.to(memory.device), slice(None), columns.to(memory.device)), memory.new_zeros(())
+                memory[places] = zeros
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Add `count` (r,) to the committed positions of `rows` (r,)."""

@@ -274,7 +274,9 @@ class LaneModel:
                 memory[here] = memory[there]
                 memory[there] = kept
         self._block_of[one], self._block_of[other] = self._block_of[other], self._block_of[one]
-        self._blocks[one], self._blocks[other] = self._block_of[one], self._block_of[other]
+        for slot in (one, other):
+            # `fill_` passes the number to the kernel; an assignment would copy it from the host and wait.
+            self._blocks[slot].fill_(self._block_of[slot])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits (…, V) in fp32 of hidden states (…, D)."""

@@ -108,6 +108,9 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
         assert all(drafts) if row["method"] == "chain" else not any(drafts)
         # Every step verifies once.
         assert row["forwards"]["target"]["calls"] == row["num_steps"]
+    for row in found["generate"]["rows"]:
+        assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] == row["batch"] * TINY.requests_per_slot
+    assert {row["batch"] for row in found["generate"]["rows"]} == set(TINY.batches)
     assert {row["step"]: row["equal_images"] for row in found["images"]["rows"]} == {"captured": 2, "eager": 2}
     assert len(found["long"]["rows"]) == sum(len(batches) for _, batches in TINY.long) * (1 + 2 * len(TINY.rates))
     for row in found["long"]["rows"]:
@@ -117,7 +120,7 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
 
 def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
     result = gpu_table(found)
-    assert result.count("**") == 2 * len(("attention", "pair", "decoding", "images", "long"))
+    assert result.count("**") == 2 * len(("attention", "pair", "decoding", "generate", "images", "long"))
     assert "no kernel for the first part" in result
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
@@ -177,13 +180,13 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     monkeypatch.setattr(gpu, "measure_images", lambda *_: {"rows": [], "left_out": []})
     result = gpu.measure(TINY, CPU, 600.0)
     assert "is another model" in result["failed"]["pair"]
-    assert result["skipped"] == {"decoding": "it needs pair", "long": "it needs pair"}
+    assert result["skipped"] == dict.fromkeys(("decoding", "generate", "long"), "it needs pair")
     assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
 
 def test_an_exhausted_time_limit_is_reported() -> None:
     result = gpu.measure(TINY, CPU, 0.0)
-    assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
+    assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "generate", "images", "long"}
     sections = gpu.Sections(600.0)
     sections.run("copy", lambda: 1.0)
     # What a section does not use is left to the one after it.

@@ -105,7 +105,9 @@ def network(family: str) -> BlockNetwork:
 
 
 def make_drafter(family: str, target: Target) -> BlockDrafter:
-    made = copy.deepcopy(network(family))
+    with toys.on("cpu"):
+        trained = network(family)
+    made = copy.deepcopy(trained).to(target.device)
     embed = made.embedding(target.decoder.get_input_embeddings())  # type: ignore[operator]
     return BlockDrafter(made, embed, made.output_layer(target.head, target.vocab_size))
 

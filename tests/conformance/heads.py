@@ -119,11 +119,13 @@ def medusa(family: str) -> MedusaHeads:
 
 
 def make_drafter(kind: str, target: Target) -> Drafter:
+    with toys.on("cpu"):
+        made = NETWORKS.get(kind, medusa)(target.name)
+    network: Any = copy.deepcopy(made).to(target.device)
     if kind in NETWORKS:
-        network = copy.deepcopy(NETWORKS[kind](target.name))
         head = network.output_layer(target.vocab_size) if isinstance(network, Eagle3Network) else target.head
         return EagleDrafter(network, head)
-    return MedusaDrafter(medusa(target.name))
+    return MedusaDrafter(network)
 
 
 def make_engine(kind: str, family: str, tree: str, slots: int, rule: Acceptance | None = None) -> Engine:

@@ -35,7 +35,7 @@ Make = Callable[[LlamaGenTarget, str], Method]
 
 def medusa(of: LlamaGenTarget) -> Drafter:
     torch.manual_seed(3)
-    heads = MedusaHeads(MedusaShape(3, 1, of.hidden_size, of.vocab_size))
+    heads = MedusaHeads(MedusaShape(3, 1, of.hidden_size, of.vocab_size)).to(of.device)
     return MedusaDrafter(heads, of.num_lanes, images.merge_of(of))
 
 

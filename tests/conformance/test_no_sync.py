@@ -56,6 +56,9 @@ class NothingFromTheHost(TorchFunctionMode):
         # A scalar is a kernel argument.
         is_kept = bool(args) and isinstance(args[0], (int, float))
         assert func not in COPIES or is_kept, f"{func.__name__}{args} is copied from the host"
+        # But not in an assignment, which makes a tensor of it on the host.
+        is_number = func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor)
+        assert not is_number, f"{args[2]} is copied from the host; use fill_ or index_put_"
         return func(*args, **(kwargs or {}))
 
 

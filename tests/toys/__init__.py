@@ -22,6 +22,7 @@ from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from models.target import Target
 from tests.toys import llava_family, qwen_vl, text
+from tests.toys.devices import captured, device, on
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
 from tests.toys.text import llama, text_config
 from tests.toys.weights import STD, VOCAB_SIZE, make_qwen_tokenizer, make_tokenizer, randomise
@@ -38,6 +39,7 @@ __all__ = [
     "llava",
     "llava_processor",
     "make_tokenizer",
+    "on",
     "oracle",
     "perturbed",
     "picture",
@@ -105,9 +107,14 @@ def oracle(family: str, seed: int = 0) -> torch.nn.Module:
     return model
 
 
+def owned(model: torch.nn.Module, family: str, name: str) -> Target:
+    """The model for an engine to own."""
+    return captured(Target(model.to(device()), front_end(family), name))
+
+
 def target(family: str, seed: int = 0) -> Target:
     """A copy of the oracle, owned by an engine."""
-    return Target(copy.deepcopy(oracle(family, seed)), front_end(family), family)
+    return owned(copy.deepcopy(oracle(family, seed)), family, family)
 
 
 def perturbed(family: str, noise: float, seed: int = 0) -> Target:
@@ -118,7 +125,7 @@ def perturbed(family: str, noise: float, seed: int = 0) -> Target:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
-    return Target(model, front_end(family), f"{family}-perturbed")
+    return owned(model, family, f"{family}-perturbed")
 
 
 def save(family: str, folder: Path, seed: int = 0) -> None:

@@ -28,6 +28,7 @@ from models.llamagen.rotary import GridRotary
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
 from tests.llamagen_reference import LlamaGenReference, ReferenceSampling
+from tests.toys.devices import captured, device
 from tests.toys.weights import STD
 
 CODES = 60
@@ -83,7 +84,8 @@ def target(kind: str, guided: bool = True, seed: int = 0, noise: float = 0.0) ->
     """A model for an engine to own."""
     gpt = Gpt(SHAPES[kind])
     gpt.load_state_dict(to_gpt(dict(weights(kind, seed, noise)), SHAPES[kind], OFFICIAL))
-    return LlamaGenTarget(gpt.eval().requires_grad_(False), None, guided, f"toy-{kind}")
+    gpt = gpt.eval().requires_grad_(False).to(device())
+    return captured(LlamaGenTarget(gpt, None, guided, f"toy-{kind}"))
 
 
 @cache
@@ -127,7 +129,7 @@ def reference_sampling(sampling: Sampling) -> ReferenceSampling:
 
 def eagle(of: LlamaGenTarget, seed: int = 0) -> Drafter:
     """An EAGLE drafter with random weights over `of`, one lane for each of its lanes."""
-    return EagleDrafter(eagle_network(of, seed), of.head, of.num_lanes, merge_of(of))
+    return EagleDrafter(eagle_network(of, seed).to(of.device), of.head, of.num_lanes, merge_of(of))
 
 
 def eagle3(of: LlamaGenTarget) -> Drafter:

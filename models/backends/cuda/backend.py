@@ -52,6 +52,10 @@ class CudaBackend(Backend):
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
         return PinnedCopy(parts)
 
+    def copy_to_device(self, numbers: Sequence[int], device: torch.device) -> Tensor:
+        """See `Backend.copy_to_device`; a copy from pageable memory would wait for the current stream."""
+        return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
+
     def side_stream(self, device: torch.device) -> SideStream:
         return CudaSideStream(device)
 

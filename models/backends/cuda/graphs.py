@@ -58,10 +58,14 @@ class CudaRecorder:
 
 @dataclass(frozen=True)
 class _Recording:
-    """CUDA graph of one input size: static input buffers, output tensor, and the function that replays it."""
+    """CUDA graph of one input size: static input buffers, output tensor, and the function that replays it.
+
+    A graph reads addresses and keeps no tensor alive, so every tensor that it reads is held here or by model and cache.
+    """
 
     embeds: Tensor
     positions: Tensor
+    rows: Tensor
     columns: Tensor
     mask: Tensor | None
     parts: TwoParts | None
@@ -146,4 +150,4 @@ class CapturedDecoder(DecoderRunner):
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
         out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}, wanted))
-        return _Recording(inputs, places, columns, mask, idle, out, replay)
+        return _Recording(inputs, places, rows, columns, mask, idle, out, replay)

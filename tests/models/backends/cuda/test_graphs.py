@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from decoding import Engine, Method
 from decoding.acceptance import Exact
@@ -37,10 +38,23 @@ class Tape(TorchDispatchMode):
         return out
 
 
+class Borrowed:
+    """A tensor that a recording reads and did not make: it stays only as long as another object holds it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._held = weakref.ref(tensor)
+
+    def get(self) -> Tensor:
+        tensor = self._held()
+        assert tensor is not None, "a replay reads memory that was freed after the recording"
+        return tensor
+
+
 class TapeRecorder:
     """Replays like a CUDA graph: the same operations on the same memory, whatever it holds by then.
 
     Nothing of Python is run again: a value that was read from the host, or a tensor made elsewhere, stays what it was.
+    The recording holds the memory of the tensors that it made, and of no other.
     """
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
@@ -48,8 +62,19 @@ class TapeRecorder:
             out = run()
         made = {id(leaf): leaf for note in tape.notes for leaf in tree_leaves(note[3]) if isinstance(leaf, Tensor)}
 
+        def borrow(leaf: Any) -> Any:
+            # A tensor without dimensions is a number of the code.
+            return Borrowed(leaf) if isinstance(leaf, Tensor) and leaf.dim() and id(leaf) not in made else leaf
+
+        def take(leaf: Any) -> Any:
+            return leaf.get() if isinstance(leaf, Borrowed) else leaf
+
+        notes = [(func, *tree_map(borrow, (args, kwargs)), old) for func, args, kwargs, old in tape.notes]
+        tape.notes.clear()
+
         def replay() -> None:
-            for func, args, kwargs, old in tape.notes:
+            for func, args, kwargs, old in notes:
+                args, kwargs = tree_map(take, (args, kwargs))
                 new = func(*args, **kwargs)
                 for before, after in zip(tree_leaves(old), tree_leaves(new), strict=True):
                     if isinstance(before, Tensor) and before.data_ptr() != after.data_ptr():
@@ -99,15 +124,30 @@ def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: 
     assert all(0 < count <= 3 * sizes for count in counts), counts
 
 
+def test_an_input_that_nobody_holds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: the numbers of the rows are freed after the capture."""
+    record = CapturedDecoder._record
+
+    def with_freed(self: CapturedDecoder, *given: Any) -> Any:
+        one = record(self, *given)
+        object.__setattr__(one, "rows", None)
+        return one
+
+    monkeypatch.setattr(CapturedDecoder, "_record", with_freed)
+    with pytest.raises(AssertionError, match="freed after the recording"):
+        decode_all("llava", 3, True)
+
+
 @pytest.mark.parametrize("part", ["embeds", "positions", "columns", "mask"])
 def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: a recording uses the buffer's content at capture time."""
     expected, _ = decode_all("llava", 3, False)
-    record = CapturedDecoder._record
+    record, held = CapturedDecoder._record, []
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
         one = record(self, *given)
-        object.__setattr__(one, part, getattr(one, part).clone())
+        held.append(getattr(one, part))
+        object.__setattr__(one, part, held[-1].clone())
         return one
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)

@@ -155,12 +155,13 @@ def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
 ) -> None:
     """The planted fault: a recording uses the part's content at capture time."""
     expected = levels(False)
-    record = CapturedDecoder._record
+    record, held = CapturedDecoder._record, []
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
         one = record(self, *given)
         assert one.parts is not None
         stale = getattr(one.parts, part)
+        held.append(stale)
         object.__setattr__(one, "parts", replace(one.parts, **{part: None if stale is None else stale.clone()}))
         return one
 

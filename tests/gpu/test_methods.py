@@ -1,0 +1,57 @@
+"""Every method on a GPU against the oracles on the CPU: captured steps, asynchronous output, every family and mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import decoding.engine as engine
+from tests import toys
+from tests.conformance import checks, images, methods
+from tests.gpu.test_on_a_gpu import ON_GPU, waiting_is_an_error
+from tests.toys.images import KINDS
+
+IMAGE_CASES = [
+    (method, kind, 4, mode)
+    for place, method in enumerate(images.METHODS)
+    for kind, mode in zip(KINDS, [*images.MODES, *images.MODES][place % 4 :], strict=False)
+]
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("case", methods.covering_cases(), ids=str)
+def test_every_method_equals_the_oracle(device: str, case: methods.Case) -> None:
+    with toys.on(device):
+        methods.check_case(case)
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("case", IMAGE_CASES, ids=str)
+def test_every_image_equals_the_slow_reference(device: str, case: methods.Case) -> None:
+    with toys.on(device):
+        images.check_equal(*case)
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("mode", list(methods.MODES))
+@pytest.mark.parametrize("method", list(methods.METHODS))
+def test_a_step_of_any_method_never_waits_for_the_device(
+    device: str, method: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, (family, *_) = methods.METHODS[method]
+    wanted = checks.requests(family, 6, methods.MODES[mode], longest=16)
+    run_step, calls = engine.run_step, []
+
+    def watched(*given: Any) -> Any:
+        calls.append(given)
+        with waiting_is_an_error():
+            return run_step(*given)
+
+    with toys.on(device):
+        decoder = engine.Engine(toys.target(family), make(family), 4, 160)
+        # Copies and captures of the first steps wait.
+        checks.run(decoder, wanted)
+        monkeypatch.setattr(engine, "run_step", watched)
+        checks.run(decoder, wanted)
+    assert calls
