@@ -88,11 +88,14 @@ class TargetModel(ABC):
             self._run = self.backend.compile(self.decoder)
         return self._run is not None and self._run.is_compiled
 
-    def capture(self) -> bool:
-        """Run decoding steps as CUDA graphs from now on; returns False if the backend cannot capture this model."""
+    def capture(self, fuses: bool = False) -> bool:
+        """Run decoding steps as CUDA graphs from now on; returns False if the backend cannot capture this model.
+
+        With `fuses`, layers of equal structure are compiled before they are captured.
+        """
         if self._run is None:
-            self._run = self.backend.capture(self.decoder)
-        return self._run is not None and not self._run.is_compiled
+            self._run = self.backend.capture(self.decoder, fuses)
+        return self._run is not None and self._run.is_captured
 
     @property
     def kernels(self) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.gpu.decoding import measure_decoding, measure_images, measure_long
-from benchmarks.gpu.generate import measure_generate
+from benchmarks.gpu.decoding import measure_decoding, measure_fused, measure_images, measure_long
+from benchmarks.gpu.generate import COMPILED, measure_generate
 from benchmarks.gpu.kernels import copy_bytes_per_s, measure_attention
-from benchmarks.gpu.models import TextPair, make_image_models, make_text_pair
+from benchmarks.gpu.models import EAGER, TextPair, make_image_models, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY, Sizes
 from benchmarks.gpu.tables import gpu_table
 from benchmarks.harness.results import command_line, cores, progress, results_file, write_results
@@ -34,10 +34,24 @@ MAX_S = 480.0
 """No section starts after this time."""
 MIN_TORCH = (2, 11)
 BUDGETS_S = {
-    "copy": 5.0, "attention": 15.0, "pair": 40.0, "decoding": 190.0, "generate": 100.0, "images": 60.0, "long": 60.0
-}  # fmt: skip
+    "copy": 5.0,
+    "attention": 15.0,
+    "pair": 40.0,
+    "decoding": 140.0,
+    "generate": 40.0,
+    "images": 30.0,
+    "long": 40.0,
+    "generate_compiled": 50.0,
+    "fused": 120.0,
+}
 """Time limits of the sections in seconds; unused time passes to later sections."""
-NEEDS = {"decoding": ("copy", "pair"), "generate": ("pair",), "long": ("pair",)}
+NEEDS = {
+    "decoding": ("copy", "pair"),
+    "generate": ("pair",),
+    "generate_compiled": ("pair",),
+    "long": ("pair",),
+    "fused": ("copy", "pair"),
+}
 """Section → the sections whose results it needs."""
 
 
@@ -77,8 +91,10 @@ class Sections:
         return time.monotonic() < self._ends_s
 
 
-def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
-    """Run all sections."""
+def measure(
+    sizes: Sizes, device: torch.device, max_s: float, save: Callable[[dict[str, Any]], None] = lambda _: None
+) -> dict[str, Any]:
+    """Run all sections; `save` receives the results so far after each."""
     sections = Sections(max_s)
     pairs: list[TextPair] = []
 
@@ -90,30 +106,41 @@ def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
         images = make_image_models(sizes, device)
         return {"model": images.facts, **measure_images(images, sizes, sections.has_time)}
 
-    sections.run("copy", lambda: copy_bytes_per_s(sizes, device))
-    sections.run("attention", lambda: measure_attention(sizes, device))
-    sections.run("pair", make_pair)
-    sections.run("decoding", lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time))
-    sections.run("generate", lambda: measure_generate(pairs[0], sizes, sections.has_time))
-    sections.run("images", draw)
-    sections.run("long", lambda: measure_long(pairs[0], sizes, sections.has_time))
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU",
-        "cores": len(cores()),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "dtype": sizes.dtype,
-        "gamma": sizes.gamma,
-        "seconds": sections.seconds,
-        "skipped": sections.skipped,
-        "failed": sections.failed,
-        **sections.found,
+    measures: dict[str, Callable[[], Any]] = {
+        "copy": lambda: copy_bytes_per_s(sizes, device),
+        "attention": lambda: measure_attention(sizes, device),
+        "pair": make_pair,
+        "decoding": lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time),
+        "generate": lambda: measure_generate(pairs[0], EAGER, sizes, sections.has_time),
+        "images": draw,
+        "long": lambda: measure_long(pairs[0], sizes, sections.has_time),
+        # Last, because a compiler fails in more ways than a kernel does.
+        "fused": lambda: measure_fused(pairs[0], sizes, sections.found["copy"], sections.has_time),
+        "generate_compiled": lambda: measure_generate(pairs[0], COMPILED, sizes, sections.has_time),
     }
+    found: dict[str, Any] = {}
+    for name, run in measures.items():
+        sections.run(name, run)
+        found = {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU",
+            "cores": len(cores()),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "dtype": sizes.dtype,
+            "gamma": sizes.gamma,
+            "seconds": sections.seconds,
+            "skipped": sections.skipped,
+            "failed": sections.failed,
+            **sections.found,
+        }
+        save(found)
+    return found
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = command_line("gpu", __doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--max-seconds", type=float, default=MAX_S, help="no section starts after this time")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes; nothing is written")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.tiny:
@@ -136,10 +163,10 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := refusal(options.device):
         print(f"error: {reason}", file=sys.stderr)
         return 2
-    found = measure(TINY if options.tiny else FULL, torch.device(options.device), MAX_S)
+    writes = options.device == "cuda" and not options.tiny
+    save = (lambda found: write_results(RESULTS, found)) if writes else (lambda _: None)
+    found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_seconds, save)
     print(gpu_table(found))
-    if options.device == "cuda" and not options.tiny:
-        write_results(RESULTS, found)
     return 1 if found["failed"] else 0
 
 

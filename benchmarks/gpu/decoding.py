@@ -11,14 +11,14 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain, product
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.models import CAPTURED, EAGER, SEED, ImageModels, TextPair, drafted, peak_bytes, watched_of
+from benchmarks.gpu.models import CAPTURED, EAGER, FUSED, SEED, ImageModels, TextPair, drafted, peak_bytes, watched_of
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.harness.clock import DeviceClock, Reading
 from benchmarks.harness.engines import lanes_of, outcome_of, plain, run_requests
@@ -27,7 +27,8 @@ from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import make_row, turns
 from decoding import Engine, Request, Sampling
 
-CONTENDERS = {f"{method}, {step}": (method, step) for method in ("plain", "chain") for step in (EAGER, CAPTURED)}
+METHODS = ("plain", "chain")
+CONTENDERS = {f"{method}, {step}": (method, step) for method in METHODS for step in (EAGER, CAPTURED, FUSED)}
 GUIDANCE = 4.0
 ALL, TEXT = "all columns", "the text"
 NUM_WARM, SPARE = 2, 16
@@ -101,24 +102,44 @@ class Bench:
 
 
 def measure_decoding(pair: TextPair, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> dict[str, Any]:
-    """Return a row for each contender at each batch size, and the batch sizes left out with the reason."""
-    places = {f"batch {b}": partial(_measure_batch, pair, b, sizes, copy_bytes_per_s, has_time) for b in sizes.batches}
+    """Return a row for each contender without fused layers at each batch size, and what was left out and why.
+
+    Eager steps are timed at the batch sizes `sizes.eager_batches`.
+    """
+
+    def places() -> Iterator[tuple[str, Callable[[], list[Row]]]]:
+        for b in sizes.batches:
+            steps = (EAGER, CAPTURED) if b in sizes.eager_batches else (CAPTURED,)
+            yield f"batch {b}", partial(_measure_batch, pair, b, steps, sizes, copy_bytes_per_s, has_time)
+
+    return measure_places(dict(places()), has_time)
+
+
+def measure_fused(pair: TextPair, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> dict[str, Any]:
+    """Return what `measure_decoding` does for captured steps of fused layers."""
+    steps = (FUSED,)
+    places = {
+        f"batch {b}": partial(_measure_batch, pair, b, steps, sizes, copy_bytes_per_s, has_time) for b in sizes.batches
+    }
     return measure_places(places, has_time)
 
 
-def _measure_batch(pair: TextPair, batch: int, sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime) -> list[Row]:
+def _measure_batch(
+    pair: TextPair, batch: int, steps: tuple[str, ...], sizes: Sizes, copy_bytes_per_s: float, has_time: HasTime
+) -> list[Row]:
     """Return the rows of one batch size; at least one round is timed."""
+    names = [name for name, (_, step) in CONTENDERS.items() if step in steps]
     count, device = batch * sizes.requests_per_slot, next(pair.targets[EAGER].decoder.parameters()).device
     sampling = Sampling(max_new_tokens=sizes.max_new_tokens)
     requests = [Request(str(number), text, sampling=sampling) for number, text in enumerate(pair.prompts[:count])]
     peaks, benches = {}, {}
-    for name in CONTENDERS:
+    for name in names:
         peak_bytes(device)
         benches[name] = Bench(pair, name, batch, sizes.gamma)
         # All slots are filled and drained once, so that every batch size is captured.
         benches[name].run(requests[: 2 * batch], False)
         peaks[name] = peak_bytes(device)
-    for number, order in enumerate(turns(list(CONTENDERS), sizes.rounds)):
+    for number, order in enumerate(turns(names, sizes.rounds)):
         if number and not has_time():
             break
         for name in order:

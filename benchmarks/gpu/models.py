@@ -44,7 +44,7 @@ TARGET, DRAFTER, IMAGES = (CHECKPOINTS / name for name in ("text_target", "text_
 SEED = 7
 CPU_THREADS = 8
 """Threads of the reference, which the source model decodes on the CPU."""
-EAGER, CAPTURED = "eager", "captured"
+EAGER, CAPTURED, FUSED = "eager", "captured", "fused"
 
 
 class RunAgain:
@@ -63,10 +63,10 @@ def recorder(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else RunAgain()
 
 
-def let_capture(model: TargetModel) -> None:
+def let_capture(model: TargetModel, fuses: bool = False) -> None:
     """Capture and replay this model's steps from now on, with timed replays."""
-    if not model.capture():
-        model._run = CapturedDecoder(model.decoder, RunAgain())
+    if not model.capture(fuses):
+        model._run = CapturedDecoder(model.decoder, RunAgain(), fuses, "eager")
     assert isinstance(model._run, CapturedDecoder)
     model._run._recorder = WatchedRecorder(model._run._recorder, next(model.decoder.parameters()).device)
 
@@ -79,7 +79,7 @@ def watched_of(*models: TargetModel) -> list[WatchedRecorder]:
 
 @dataclass(frozen=True)
 class TextPair:
-    """Target and drafter, eager and captured, over the same weights; prompts and the target's reference outputs."""
+    """Target and drafter, each for all steps over the same weights; prompts and the target's reference outputs."""
 
     targets: dict[str, Target]
     drafters: dict[str, Target]
@@ -118,9 +118,10 @@ def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tupl
 
 
 def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
-    """Return an eager and a captured model over the same weights."""
-    found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED)}
+    """Return an eager and two captured models over the same weights, of which one has fused layers."""
+    found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED, FUSED)}
     let_capture(found[CAPTURED])
+    let_capture(found[FUSED], fuses=True)
     return found
 
 

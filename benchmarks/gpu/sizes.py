@@ -27,6 +27,7 @@ class Sizes:
     drafter: Shape = DRAFTER
     gamma: int = 5
     batches: tuple[int, ...] = (1, 8, 32, 64)
+    eager_batches: tuple[int, ...] = (1, 32)
     requests_per_slot: int = 3
     max_new_tokens: int = 64
     rounds: int = 2
@@ -52,6 +53,7 @@ TINY = Sizes(
     drafter=Shape(64, 2, 1, 1, 256),
     gamma=3,
     batches=(1, 3),
+    eager_batches=(1, 3),
     requests_per_slot=2,
     max_new_tokens=8,
     rounds=2,

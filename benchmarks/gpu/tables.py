@@ -72,7 +72,8 @@ def size(model: Results) -> str:
 
 def decoding_table(results: Results) -> str:
     """Render every contender at every batch size."""
-    found = results["decoding"]["rows"]
+    fused = results.get("fused", {"rows": [], "left_out": []})
+    found = sorted(results["decoding"]["rows"] + fused["rows"], key=lambda row: row["batch"])
     plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
     rows = []
     for row in found:
@@ -83,7 +84,7 @@ def decoding_table(results: Results) -> str:
             if row["outside_graphs"] is not None:
                 outside = f"{row['outside_graphs']:.1%}"
             if base is not None and base["tokens_per_s"] is not None:
-                over = f"{relative_speeds(row, base):.2f}"
+                over = f"{ratio(row, base):.2f}"
         length = f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
         memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
         equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
@@ -92,7 +93,15 @@ def decoding_table(results: Results) -> str:
     title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}, greedy"
     columns = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
     columns += " | outside graphs | memory | outputs equal to the target's"
-    return f"{table(title, columns, rows, results['decoding']['left_out'])}\n\n{claims(results)}"
+    left_out = results["decoding"]["left_out"] + [f"fused, {one}" for one in fused["left_out"]]
+    return f"{table(title, columns, rows, left_out)}\n\n{claims(results)}"
+
+
+def ratio(row: Results, base: Results) -> float:
+    """Return the relative speed of two rows, by round if they ran in turn."""
+    if len(row["seconds"]) == len(base["seconds"]):
+        return relative_speeds(row, base)
+    return float(row["tokens_per_s"]["median"] / base["tokens_per_s"]["median"])
 
 
 def generate_table(results: Results) -> str:
@@ -100,19 +109,22 @@ def generate_table(results: Results) -> str:
     found = results.get("decoding", {"rows": []})["rows"]
     own = {(one["batch"], one["method"]): one for one in found if one["step"] == "captured"}
     rows = []
-    for row in results["generate"]["rows"]:
+    compiled = results.get("generate_compiled", {"rows": [], "left_out": []})
+    for row in results["generate"]["rows"] + compiled["rows"]:
         ratios = []
         for method in ("plain", "chain"):
             one = own.get((row["batch"], method))
-            speeds = [None if each is None else each["tokens_per_s"] for each in (one, row)]
-            ratios.append("–" if None in speeds else f"{speeds[0]['median'] / speeds[1]['median']:.2f}")
+            if one is None or None in (one["tokens_per_s"], row["tokens_per_s"]):
+                ratios.append("–")
+            else:
+                ratios.append(f"{ratio(one, row):.2f}")
         equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
         memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
         rows.append((row["batch"], row["mode"], figure(row["tokens_per_s"], 0), *ratios, memory, equal))
     title = "transformers' `generate` over the same weights, in the same process"
     columns = "batch | mode | tokens/s | plain, captured, over it | chain, captured, over it | memory"
     columns += " | outputs equal to the target's"
-    return table(title, columns, rows, results["generate"]["left_out"])
+    return table(title, columns, rows, results["generate"]["left_out"] + compiled["left_out"])
 
 
 def claims(results: Results) -> str:

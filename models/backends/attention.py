@@ -30,6 +30,8 @@ from transformers import AttentionInterface
 from models.backends.cache import RaggedCache
 
 IMPLEMENTATION = "draftfleet_ragged"
+NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+"""Errors of torch.compile; forwards then run uncompiled."""
 
 
 class AttentionProbe:
@@ -264,6 +266,7 @@ class DecoderRunner:
     mode = "eager"
     """Execution mode of forwards, for provenance."""
     is_compiled = False
+    is_captured = False
 
     def __init__(self, decoder: nn.Module) -> None:
         self.decoder = decoder

@@ -93,8 +93,11 @@ class Backend:
         """Return a runner with compiled layers; None if this backend does not compile this decoder."""
         return None
 
-    def capture(self, decoder: nn.Module) -> DecoderRunner | None:
-        """Return a runner that replays steps as CUDA graphs; None if this backend cannot capture this decoder."""
+    def capture(self, decoder: nn.Module, fuses: bool = False) -> DecoderRunner | None:
+        """Return a runner that replays steps as CUDA graphs; None if this backend cannot capture this decoder.
+
+        With `fuses`, it compiles the layers that it captures, if they have equal structure.
+        """
         return None
 
     def autocast(self, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

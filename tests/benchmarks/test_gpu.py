@@ -180,13 +180,15 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     monkeypatch.setattr(gpu, "measure_images", lambda *_: {"rows": [], "left_out": []})
     result = gpu.measure(TINY, CPU, 600.0)
     assert "is another model" in result["failed"]["pair"]
-    assert result["skipped"] == dict.fromkeys(("decoding", "generate", "long"), "it needs pair")
+    assert result["skipped"] == dict.fromkeys(
+        ("decoding", "generate", "generate_compiled", "long", "fused"), "it needs pair"
+    )
     assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
 
 def test_an_exhausted_time_limit_is_reported() -> None:
     result = gpu.measure(TINY, CPU, 0.0)
-    assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "generate", "images", "long"}
+    assert set(result["skipped"]) == set(gpu.BUDGETS_S)
     sections = gpu.Sections(600.0)
     sections.run("copy", lambda: 1.0)
     # What a section does not use is left to the one after it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import decoding.engine as engine
 from tests import toys
@@ -17,6 +18,12 @@ IMAGE_CASES = [
     for place, method in enumerate(images.METHODS)
     for kind, mode in zip(KINDS, [*images.MODES, *images.MODES][place % 4 :], strict=False)
 ]
+
+
+@pytest.fixture(autouse=True)
+def full_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vision towers begin with a convolution, for which cuDNN uses TF32 unless it is switched off."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.mark.parametrize("device", ON_GPU)

@@ -17,15 +17,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, LayerInputs, run_decoder, some_layers
+from models.backends.attention import (
+    NOT_COMPILED,
+    AttentionStep,
+    DecoderRunner,
+    LayerInputs,
+    run_decoder,
+    some_layers,
+)
 from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
+from models.backends.layers import are_alike, with_layers
 from models.backends.memory import free_bytes
 
 logger = logging.getLogger(__name__)
 
-NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 MIN_FREE = 1.25
 """Free memory that packing requires, as a multiple of the bytes of the weights."""
 
@@ -55,12 +62,7 @@ class CompiledDecoder(DecoderRunner):
         self._graph = LayerGraph(layers)
         self._frames: dict[tuple[Kind, int], DecoderFrame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
-        # A shallow copy: the same parts and weights, with layers that run the shared graph.
-        self._compiled_decoder = copy.copy(decoder)
-        self._compiled_decoder._modules = dict(decoder._modules)
-        self._compiled_decoder.layers = nn.ModuleList(
-            _CompiledLayer(index, layer, self._graph) for index, layer in enumerate(layers)
-        )
+        self._compiled_decoder = with_layers(decoder, self._graph.run_layer)
 
     def of_layers(self, indices: Sequence[int]) -> CompiledDecoder:
         # The copy shares the graph, the kinds that were compiled and the packed weights.
@@ -162,30 +164,6 @@ class CompiledDecoder(DecoderRunner):
         return run_decoder(self.decoder, *forward, {}, wanted)
 
 
-class _CompiledLayer(nn.Module):
-    """Layer of the copied decoder, which runs the shared graph with its own weights."""
-
-    def __init__(self, index: int, inner: nn.Module, graph: LayerGraph) -> None:
-        super().__init__()
-        self.inner = inner
-        self._graph = graph
-        self._index = index
-
-    def __getattr__(self, name: str) -> Any:
-        # Decoders read attributes of their layers, such as the attention type.
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
-
-    def forward(self, hidden: Tensor, **arguments: Any) -> Any:
-        step: AttentionStep = arguments.pop("lanes")
-        out = self._graph(self._index, hidden, step, arguments)
-        if self._graph.recorder is not None:
-            self._graph.recorder.record(hidden, arguments, out)
-        return out
-
-
 class PackedHead(nn.Module):
     """Output layer with packed weights of the linear layer `head`."""
 
@@ -212,19 +190,4 @@ def can_compile(decoder: nn.Module) -> bool:
     """Return whether all layers have equal structure, no buffers, and weights that packed kernels support."""
     layers = list(getattr(decoder, "layers", ()))
     weights = [one for layer in layers for one in layer.parameters()]
-    has_buffers = any(True for layer in layers for _ in layer.buffers())
-    are_alike = bool(layers) and all(_structure(layer) == _structure(layers[0]) for layer in layers)
-    return are_alike and not has_buffers and all(can_pack(one.device, one.dtype) for one in weights)
-
-
-def _structure(layer: nn.Module) -> list[object]:
-    """Return the properties that layers must share to run one graph: modules, their constants, shapes of weights."""
-    parts: list[object] = []
-    for name, module in layer.named_modules():
-        constants = {
-            key: value
-            for key, value in vars(module).items()
-            if isinstance(value, (bool, int, float, str)) and key != "layer_idx"
-        }
-        parts.append((name, type(module), constants))
-    return [*parts, *((name, one.shape, one.dtype, one.device) for name, one in layer.named_parameters())]
+    return are_alike(layers) and all(can_pack(one.device, one.dtype) for one in weights)

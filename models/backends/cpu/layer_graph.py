@@ -7,7 +7,6 @@ called directly. `run` also skips torch's wrapper of the generated code. Decisio
 
 from __future__ import annotations
 
-import copy
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import ROWS_KERNEL, can_attend
 from models.backends.cpu.decoder_frame import FrameRecorder
 from models.backends.cpu.packing import forget, merge_linears
+from models.backends.layers import template_of, weights_of
 
 MAX_GRAPHS = 16
 """Most graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
@@ -58,12 +58,8 @@ class LayerGraph:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.recorder: FrameRecorder | None = None
         self.has_failed = False
-        self._weights = [dict(layer.named_parameters()) for layer in layers]
-        # The traced layer has meta weights, and index 0 in a cache of one layer.
-        self._template = copy.deepcopy(layers[0]).to("meta")
-        for module in self._template.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = 0  # type: ignore[assignment]
+        self._weights = weights_of(layers)
+        self._template = template_of(layers)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._latest: _Graph | None = None
         self._has_kernel: bool | None = None
@@ -72,6 +68,13 @@ class LayerGraph:
         self._traced = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=self._compile, **options)
         addresses = [parameter.data_ptr() for layer in layers for parameter in layer.parameters()]
         weakref.finalize(self, forget, addresses)
+
+    def run_layer(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
+        """Run layer `index` for a copied decoder, and report the call."""
+        out = self(index, hidden, step, given)
+        if self.recorder is not None:
+            self.recorder.record(hidden, given, out)
+        return out
 
     def __call__(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
         """Run layer `index` on `hidden` (r, N, D); `given` are the decoder's other keyword arguments."""

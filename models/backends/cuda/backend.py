@@ -31,10 +31,12 @@ class CudaBackend(Backend):
     def __init__(self) -> None:
         self._first_parts: weakref.WeakKeyDictionary[RaggedCache, FirstPart | None] = weakref.WeakKeyDictionary()
 
-    def capture(self, decoder: nn.Module) -> DecoderRunner | None:
+    def capture(self, decoder: nn.Module, fuses: bool = False) -> DecoderRunner | None:
         """See `Backend.capture`; returns None for a decoder on several devices."""
         devices = {parameter.device for parameter in decoder.parameters()}
-        return CapturedDecoder(decoder, CudaRecorder(devices.pop())) if len(devices) == 1 else None
+        if len(devices) > 1:
+            return None
+        return CapturedDecoder(decoder, CudaRecorder(devices.pop()), fuses)
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
         """See `Backend.place`; uses two-part attention if the flash kernel supports the cache."""

@@ -7,6 +7,7 @@ use of its size. Unmeasured: no GPU has run it yet.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
+from models.backends.attention import NOT_COMPILED, AttentionStep, DecoderRunner, run_decoder, some_layers
 from models.backends.cache import RaggedCache
+from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TwoParts
+
+logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows for which graphs are captured; steps of more rows run eagerly."""
@@ -74,17 +78,33 @@ class _Recording:
 
 
 class CapturedDecoder(DecoderRunner):
-    """Runs a decoder: decoding steps by replay of CUDA graphs, prefills eagerly."""
+    """Runs a decoder: decoding steps by replay of CUDA graphs, prefills eagerly.
 
-    mode = "captured"
+    With `fuses`, steps capture compiled layers, if all have equal structure. If compilation fails, a warning is logged,
+    and later sizes capture the layers as they are.
+    """
 
-    def __init__(self, decoder: nn.Module, recorder: Recorder) -> None:
+    is_captured = True
+
+    def __init__(self, decoder: nn.Module, recorder: Recorder, fuses: bool = False, compiler: str = INDUCTOR) -> None:
         super().__init__(decoder)
         self._recorder = recorder
+        self._fused = fuse(decoder, compiler) if fuses else None
         self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[object, ...], _Recording]]()
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
-        return CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
+        one = CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
+        # The same compiled function runs them.
+        one._fused = None if self._fused is None else some_layers(self._fused, indices)
+        return one
+
+    @property
+    def is_compiled(self) -> bool:  # type: ignore[override]
+        return self._fused is not None
+
+    @property
+    def mode(self) -> str:  # type: ignore[override]
+        return "captured" if self._fused is None else "captured, fused"
 
     @property
     def num_recordings(self) -> int:
@@ -149,5 +169,19 @@ class CapturedDecoder(DecoderRunner):
         idle = step.kernel.idle(size) if isinstance(step.kernel, TwoParts) else None
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
-        out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}, wanted))
+        out, replay = self._capture(inputs, places, static, wanted)
         return _Recording(inputs, places, rows, columns, mask, idle, out, replay)
+
+    def _capture(
+        self, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """Record a forward of the fused decoder, or of the decoder itself if there is none."""
+        if self._fused is not None:
+            fused = self._fused
+            try:
+                return self._recorder.record(lambda: run_decoder(fused, embeds, positions, step, {}, wanted))
+            except NOT_COMPILED as error:
+                reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
+                logger.warning("steps are captured uncompiled, which is slower: %s", reason)
+                self._fused = None
+        return self._recorder.record(lambda: run_decoder(self.decoder, embeds, positions, step, {}, wanted))

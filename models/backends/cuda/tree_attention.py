@@ -83,24 +83,48 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: f
     Each row and key head is passed as a sequence with one head, so that the cache is viewed and not copied.
     `torch.nn.attention.varlen` calls the same operation, but does not take lengths before torch 2.13.
     """
-    num_rows, num_heads, num_queries, head_dim = query.shape
+    run: Any = _flash_in_graphs if torch.compiler.is_compiling() else _flash
+    mixed, total = run(query, keys, values, parts.query_starts, parts.key_starts, parts.lens, scale)
+    # The kernel returns +inf for empty sums.
+    return mixed, torch.nan_to_num(total, nan=torch.nan, posinf=-torch.inf, neginf=-torch.inf)
+
+
+def _flash(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    lens: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    head_dim = query.shape[3]
     mixed, total, *_ = torch.ops.aten._flash_attention_forward(
         query.reshape(-1, 1, head_dim),
         keys.view(-1, 1, head_dim),
         values.view(-1, 1, head_dim),
-        parts.query_starts,
-        parts.key_starts,
-        num_queries,
+        query_starts,
+        key_starts,
+        query.shape[2],
         keys.shape[2],
         0.0,
         False,
         False,
         scale=scale,
-        seqused_k=parts.lens.view(-1),
+        seqused_k=lens.view(-1),
     )
-    # The kernel returns +inf for empty sums.
-    total = total.view(num_rows, num_heads, num_queries)
-    return mixed.view(query.shape), torch.nan_to_num(total, nan=torch.nan, posinf=-torch.inf, neginf=-torch.inf)
+    return mixed.view(query.shape), total.view(query.shape[:3])
+
+
+_flash_in_graphs = torch.library.custom_op("draftfleet::flash", _flash, mutates_args=())
+"""The same call as one operation of a compiled graph, which the compiler does not look into."""
+
+
+@_flash_in_graphs.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query, memory_format=torch.contiguous_format), query.new_empty(
+        query.shape[:3], dtype=torch.float32
+    )
 
 
 def first_part(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> FirstPart | None:

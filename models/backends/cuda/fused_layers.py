@@ -1,0 +1,95 @@
+"""Run decoder layers through one function compiled by torch.compile, which fuses their element-wise operations.
+
+A decoding step of few rows reads weights and launches many small kernels, whose time counts; a fused layer launches a
+third of them. One layer is traced with its weights as arguments, so all layers of a decoder share its graphs; numbers
+of rows, nodes and KV positions are symbols. GEMMs and attention kernels stay those of the uncompiled layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as symbols
+from torch import Tensor, nn
+
+from models.backends.attention import IMPLEMENTATION, AttentionStep
+from models.backends.cache import RaggedCache
+from models.backends.cuda.tree_attention import FirstPart, TwoParts
+from models.backends.layers import are_alike, template_of, weights_of, with_layers
+
+INDUCTOR = "inductor"
+MAX_GRAPHS = 64
+"""Most graphs of a process (`recompile_limit`); torch compiles axes of length 1 separately."""
+
+
+class FusedLayers:
+    """Runs the layers of a decoder, which must have equal structure, with one shared compiled function.
+
+    `compiler` is a backend of torch.compile; "eager" traces and compiles nothing.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], compiler: str = INDUCTOR) -> None:
+        self._weights = weights_of(layers)
+        self._template = template_of(layers)
+        self._first: FirstPart | None = None
+        # The few kernels of a layer need no pool of processes.
+        options: dict[str, Any] | None = {"compile_threads": 1} if compiler == INDUCTOR else None
+        self._compiled = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=compiler, options=options)
+
+    def run_layer(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
+        """Run layer `index` on `hidden` (r, N, D); `given` are the decoder's other keyword arguments."""
+        keys, values = step.cache.layer(index)
+        for memory in (keys, values):
+            for axis in (1, 3):
+                torch._dynamo.mark_static(memory, axis)
+        torch._dynamo.mark_static(hidden, 2)
+        parts = step.kernel
+        tensors: dict[str, Tensor | None] = {}
+        if isinstance(parts, TwoParts):
+            self._first = parts.first
+            tensors = {name: value for name, value in vars(parts).items() if name != "first"}
+        # Axes of equal length in the first call are different axes; a norm's epsilon is a constant.
+        with symbols.patch(use_duck_shape=False), _limits():  # type: ignore[attr-defined]
+            return self._compiled(
+                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, tensors, given
+            )
+
+    def _layer(
+        self,
+        weights: Mapping[str, Tensor],
+        hidden: Tensor,
+        rows: Tensor,
+        columns: Tensor,
+        mask: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+        tensors: dict[str, Any],
+        given: dict[str, Any],
+    ) -> Any:
+        """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
+        num_rows, window = hidden.shape[0], keys.shape[2] - 1 if mask is None else mask.shape[3]
+        kernel = None
+        if tensors:
+            assert self._first is not None
+            kernel = TwoParts(self._first, **tensors)
+        cache = RaggedCache.over([keys], [values])
+        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
+        return torch.func.functional_call(self._template, dict(weights), (hidden,), {**given, "lanes": step})
+
+
+def _limits() -> Any:
+    config: Any = torch._dynamo.config
+    return config.patch(specialize_float=True, recompile_limit=MAX_GRAPHS)
+
+
+def fuse(decoder: nn.Module, compiler: str = INDUCTOR) -> nn.Module | None:
+    """Return a copy of a decoder with fused layers over the same weights; None if its layers differ in structure.
+
+    The decoder's attention implementation must be set, because the traced layer copies its configuration.
+    """
+    config: Any = decoder.config
+    assert config._attn_implementation == IMPLEMENTATION
+    layers: Sequence[nn.Module] = list(getattr(decoder, "layers", ()))
+    return with_layers(decoder, FusedLayers(layers, compiler).run_layer) if are_alike(layers) else None
