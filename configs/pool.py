@@ -70,15 +70,22 @@ class EnginePool(ActorPool):
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """Longest time of a row in its slot; a row that takes longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU, compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at
-    least 256 MiB of weights. Needs a C++ compiler; without one, forwards run eagerly."""
-    capture: bool = False
-    """On one GPU, capture steps as CUDA graphs and replay them; off by default, because it has never run on a GPU."""
+    """Compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at least
+    256 MiB of weights. On a GPU it fuses the layers of captured steps. Needs a C++ compiler; without one, forwards run
+    uncompiled."""
+    capture: Literal["auto", "always", "never"] = "auto"
+    """Capture steps as CUDA graphs and replay them: `always` (`true`), `never` (`false`), or `auto` for models on one
+    GPU."""
 
     @property
     def rows_per_batch(self) -> int:
         """`batch_rows`, or the least number of rows while it is `auto` (see `pipeline.run.batches`)."""
         return LEAST_BATCH_ROWS if self.batch_rows == "auto" else self.batch_rows
+
+    @field_validator("capture", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {True: "always", False: "never"}[value] if isinstance(value, bool) else value
 
     @field_validator("slots", "batch_rows", mode="plain")
     @classmethod

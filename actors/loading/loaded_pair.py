@@ -97,13 +97,15 @@ def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
     largest = max(sizes, default=0)
     compiles = pool.compile == "always" or (pool.compile == "auto" and largest >= MIN_COMPILED_BYTES)
     for model in models:
-        if pool.capture and not model.capture():
+        is_captured = pool.capture != "never" and model.capture(fuses=compiles)
+        if pool.capture == "always" and not is_captured:
             raise ConfigError(
                 f"pool.capture: {model.name} cannot be captured: that takes one CUDA device, "
                 f"and it is on {model.device}"
             )
-        if compiles and not model.compile() and pool.compile == "always":
+        is_compiled = compiles and model.compile()
+        if pool.compile == "always" and not is_compiled:
             raise ConfigError(
-                f"pool.compile: {model.name} cannot be compiled: that takes a CPU, bfloat16 or float32 weights and "
-                "layers of one make; take 'auto'"
+                f"pool.compile: {model.name} cannot be compiled: that takes layers of one make, and captured steps on "
+                "a GPU, or bfloat16 or float32 weights on a CPU; take 'auto'"
             )

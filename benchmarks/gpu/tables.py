@@ -70,74 +70,131 @@ def size(model: Results) -> str:
     return f"{model['num_parameters'] / 1e9:.2g} billion parameters"
 
 
+def decoding_rows(results: Results) -> list[Results]:
+    """Return the rows of both sections of decoding, by batch size."""
+    found = [row for name in ("decoding", "fused") for row in results.get(name, {"rows": []})["rows"]]
+    return sorted(found, key=lambda row: row["batch"])
+
+
+def default_rows(results: Results) -> dict[tuple[int, str], Results]:
+    """Return the rows of a job's default steps, fused if they were measured, by batch size and method."""
+    found = decoding_rows(results)
+    step = "fused" if any(row["step"] == "fused" for row in found) else "captured"
+    return {(row["batch"], row["method"]): row for row in found if row["step"] == step}
+
+
 def decoding_table(results: Results) -> str:
     """Render every contender at every batch size."""
-    fused = results.get("fused", {"rows": [], "left_out": []})
-    found = sorted(results["decoding"]["rows"] + fused["rows"], key=lambda row: row["batch"])
+    found = decoding_rows(results)
     plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
     rows = []
     for row in found:
-        base = plain.get(row["batch"])
-        over = roofline = outside = "–"
+        over = ratio(row, plain.get(row["batch"]))
+        roofline = outside = "–"
         if row["tokens_per_s"] is not None:
             roofline = f"{row['of_roofline']:.0%}"
             if row["outside_graphs"] is not None:
-                outside = f"{row['outside_graphs']:.1%}"
-            if base is not None and base["tokens_per_s"] is not None:
-                over = f"{ratio(row, base):.2f}"
+                outside = f"{max(0.0, row['outside_graphs']):.1%}"
         length = f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–"
         memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
-        equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
         speed = figure(row["tokens_per_s"], 0)
-        rows.append((row["batch"], row["method"], row["step"], speed, over, length, roofline, outside, memory, equal))
+        columns = (row["method"], row["step"], speed, over, length, roofline, outside, memory, equal_outputs(row))
+        rows.append((row["batch"], *columns))
     title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}, greedy"
-    columns = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
-    columns += " | outside graphs | memory | outputs equal to the target's"
-    left_out = results["decoding"]["left_out"] + [f"fused, {one}" for one in fused["left_out"]]
-    return f"{table(title, columns, rows, left_out)}\n\n{claims(results)}"
+    names = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
+    names += " | outside graphs | memory | outputs equal to the target's"
+    left_out = [one for name in ("decoding", "fused") for one in results.get(name, {"left_out": []})["left_out"]]
+    return f"{table(title, names, rows, left_out)}\n\n{claims(results)}"
 
 
-def ratio(row: Results, base: Results) -> float:
-    """Return the relative speed of two rows, by round if they ran in turn."""
+def equal_outputs(row: Results) -> str:
+    return equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
+
+
+def ratio(row: Results | None, base: Results | None) -> str:
+    """Render the relative speed of two rows, by round if they have equal rounds; "–" if one has no speed."""
+    if row is None or base is None or None in (row["tokens_per_s"], base["tokens_per_s"]):
+        return "–"
     if len(row["seconds"]) == len(base["seconds"]):
-        return relative_speeds(row, base)
-    return float(row["tokens_per_s"]["median"] / base["tokens_per_s"]["median"])
+        return f"{relative_speeds(row, base):.2f}"
+    return f"{row['tokens_per_s']['median'] / base['tokens_per_s']['median']:.2f}"
 
 
 def generate_table(results: Results) -> str:
-    """Render transformers' `generate` and its speed relative to this engine's captured steps."""
-    found = results.get("decoding", {"rows": []})["rows"]
-    own = {(one["batch"], one["method"]): one for one in found if one["step"] == "captured"}
-    rows = []
-    compiled = results.get("generate_compiled", {"rows": [], "left_out": []})
-    for row in results["generate"]["rows"] + compiled["rows"]:
-        ratios = []
-        for method in ("plain", "chain"):
-            one = own.get((row["batch"], method))
-            if one is None or None in (one["tokens_per_s"], row["tokens_per_s"]):
-                ratios.append("–")
-            else:
-                ratios.append(f"{ratio(one, row):.2f}")
-        equal = equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else "")
-        memory = f"{row['peak_bytes'] / GIB:.0f} GiB"
-        rows.append((row["batch"], row["mode"], figure(row["tokens_per_s"], 0), *ratios, memory, equal))
+    """Render transformers' `generate`, and the speed of this engine's default steps relative to it."""
+    own = default_rows(results)
+    sections = [results[name] for name in ("generate", "generate_compiled") if name in results]
+    rows = [
+        (
+            row["batch"],
+            row["mode"],
+            figure(row["tokens_per_s"], 0),
+            *(ratio(own.get((row["batch"], method)), row) for method in ("plain", "chain")),
+            equal_outputs(row),
+        )
+        for section in sections
+        for row in section["rows"]
+    ]
+    step = next((row["step"] for row in own.values()), "captured")
     title = "transformers' `generate` over the same weights, in the same process"
-    columns = "batch | mode | tokens/s | plain, captured, over it | chain, captured, over it | memory"
+    columns = f"batch | mode | tokens/s | plain, {step}, over it | chain, {step}, over it"
     columns += " | outputs equal to the target's"
-    return table(title, columns, rows, results["generate"]["left_out"] + compiled["left_out"])
+    return table(title, columns, rows, [one for section in sections for one in section["left_out"]])
+
+
+def gpu_headline(results: Results) -> str:
+    """Render the speed of default steps, and relative to `generate`."""
+    own = default_rows(results)
+    generate = {row["batch"]: row for row in results["generate"]["rows"]}
+    rows = []
+    for batch in sorted({batch for batch, _ in own}):
+        plain, drafted = own[batch, "plain"], own[batch, "chain"]
+        speeds = [figure(one["tokens_per_s"], 0) for one in (plain, drafted)]
+        over = ratio(drafted, plain), ratio(plain, generate.get(batch)), ratio(drafted, generate.get(batch))
+        rows.append((batch, *speeds, *over))
+    columns = "batch | plain, tokens/s | 5 drafts, tokens/s | drafts over plain | plain over transformers"
+    return markdown(columns + " | drafts over transformers", rows)
+
+
+def gpu_findings(results: Results) -> str:
+    """Render the findings of all sections as a list."""
+    rows = {(row["batch"], row["method"], row["step"]): row for row in decoding_rows(results)}
+    batches = sorted({batch for batch, *_ in rows})
+    first, last = batches[0], batches[-1]
+    fused = [ratio(rows.get((b, "plain", "fused")), rows.get((b, "plain", "captured"))) for b in batches]
+    own = default_rows(results)
+    drafts = [f"{ratio(own[b, 'chain'], own[b, 'plain'])} (batch {b})" for b in batches]
+    attention = [
+        f"{row['two_parts_us'] / row['mask_us']:.2f} ({row['query']} / {row['key']} heads, {row['nodes']} nodes)"
+        for row in results["attention"]
+        if "two_parts_us" in row
+    ]
+    captured = ratio(rows.get((first, "plain", "captured")), rows.get((first, "plain", "eager")))
+    lines = [
+        f"Captured steps of plain decoding at batch {first} over eager ones: {captured}. Fused over captured: "
+        f"{', '.join(fused)}, by batch. Jobs on one GPU capture and fuse by default.",
+        f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
+        f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
+        "trees, acceptance and commit are small kernels that are not captured.",
+        f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
+        f"{OF_ROOFLINE:.0%} are the goal.",
+        f"Time of attention in two parts over that with one mask: {', '.join(attention)}. The choice still follows the "
+        "cache's dtype alone ([decision 21](../design/decisions/21-gpu-tree-attention.md)).",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def claims(results: Results) -> str:
-    """Render the goals for plain captured decoding."""
+    """Render the goals for plain decoding with default steps."""
     found = []
-    for row in results["decoding"]["rows"]:
-        if (row["method"], row["step"]) != ("plain", "captured") or row["tokens_per_s"] is None:
+    for (batch, method), row in sorted(default_rows(results).items()):
+        if method != "plain" or row["tokens_per_s"] is None:
             continue
-        if row["batch"] == 1:
+        if batch == 1:
             word = "reached" if row["of_roofline"] >= OF_ROOFLINE else "not reached"
             found.append(f"plain decoding at batch 1 at {OF_ROOFLINE:.0%} of the roofline: {word}")
         word = "reached" if row["outside_graphs"] <= MAX_IDLE else "not shown"
-        found.append(f"host idle at batch {row['batch']} at most {MAX_IDLE:.0%}: {word}")
+        found.append(f"host idle at batch {batch} at most {MAX_IDLE:.0%}: {word}")
     return "To be shown: " + ("; ".join(found) or "no row to judge by") + "."
 
 
@@ -181,4 +238,4 @@ SECTIONS: dict[str, Callable[[Results], str]] = {
     "images": images_table,
     "long": long_table,
 }
-TABLES = {"gpu": gpu_table}
+TABLES = {"gpu": gpu_table, "gpu_headline": gpu_headline, "gpu_findings": gpu_findings}

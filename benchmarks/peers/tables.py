@@ -67,6 +67,22 @@ def peers_claims_table(results: Results) -> str:
     return table("this engine | against | speed over theirs | wanted | reached", rows)
 
 
+def peers_line(results: Results) -> str:
+    """Render the goals against vLLM in one sentence."""
+    best = {(row["batch"], row["row"]): row for row in best_rows(results)}
+    found: dict[str, list[str]] = {}
+    for what, batch, name, others, wanted in GOALS:
+        measured = [best[batch, other] for other in others if (batch, other) in best and other.startswith(VLLM)]
+        if (batch, name) not in best or not measured:
+            continue
+        over = ratio(best[batch, name], max(measured, key=_speed))
+        if over is not None:
+            missed = "" if over["median"] >= wanted else f", below the goal of {wanted:g}"
+            found.setdefault(what.split(",")[0], []).append(f"{over['median']:.2f} (batch {batch}{missed})")
+    parts = (f"{what} {', '.join(ratios)}" for what, ratios in found.items())
+    return f"Speed over vLLM's fastest variant, by requests: {'; '.join(parts)}."
+
+
 def peers_setting(results: Results) -> str:
     """Describe the models, prompts and machine in one paragraph."""
     rows = results["rows"]
@@ -82,4 +98,9 @@ def peers_setting(results: Results) -> str:
     )
 
 
-TABLES = {"peers": peers_table, "peers_claims": peers_claims_table, "peers_setting": peers_setting}
+TABLES = {
+    "peers": peers_table,
+    "peers_claims": peers_claims_table,
+    "peers_setting": peers_setting,
+    "peers_line": peers_line,
+}

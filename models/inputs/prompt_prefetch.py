@@ -1,6 +1,6 @@
 """Prefetch prompts: a thread encodes them while decoding steps run, on a side stream if the device has streams.
 
-A processor call takes as long as many decoding steps, and vision towers synchronize the device. Unmeasured on a GPU.
+A processor call takes as long as many decoding steps, and vision towers synchronize the device. Its gain is unmeasured.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from benchmarks.gpu import decoding as gpu_decoding
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY
-from benchmarks.gpu.tables import UNMEASURED, claims, gpu_table
+from benchmarks.gpu.tables import UNMEASURED, claims, gpu_headline, gpu_table
 from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
@@ -95,9 +95,10 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
     assert found["failed"] == {}
     assert found["skipped"] == {}
     assert json.loads(json.dumps(found))["gamma"] == TINY.gamma
-    rows = found["decoding"]["rows"]
+    rows = found["decoding"]["rows"] + found["fused"]["rows"]
     places = {(row["batch"], row["method"], row["step"]) for row in rows}
-    assert places == {(b, m, s) for b in TINY.batches for m in ("plain", "chain") for s in ("eager", "captured")}
+    steps = ("eager", "captured", "fused")
+    assert places == {(b, m, s) for b in TINY.batches for m in ("plain", "chain") for s in steps}
     for row in rows:
         assert row["withheld"] == ""
         assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
@@ -109,7 +110,8 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
         # Every step verifies once.
         assert row["forwards"]["target"]["calls"] == row["num_steps"]
     for row in found["generate"]["rows"]:
-        assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] == row["batch"] * TINY.requests_per_slot
+        assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
+        assert row["num_requests"] == row["batch"] * TINY.requests_per_slot
     assert {row["batch"] for row in found["generate"]["rows"]} == set(TINY.batches)
     assert {row["step"]: row["equal_images"] for row in found["images"]["rows"]} == {"captured": 2, "eager": 2}
     assert len(found["long"]["rows"]) == sum(len(batches) for _, batches in TINY.long) * (1 + 2 * len(TINY.rates))
@@ -122,6 +124,9 @@ def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None
     result = gpu_table(found)
     assert result.count("**") == 2 * len(("attention", "pair", "decoding", "generate", "images", "long"))
     assert "no kernel for the first part" in result
+    assert f"| {TINY.batches[-1]} | chain | fused |" in result
+    assert "transformers' compiled steps: no GPU" in result
+    assert gpu_headline(found).count("\n") == 1 + len(TINY.batches)
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 

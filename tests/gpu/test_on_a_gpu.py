@@ -1,8 +1,8 @@
 """Tests on a GPU: the kernel against attention under one mask, graphs against eager steps, no synchronisation.
 
-    python -m pytest tests/gpu -m gpu      # torch, transformers and pytest with its plug-ins; neither Ray nor pydantic
+    python -m pytest tests/gpu -m gpu      # torch, transformers, llguidance and pytest with its plug-ins; no Ray
 
-These tests have not run on a GPU yet. A CPU runs those that it can, and runs steps again in place of graphs.
+A CPU runs those that it can, and runs steps again in place of graphs.
 """
 
 from __future__ import annotations

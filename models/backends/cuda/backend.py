@@ -1,7 +1,4 @@
-"""Run models on NVIDIA GPUs: CUDA graphs, two-part tree attention, asynchronous output processing, prompt prefetch.
-
-Unmeasured: no GPU has run it yet.
-"""
+"""Run models on NVIDIA GPUs: CUDA graphs, two-part tree attention, asynchronous output processing, prompt prefetch."""
 
 from __future__ import annotations
 

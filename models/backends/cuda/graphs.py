@@ -2,7 +2,7 @@
 
 A CUDA graph reads and writes fixed addresses, so inputs are copied into static buffers of a few sizes: rows and windows
 are rounded up, and unused rows write to the KV position after the last readable one. A graph is captured at the first
-use of its size. Unmeasured: no GPU has run it yet.
+use of its size.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class CapturedDecoder(DecoderRunner):
     """Runs a decoder: decoding steps by replay of CUDA graphs, prefills eagerly.
 
     With `fuses`, steps capture compiled layers, if all have equal structure. If compilation fails, a warning is logged,
-    and later sizes capture the layers as they are.
+    and later sizes capture the layers as they are. If a capture fails, such as that of experts that are chosen on the
+    host, a warning is logged, and all later forwards run eagerly.
     """
 
     is_captured = True
@@ -90,12 +91,14 @@ class CapturedDecoder(DecoderRunner):
         super().__init__(decoder)
         self._recorder = recorder
         self._fused = fuse(decoder, compiler) if fuses else None
+        self._has_failed = False
         self._recordings = weakref.WeakKeyDictionary[RaggedCache, dict[tuple[object, ...], _Recording]]()
 
     def of_layers(self, indices: Sequence[int]) -> DecoderRunner:
         one = CapturedDecoder(some_layers(self.decoder, indices), self._recorder)
         # The same compiled function runs them.
         one._fused = None if self._fused is None else some_layers(self._fused, indices)
+        one._has_failed = self._has_failed
         return one
 
     @property
@@ -104,6 +107,8 @@ class CapturedDecoder(DecoderRunner):
 
     @property
     def mode(self) -> str:  # type: ignore[override]
+        if self._has_failed:
+            return "eager, capturing failed"
         return "captured" if self._fused is None else "captured, fused"
 
     @property
@@ -121,7 +126,8 @@ class CapturedDecoder(DecoderRunner):
     ) -> Tensor:
         num_rows, num_nodes, _ = embeds.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
-        if step.num_leading_rows is None or step.is_prefill or not step.cache.is_made or size is None:
+        is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
+        if not is_step or size is None or self._has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
@@ -130,9 +136,10 @@ class CapturedDecoder(DecoderRunner):
         # Two-part attention has lengths per row and does not depend on the window.
         shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
         key = (size, num_nodes, positions.dim(), tuple(wanted), *shapes)
-        if key not in recordings:
-            recordings[key] = self._record(embeds, positions, step, size, window, wanted)
-        one = recordings[key]
+        one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
+        if one is None:
+            return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
+        recordings[key] = one
         one.embeds[:num_rows].copy_(embeds)
         one.positions[..., :num_rows, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)
@@ -156,7 +163,8 @@ class CapturedDecoder(DecoderRunner):
         size: int,
         window: int,
         wanted: Sequence[int],
-    ) -> _Recording:
+    ) -> _Recording | None:
+        """Return a recording of this size; None if the decoder cannot be captured."""
         num_nodes, width = embeds.shape[1:]
         # Each graph has its own buffers. Unused rows read the first position, because a fully masked row gives NaN.
         inputs = embeds.new_zeros(size, num_nodes, width)
@@ -169,7 +177,16 @@ class CapturedDecoder(DecoderRunner):
         idle = step.kernel.idle(size) if isinstance(step.kernel, TwoParts) else None
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
-        out, replay = self._capture(inputs, places, static, wanted)
+        try:
+            out, replay = self._capture(inputs, places, static, wanted)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            logger.warning(
+                "steps run eagerly, which is slower: this model cannot be captured: %s", first_lines(error, 1)
+            )
+            self._has_failed = True
+            return None
         return _Recording(inputs, places, rows, columns, mask, idle, out, replay)
 
     def _capture(
@@ -181,7 +198,11 @@ class CapturedDecoder(DecoderRunner):
             try:
                 return self._recorder.record(lambda: run_decoder(fused, embeds, positions, step, {}, wanted))
             except NOT_COMPILED as error:
-                reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
-                logger.warning("steps are captured uncompiled, which is slower: %s", reason)
+                logger.warning("steps are captured uncompiled, which is slower: %s", first_lines(error, 2))
                 self._fused = None
         return self._recorder.record(lambda: run_decoder(self.decoder, embeds, positions, step, {}, wanted))
+
+
+def first_lines(error: Exception, num_lines: int) -> str:
+    """Return the first lines of an error of torch, without its advice."""
+    return " ".join((str(error) or type(error).__name__).splitlines()[:num_lines])

@@ -2,8 +2,7 @@
 
 Flash attention takes no mask, and only the few scratch positions need one. The first part, over committed positions,
 runs the flash kernel with a length per row; the second part, nodes × scratch positions, is computed here with a mask.
-If a row has a single node, its own position belongs to the first part. The merge is in fp32. The kernel is unmeasured:
-no GPU has run it yet.
+If a row has a single node, its own position belongs to the first part. The merge is in fp32.
 
 Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, C cache positions, D_h head
 size. The G · N queries of a key head are one block, so that K and V are read once.

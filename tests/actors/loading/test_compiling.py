@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 from actors.loading.loaded_pair import compile_models
 from configs.load import ConfigError
 from configs.pool import Pool
+from models.backends.attention import DecoderRunner
 from models.backends.cpu.compiled import CompiledDecoder
+from models.backends.cuda.backend import CudaBackend
+from models.backends.cuda.graphs import CapturedDecoder
 from models.target import Target
 from tests import toys
+from tests.models.backends.cuda.test_fused_layers import RunAgain
 
 
 def compiled(pool: Pool, *models: Target) -> list[bool]:
@@ -45,4 +53,43 @@ def test_what_cannot_be_compiled_runs_uncompiled_unless_it_must_be(monkeypatch: 
 
 def test_capturing_on_a_cpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^pool\.capture: .* takes one CUDA device, and it is on cpu"):
-        compile_models(Pool(capture=True), [toys.target("llava")])
+        compile_models(Pool(capture="always"), [toys.target("llava")])
+
+
+class OnGpu(CudaBackend):
+    """The CUDA backend without a GPU, whose recordings run again."""
+
+    def capture(self, decoder: nn.Module, fuses: bool = False) -> DecoderRunner:
+        """See `Backend.capture`."""
+        return CapturedDecoder(decoder, RunAgain(), fuses, "eager")
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        (Pool(), "captured, fused"),
+        (Pool(compile="always"), "captured, fused"),
+        (Pool(compile="never"), "captured"),
+        (Pool(capture="always", compile="never"), "captured"),
+        (Pool(capture="never"), "eager"),
+        (Pool.model_validate({"capture": False}), "eager"),
+        (Pool.model_validate({"capture": True}), "captured, fused"),
+    ],
+)
+def test_steps_on_a_gpu_are_captured_and_fused(pool: Pool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
+    target = toys.target("llava")
+    monkeypatch.setattr("models.contract.backend_for", lambda _: OnGpu())
+    compile_models(pool, [target])
+    assert (DecoderRunner.mode if target._run is None else target._run.mode) == expected
+
+
+def test_layers_that_cannot_be_fused_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = toys.target("llava")
+    monkeypatch.setattr("models.contract.backend_for", lambda _: OnGpu())
+    layers: Any = target.decoder.layers
+    layers[1].register_buffer("scales", torch.ones(1))
+    with pytest.raises(ConfigError, match=r"^pool\.compile: .*layers of one make"):
+        compile_models(Pool(compile="always"), [target])
+    assert target._run is not None
+    assert target._run.mode == "captured"

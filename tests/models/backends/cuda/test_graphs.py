@@ -205,3 +205,40 @@ def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.Mon
     got, counts = decode_all("llava", 3, True)
     assert got == expected
     assert all(count > 0 for count in counts)
+
+
+class Refuses:
+    """A recorder of a model that cannot be captured, such as one that chooses experts on the host."""
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nadvice")
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = decode_all("qwen3_vl_moe", 3, False)
+    monkeypatch.setattr("tests.models.backends.cuda.test_graphs.TapeRecorder", Refuses)
+    got, counts = decode_all("qwen3_vl_moe", 3, True)
+    assert got == expected
+    assert counts == [0, 0]
+    # Once for each model, without the advice.
+    assert [record.message.splitlines() for record in caplog.records] == [
+        [
+            "steps run eagerly, which is slower: this model cannot be captured: "
+            "Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+        ]
+    ] * 2
+    run = CapturedDecoder(toys.target("llava").decoder, Refuses())
+    run._has_failed = True
+    assert run.mode == "eager, capturing failed"
+
+
+def test_memory_that_runs_out_in_a_capture_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(self: Refuses, run: Callable[[], Tensor]) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Refuses, "record", exhausted)
+    monkeypatch.setattr("tests.models.backends.cuda.test_graphs.TapeRecorder", Refuses)
+    with pytest.raises(torch.OutOfMemoryError):
+        decode_all("llava", 3, True)
