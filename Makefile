@@ -7,7 +7,7 @@
 # make docs       build the documentation as a site in build/docs (sets itself up)
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make bench-engine  this engine alone: batches and lengths, where a step's time goes, long contexts (40 minutes)
-# make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (ten minutes; torch 2.11 and transformers)
+# make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (eight minutes; torch 2.11, transformers, llguidance)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-real  lossless methods on a pretrained model and real text (downloads 90 MB; ten minutes)
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
@@ -84,7 +84,7 @@ bench-engine: .venv/.installed
 # No environment is made: a machine with a GPU has its own torch. PYTHON=… names another interpreter.
 bench-gpu: PYTHON ?= python3
 bench-gpu:
-	@$(PYTHON) -c "import torch, transformers" 2>/dev/null || { echo "make: $(PYTHON) has no torch or no transformers; PYTHON=… names another" >&2; exit 1; }
+	@$(PYTHON) -c "import torch, transformers, llguidance" 2>/dev/null || { echo "make: $(PYTHON) has no torch, transformers or llguidance; PYTHON=… names another" >&2; exit 1; }
 	@$(PYTHON) -m benchmarks.gpu
 
 bench-peers: .venv/.installed
