@@ -20,6 +20,7 @@ from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.scheduling.drafter_prefill import DrafterPrefill
+from decoding.scheduling.refill import Refill
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats
 from decoding.step import StepInFlight, run_step
@@ -60,6 +61,7 @@ class Engine:
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._queue = self._admission.queue
+        self._refill = Refill(slots, target.backend.prefill_steps)
         self._max_prefill_tokens = max_prefill_tokens
         self._async_output = target.backend.is_asynchronous if async_output is None else async_output
         self._in_flight: StepInFlight | None = None
@@ -151,6 +153,8 @@ class Engine:
         """Fill the free slots in batches of limited prompt tokens, so that prefill memory is bounded."""
         finished: list[Completion] = []
         free = self._slots.free
+        if not self._refill.is_due(len(free), self._queue.num_waiting, bool(self._slots.active)):
+            return finished
         while self._queue.num_waiting and free:
             taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
             self.stats.encode_s += time.perf_counter() - taken.started_s
@@ -160,6 +164,7 @@ class Engine:
             # Encoding overlaps with the step in flight; its output is processed before the prefill.
             finished += taken.refused + self._process_in_flight(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
+            self._refill.done(len(free))
             if ids:
                 levels = self.method.tree.max_levels if self._drafts else 0
                 progress = [

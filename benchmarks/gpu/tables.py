@@ -169,6 +169,11 @@ def gpu_findings(results: Results) -> str:
         for row in results["attention"]
         if "two_parts_us" in row
     ]
+    prefills = []
+    for batch in batches:
+        row = own[batch, "chain"]
+        spent = sum(row["forwards"]["prompts"]["seconds"]) / sum(row["seconds"])
+        prefills.append(f"{spent:.0%} in {row['forwards']['prompts']['calls'][0]} prefills (batch {batch})")
     captured = ratio(rows.get((first, "plain", "captured")), rows.get((first, "plain", "eager")))
     lines = [
         f"Captured steps of plain decoding at batch {first} over eager ones: {captured}. Fused over captured: "
@@ -176,6 +181,7 @@ def gpu_findings(results: Results) -> str:
         f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
         f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
         "trees, acceptance and commit are small kernels that are not captured.",
+        f"Prefills run eagerly. Of a pass with drafts, whose rows end one by one, they take {', '.join(prefills)}.",
         f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
         f"{OF_ROOFLINE:.0%} are the goal.",
         f"Time of attention in two parts over that with one mask: {', '.join(attention)}. The choice still follows the "

@@ -84,6 +84,9 @@ class Backend:
     name = "reference"
     is_asynchronous = True
     """Whether kernels run asynchronously. If so, outputs are processed one step late and prompts are prefetched."""
+    prefill_steps = 0.0
+    """Time of a small prefill in decoding steps, if it does not depend on the number of prompts; see
+    `decoding.scheduling.refill`."""
     max_slots = 32
     """Most slots of an engine; more do not raise throughput."""
     usable_share = 0.5

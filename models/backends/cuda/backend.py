@@ -22,6 +22,7 @@ class CudaBackend(Backend):
     """Backend for one or more NVIDIA GPUs."""
 
     name = "cuda"
+    prefill_steps = 2.0
     max_slots = 256
     usable_share = 0.85
 
