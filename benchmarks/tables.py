@@ -74,7 +74,6 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **speed_plots.TABLES,
 }
 """Name → the results of a table, and the function that renders it."""
-WITHOUT_RESULTS = {"gpu": gpu_tables.UNMEASURED}
 
 
 def read_results() -> dict[str, Results]:
@@ -88,7 +87,7 @@ def fill(text: str, results: dict[str, Results]) -> str:
 
     def render(found: re.Match[str]) -> str:
         source, table = TABLES[found["name"]]
-        missing = WITHOUT_RESULTS.get(source, f"`python -m benchmarks.{source}` was not run yet.")
+        missing = f"`python -m benchmarks.{source}` was not run yet."
         return found[1] + (table(results[source]) if source in results else missing) + "\n" + found[3]
 
     return MARK.sub(render, text)

@@ -9,7 +9,6 @@ from benchmarks.harness.markdown import GIB, Results, equality, figure
 from benchmarks.harness.markdown import table as markdown
 from benchmarks.harness.verdict import relative_speeds
 
-UNMEASURED = "Unmeasured: no GPU has run `make bench-gpu` yet."
 OF_ROOFLINE, MAX_IDLE = 0.8, 0.03
 """Goals: share of the roofline of plain decoding at batch 1, and largest share of a step outside graphs."""
 

@@ -18,7 +18,7 @@ from benchmarks.gpu import decoding as gpu_decoding
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY
-from benchmarks.gpu.tables import UNMEASURED, claims, gpu_headline, gpu_table
+from benchmarks.gpu.tables import claims, gpu_headline, gpu_table
 from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
@@ -130,9 +130,9 @@ def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
-def test_without_results_the_page_shows_unmeasured() -> None:
+def test_without_results_the_page_names_the_command() -> None:
     text = "<!-- table: gpu -->\nold\n<!-- end -->"
-    assert fill(text, {}) == f"<!-- table: gpu -->\n{UNMEASURED}\n<!-- end -->"
+    assert fill(text, {}) == "<!-- table: gpu -->\n`python -m benchmarks.gpu` was not run yet.\n<!-- end -->"
 
 
 def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from actors.loading.loaded_pair import compile_models
+from benchmarks.gpu.models import RunAgain
 from configs.load import ConfigError
 from configs.pool import Pool
 from models.backends.attention import DecoderRunner
@@ -17,7 +18,6 @@ from models.backends.cuda.backend import CudaBackend
 from models.backends.cuda.graphs import CapturedDecoder
 from models.target import Target
 from tests import toys
-from tests.models.backends.cuda.test_fused_layers import RunAgain
 
 
 def compiled(pool: Pool, *models: Target) -> list[bool]:

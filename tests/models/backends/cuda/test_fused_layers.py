@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.gpu.models import RunAgain
 from decoding import Engine, Method
 from decoding.acceptance import Exact
 from decoding.contexts import Full
@@ -26,14 +27,6 @@ from tests.conformance import checks
 from tests.models.plain_first_part import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-class RunAgain:
-    """Replays by another run, because a dispatch mode cannot watch compiled code."""
-
-    def record(self, run: Any) -> Any:
-        out = run()
-        return out, lambda: out.copy_(run())
 
 
 def captured(model: Target, compiler: str) -> CapturedDecoder:

@@ -124,7 +124,7 @@ def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: 
     assert all(0 < count <= 3 * sizes for count in counts), counts
 
 
-def test_an_input_that_nobody_holds_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_is_freed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: the numbers of the rows are freed after the capture."""
     record = CapturedDecoder._record
 
