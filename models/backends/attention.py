@@ -30,8 +30,6 @@ from transformers import AttentionInterface
 from models.backends.cache import RaggedCache
 
 IMPLEMENTATION = "draftfleet_ragged"
-NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
-"""Errors of torch.compile; forwards then run uncompiled."""
 
 
 class AttentionProbe:

@@ -6,10 +6,13 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from models.backends.attention import AttentionStep
 
+NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+"""Errors of torch.compile; forwards then run uncompiled."""
 RunLayer = Callable[[int, Tensor, AttentionStep, dict[str, Any]], Any]
 """Layer index, states (r, N, D), attention step, the decoder's other keyword arguments → output of the layer."""
 
@@ -75,3 +78,8 @@ def _structure(layer: nn.Module) -> list[object]:
 def weights_of(layers: Sequence[nn.Module]) -> list[Mapping[str, Tensor]]:
     """Return the parameters of each layer by name."""
     return [dict(layer.named_parameters()) for layer in layers]
+
+
+def first_lines(error: Exception, num_lines: int = 2) -> str:
+    """Return the first lines of an error of torch: the component of torch and the error, without advice."""
+    return " ".join((str(error) or type(error).__name__).splitlines()[:num_lines])

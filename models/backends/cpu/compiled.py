@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from models.backends.attention import (
-    NOT_COMPILED,
     AttentionStep,
     DecoderRunner,
     LayerInputs,
@@ -28,7 +27,7 @@ from models.backends.attention import (
 from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.backends.cpu.layer_graph import LayerGraph
 from models.backends.cpu.packing import can_pack, forget, multiply
-from models.backends.layers import are_alike, with_layers
+from models.backends.layers import NOT_COMPILED, are_alike, first_lines, with_layers
 from models.backends.memory import free_bytes
 
 logger = logging.getLogger(__name__)
@@ -126,8 +125,7 @@ class CompiledDecoder(DecoderRunner):
             self._frames[form] = frame
             return found
         except NOT_COMPILED as error:
-            # The first line names the component of torch, the second the error.
-            reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
+            reason = first_lines(error)
         finally:
             self._graph.recorder = None
         # Layers before the failure have written their keys and values; the eager forward writes the same again.

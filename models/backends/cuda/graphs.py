@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import NOT_COMPILED, AttentionStep, DecoderRunner, run_decoder, some_layers
+from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
 from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TwoParts
+from models.backends.layers import NOT_COMPILED, first_lines
 
 logger = logging.getLogger(__name__)
 
@@ -198,11 +199,6 @@ class CapturedDecoder(DecoderRunner):
             try:
                 return self._recorder.record(lambda: run_decoder(fused, embeds, positions, step, {}, wanted))
             except NOT_COMPILED as error:
-                logger.warning("steps are captured uncompiled, which is slower: %s", first_lines(error, 2))
+                logger.warning("steps are captured uncompiled, which is slower: %s", first_lines(error))
                 self._fused = None
         return self._recorder.record(lambda: run_decoder(self.decoder, embeds, positions, step, {}, wanted))
-
-
-def first_lines(error: Exception, num_lines: int) -> str:
-    """Return the first lines of an error of torch, without its advice."""
-    return " ".join((str(error) or type(error).__name__).splitlines()[:num_lines])
