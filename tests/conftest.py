@@ -14,6 +14,9 @@ from tests.tiers import markers_of
 # Tests fork processes. The handlers that gRPC would run then can block later calls of Ray in this process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Triton interprets its kernels on a CPU; it decides when it is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # Hypothesis limits the seconds of an example and of drawing it, which a busy machine exceeds.
 settings.register_profile(
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]

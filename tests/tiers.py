@@ -81,7 +81,7 @@ SLOW = (
     "tests/models/backends/cpu/test_decoder_frame.py",
     "tests/models/backends/cuda/test_fused_layers.py::test_compiled",
     "tests/models/backends/cuda/test_fused_layers.py::test_fused_layers_give_the_output_of_the_layers[mask-q",
-    "tests/models/backends/cuda/test_fused_layers.py::test_fused_layers_give_the_output_of_the_layers[two parts-q",
+    "tests/models/backends/cuda/test_fused_layers.py::test_fused_layers_give_the_output_of_the_layers[tree kernel-q",
     "tests/models/backends/cuda/test_graphs.py",
     "tests/models/backends/test_steady_state.py",
     "tests/models/heads/test_training.py",

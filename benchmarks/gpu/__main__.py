@@ -1,12 +1,14 @@
 """Measures this engine on a GPU within eight minutes, in the shapes of published models with inflated checkpoints.
 
+Sections that a run did not measure keep the figures of the last run that did, which `runs` describes.
+
     python -m benchmarks.gpu                        # writes results/gpu.json; then python -m benchmarks.tables
     python -m benchmarks.gpu --device cpu --tiny    # runs the code without a GPU; nothing is written
 
-Sections: the device's copy bandwidth; attention in two parts and with one mask; a 7B target and its drafter, inflated
-from the zoo's text pair and compared with it; plain decoding and chains, eager and captured; transformers' `generate`
-over the same weights; images in LlamaGen's XL shape; long visual contexts at forced acceptance. Needs torch 2.11,
-transformers and llguidance, and neither Ray nor pydantic.
+Sections: copies and GEMMs of the device; attention by the tree kernel and with one mask; a 7B target and its drafter,
+inflated from the zoo's text pair and compared with it; plain decoding and chains, eager, captured and fused; prefills;
+transformers' `generate` over the same weights; images in LlamaGen's XL shape; long visual contexts at forced
+acceptance. Needs torch 2.11, transformers and llguidance, and neither Ray nor pydantic.
 """
 
 from __future__ import annotations
@@ -23,36 +25,68 @@ import transformers
 
 from benchmarks.gpu.decoding import measure_decoding, measure_fused, measure_images, measure_long
 from benchmarks.gpu.generate import COMPILED, measure_generate
-from benchmarks.gpu.kernels import copy_bytes_per_s, measure_attention
+from benchmarks.gpu.kernels import copy_bytes_per_s, gemm_flop_per_s, measure_attention
 from benchmarks.gpu.models import EAGER, TextPair, make_image_models, make_text_pair
+from benchmarks.gpu.prefill import measure_prefill
 from benchmarks.gpu.sizes import FULL, TINY, Sizes
 from benchmarks.gpu.tables import gpu_table
-from benchmarks.harness.results import command_line, cores, progress, results_file, write_results
+from benchmarks.harness.results import command_line, cores, progress, read_results, results_file, write_results
 
 RESULTS = results_file("gpu")
+TEXT = ("pair", "fused", "decoding", "generate", "generate_compiled")
+"""Sections whose speeds are compared with each other, so they are of one run."""
 MAX_S = 480.0
 """No section starts after this time."""
 MIN_TORCH = (2, 11)
 BUDGETS_S = {
     "copy": 5.0,
+    "gemm": 5.0,
     "attention": 15.0,
     "pair": 40.0,
-    "decoding": 140.0,
-    "generate": 40.0,
-    "images": 30.0,
-    "long": 40.0,
-    "generate_compiled": 50.0,
     "fused": 120.0,
+    "prefill": 30.0,
+    "generate": 50.0,
+    "long": 60.0,
+    "images": 35.0,
+    "decoding": 75.0,
+    "generate_compiled": 45.0,
 }
 """Time limits of the sections in seconds; unused time passes to later sections."""
+FACTS = ("device", "cores", "torch", "transformers", "seconds")
+"""Properties of a run that its sections keep."""
 NEEDS = {
     "decoding": ("copy", "pair"),
     "generate": ("pair",),
     "generate_compiled": ("pair",),
     "long": ("pair",),
     "fused": ("copy", "pair"),
+    "prefill": ("gemm", "pair"),
 }
 """Section → the sections whose results it needs."""
+
+
+def merge(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a run with those sections of earlier runs that it did not measure.
+
+    TEXT is replaced as a whole, once `fused` was measured. `runs` holds the device and versions of each section.
+    """
+    facts = {name: found[name] for name in FACTS}
+    kept = {name for name in BUDGETS_S if name in earlier and name not in found}
+    if "fused" in found:
+        kept -= set(TEXT)
+    elif "fused" in earlier:
+        kept |= set(TEXT) & set(earlier)
+    own = set(BUDGETS_S) & set(found) - kept
+    before = earlier.get("runs") or {name: {one: earlier[one] for one in FACTS} for name in kept}
+    skipped = {name: reason for name, reason in found["skipped"].items() if name not in kept}
+    failed = {name: reason for name, reason in found["failed"].items() if name not in kept}
+    return {
+        **{name: value for name, value in found.items() if name not in BUDGETS_S},
+        "skipped": skipped,
+        "failed": failed,
+        "runs": {name: facts if name in own else before[name] for name in BUDGETS_S if name in own | kept},
+        **{name: (found if name in own else earlier)[name] for name in BUDGETS_S if name in own | kept},
+    }
 
 
 class Sections:
@@ -108,14 +142,15 @@ def measure(
 
     measures: dict[str, Callable[[], Any]] = {
         "copy": lambda: copy_bytes_per_s(sizes, device),
+        "gemm": lambda: gemm_flop_per_s(sizes, device),
         "attention": lambda: measure_attention(sizes, device),
         "pair": make_pair,
-        "decoding": lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time),
-        "generate": lambda: measure_generate(pairs[0], EAGER, sizes, sections.has_time),
-        "images": draw,
-        "long": lambda: measure_long(pairs[0], sizes, sections.has_time),
-        # Last, because a compiler fails in more ways than a kernel does.
         "fused": lambda: measure_fused(pairs[0], sizes, sections.found["copy"], sections.has_time),
+        "prefill": lambda: measure_prefill(pairs[0], sizes, sections.found["gemm"], sections.has_time),
+        "generate": lambda: measure_generate(pairs[0], EAGER, sizes, sections.has_time),
+        "long": lambda: measure_long(pairs[0], sizes, sections.has_time),
+        "images": draw,
+        "decoding": lambda: measure_decoding(pairs[0], sizes, sections.found["copy"], sections.has_time),
         "generate_compiled": lambda: measure_generate(pairs[0], COMPILED, sizes, sections.has_time),
     }
     found: dict[str, Any] = {}
@@ -164,7 +199,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {reason}", file=sys.stderr)
         return 2
     writes = options.device == "cuda" and not options.tiny
-    save = (lambda found: write_results(RESULTS, found)) if writes else (lambda _: None)
+    earlier = read_results(RESULTS) if writes and RESULTS.exists() else {}
+    save = (lambda found: write_results(RESULTS, merge(earlier, found))) if writes else (lambda _: None)
     found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_seconds, save)
     print(gpu_table(found))
     return 1 if found["failed"] else 0

@@ -1,6 +1,6 @@
-"""Times copies, and a captured step's attention (`models.backends.attention.attend`) in two parts and with one mask.
+"""Times copies, GEMMs, and a captured step's attention by the tree kernel and with one mask.
 
-Times of two parts are withheld if their result differs from the mask's beyond rounding.
+The kernel's times are withheld if its result differs from the mask's beyond rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.gpu.sizes import Heads, Sizes
 from benchmarks.harness.clock import seconds_of
 from models.backends.attention import AttentionStep, attend, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
-from models.backends.cuda.tree_attention import first_part, split
+from models.backends.cuda.tree_attention import TreeAttention, kernel_for
 from models.loading.checkpoints import DTYPES
 
 REPEATS = 10
@@ -29,6 +29,13 @@ def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
     source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * sizes.copy_bytes / seconds_of(lambda: target.copy_(source), device, REPEATS)
+
+
+def gemm_flop_per_s(sizes: Sizes, device: torch.device) -> float:
+    """Return the floating-point operations per second of a large matrix product in the models' dtype."""
+    side, dtype = sizes.gemm_side, DTYPES[sizes.dtype]
+    one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return float(2 * side**3 / seconds_of(lambda: one @ other, device, REPEATS))
 
 
 @torch.inference_mode()
@@ -58,23 +65,23 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
     query, key, value = (states(number, num_nodes) for number in (heads.query, heads.key, heads.key))
     bias = mask_bias(tree_mask(lens, visible, cache.capacity), dtype)
     steps = {"mask": AttentionStep(cache, numbers, columns, bias, cache.capacity, rows)}
-    if (first := first_part(cache.keys, cache.values)) is not None:
-        parts = split(first, lens, visible, 0, cache.layer(0)[0], heads.query)
-        steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=parts)
+    if (kernel := kernel_for(cache.keys, cache.values)) is not None:
+        trees = TreeAttention(kernel, lens.to(torch.int32), visible.to(torch.uint8).contiguous())
+        steps["tree_kernel"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=trees)
     layer = nn.Module()
     layer.layer_idx = 0  # type: ignore[assignment]
     found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
     mixed = {name: attend(layer, query, key, value, None, lanes=step)[0].float() for name, step in steps.items()}
-    if "two_parts" in mixed:
+    if "tree_kernel" in mixed:
         largest = mixed["mask"].abs().max()
-        differs = ((mixed["two_parts"] - mixed["mask"]).abs().max() / largest).item() / torch.finfo(dtype).eps
+        differs = ((mixed["tree_kernel"] - mixed["mask"]).abs().max() / largest).item() / torch.finfo(dtype).eps
         found["difference_eps"] = differs
         # In this form NaN counts as a difference.
         if not differs <= TOLERANCE_EPS:
             found["withheld"] = f"the two ways differ by {differs:.1f} units of {sizes.dtype}'s precision"
-            del steps["two_parts"]
+            del steps["tree_kernel"]
     else:
-        found["withheld"] = "this device or type has no kernel for the first part"
+        found["withheld"] = "this device or type has no tree kernel"
     for name, step in steps.items():
 
         def layers(step: AttentionStep = step) -> Tensor:

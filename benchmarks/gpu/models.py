@@ -104,6 +104,9 @@ def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
         longest, sizes.max_new_tokens, False, prompts, ids,
     )  # fmt: skip
     targets, drafters = both_ways(target, TARGET), both_ways(drafter, DRAFTER)
+    for one in targets.values():
+        if one.backend.is_asynchronous:
+            one.prefetch_prompts()  # as jobs do
     return TextPair(targets, drafters, prompts, ids, make_reference(work), longest, facts)
 
 
@@ -118,10 +121,13 @@ def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tupl
 
 
 def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
-    """Return an eager and two captured models over the same weights, of which one has fused layers."""
+    """Return an eager and two captured models over the same weights, of which one has fused layers.
+
+    Fusing merges weights in memory, so it precedes all captures.
+    """
     found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED, FUSED)}
-    let_capture(found[CAPTURED])
     let_capture(found[FUSED], fuses=True)
+    let_capture(found[CAPTURED])
     return found
 
 

@@ -18,16 +18,19 @@ class Heads:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of all sections. `rounds` are timed passes over `requests_per_slot` prompts per slot; `checked` is the
-    number of outputs of inflated models compared with their source's; an image has `grid` × `grid` codes; `long` pairs
-    visual positions with batch sizes, timed for `steps` at the forced acceptance `rates`."""
+    """Sizes of all sections.
+
+    `rounds` are timed passes over `requests_per_slot` prompts per slot; `checked` is the number of outputs of inflated
+    models compared with their source's; `prompts` are rows and tokens of prefills; an image has `grid` × `grid` codes;
+    `long` pairs visual positions with batch sizes, timed for `steps` at the forced acceptance `rates`.
+    """
 
     dtype: str = "bfloat16"
     target: Shape = SHAPES["7B"]
     drafter: Shape = DRAFTER
     gamma: int = 5
     batches: tuple[int, ...] = (1, 8, 32, 64)
-    eager_batches: tuple[int, ...] = (1, 32)
+    eager_batches: tuple[int, ...] = (1,)
     requests_per_slot: int = 3
     max_new_tokens: int = 64
     rounds: int = 2
@@ -38,6 +41,8 @@ class Sizes:
     attention_nodes: tuple[int, ...] = (1, 6, 16)
     attention_heads: tuple[Heads, ...] = (Heads(64, 64, 64), Heads(28, 4, 128))  # the inflated 7B, Qwen2.5-VL-7B
     attention_calls: int = 32
+    gemm_side: int = 8192
+    prompts: tuple[tuple[int, int], ...] = ((8, 40), (1, 1024), (8, 1024), (4, 3000))
     image: Shape = SHAPES["XL"]
     grid: int = 24
     images: int = 32
@@ -64,6 +69,8 @@ TINY = Sizes(
     attention_nodes=(1, 4),
     attention_heads=(Heads(4, 2, 16),),
     attention_calls=2,
+    gemm_side=64,
+    prompts=((1, 12), (2, 12)),
     image=Shape(64, 5, 2, 2, 192),
     grid=3,
     images=2,

@@ -21,13 +21,25 @@ def gpu_table(results: Results) -> str:
     )
     if "copy" in results:
         heading += f" Memory is copied at {results['copy'] / 1e12:.2f} TB/s, bytes read and written counted."
-    parts = [heading]
+    if "gemm" in results:
+        heading += f" A large GEMM runs at {results['gemm'] / 1e12:.0f} TFLOP/s."
+    parts = [heading + earlier_runs(results)]
     for name, section in SECTIONS.items():
         if name in results:
             parts.append(section(results))
         elif reason := results["failed"].get(name) or results["skipped"].get(name):
             parts.append(f"*{name}*: no figures, {reason}.")
     return "\n\n".join(parts)
+
+
+def earlier_runs(results: Results) -> str:
+    """Return a sentence for the sections that are of earlier runs, with their device and versions."""
+    names: dict[str, list[str]] = {}
+    for name, run in results.get("runs", {}).items():
+        if name in SECTIONS and run["seconds"] != results["seconds"]:
+            facts = f"{run['device']}, torch {run['torch']}, transformers {run['transformers']}"
+            names.setdefault(facts, []).append(name)
+    return "".join(f" Of an earlier run ({facts}): {', '.join(found)}." for facts, found in names.items())
 
 
 def table(title: str, columns: str, rows: list[tuple[Any, ...]], left_out: list[str]) -> str:
@@ -38,19 +50,19 @@ def table(title: str, columns: str, rows: list[tuple[Any, ...]], left_out: list[
 
 
 def attention_table(results: Results) -> str:
-    """Render the microseconds of one layer's attention, both ways."""
+    """Render the microseconds of one layer's attention with one mask and by the tree kernel."""
     rows = [
         (
             f"{row['query']} / {row['key']} of {row['size']}",
             row["nodes"],
             f"{row['rows']} × {row['columns']}",
             f"{row['mask_us']:.1f}",
-            f"{row['two_parts_us']:.1f}" if "two_parts_us" in row else f"withheld: {row['withheld']}",
+            f"{row['tree_kernel_us']:.1f}" if "tree_kernel_us" in row else f"withheld: {row['withheld']}",
         )
         for row in results["attention"]
     ]
     title = "Attention of a step, one layer, recorded, microseconds"
-    return table(title, "heads / key heads | nodes | rows × columns | one mask | two parts", rows, [])
+    return table(title, "heads / key heads | nodes | rows × columns | one mask | tree kernel", rows, [])
 
 
 def pair_table(results: Results) -> str:
@@ -164,9 +176,15 @@ def gpu_findings(results: Results) -> str:
     own = default_rows(results)
     drafts = [f"{ratio(own[b, 'chain'], own[b, 'plain'])} (batch {b})" for b in batches]
     attention = [
-        f"{row['two_parts_us'] / row['mask_us']:.2f} ({row['query']} / {row['key']} heads, {row['nodes']} nodes)"
+        f"{row['tree_kernel_us'] / row['mask_us']:.2f} ({row['query']} / {row['key']} heads, {row['nodes']} nodes)"
         for row in results["attention"]
-        if "two_parts_us" in row
+        if "tree_kernel_us" in row
+    ]
+    prompt_rows = {(row["rows"], row["tokens"], row["step"]): row for row in results["prefill"]["rows"]}
+    fused_prefills = [
+        f"{eager['seconds'] / row['seconds']:.2f} ({num} × {tokens:,} tokens)"
+        for (num, tokens, step), row in prompt_rows.items()
+        if step == "fused" and (eager := prompt_rows.get((num, tokens, "eager")))
     ]
     prefills = []
     for batch in batches:
@@ -180,11 +198,12 @@ def gpu_findings(results: Results) -> str:
         f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
         f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
         "trees, acceptance and commit are small kernels that are not captured.",
-        f"Prefills run eagerly. Of a pass with drafts, whose rows end one by one, they take {', '.join(prefills)}.",
+        f"Speed of prefills with fused over that with eager layers: {', '.join(fused_prefills)}. Of a pass with drafts, whose rows "
+        f"end one by one, prefills take {', '.join(prefills)}.",
         f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
         f"{OF_ROOFLINE:.0%} are the goal.",
-        f"Time of attention in two parts over that with one mask: {', '.join(attention)}. The choice still follows the "
-        "cache's dtype alone ([decision 21](../design/decisions/21-gpu-tree-attention.md)).",
+        f"Time of attention by the tree kernel over that with one mask: {', '.join(attention)} "
+        "([decision 21](../design/decisions/21-gpu-tree-attention.md)).",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -201,6 +220,23 @@ def claims(results: Results) -> str:
         word = "reached" if row["outside_graphs"] <= MAX_IDLE else "not shown"
         found.append(f"host idle at batch {batch} at most {MAX_IDLE:.0%}: {word}")
     return "To be shown: " + ("; ".join(found) or "no row to judge by") + "."
+
+
+def prefill_table(results: Results) -> str:
+    rows = [
+        (
+            f"{row['rows']} × {row['tokens']:,}",
+            row["step"],
+            f"{1000 * row['seconds']:.1f}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['of_gemm']:.0%}",
+            f"{row['difference']:.2g}",
+        )
+        for row in results["prefill"]["rows"]
+    ]
+    title = f"Prefills, {size(results['pair']['target'])}"
+    columns = "prompts × tokens | layers | ms | tokens/s | of a large GEMM | difference of last states"
+    return table(title, columns, rows, results["prefill"]["left_out"])
 
 
 def images_table(results: Results) -> str:
@@ -239,6 +275,7 @@ SECTIONS: dict[str, Callable[[Results], str]] = {
     "attention": attention_table,
     "pair": pair_table,
     "decoding": decoding_table,
+    "prefill": prefill_table,
     "generate": generate_table,
     "images": images_table,
     "long": long_table,

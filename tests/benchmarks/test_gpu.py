@@ -26,10 +26,11 @@ from benchmarks.inflate.model import Inflation
 from benchmarks.tables import fill
 from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
+from models.backends.cpu.backend import CpuBackend
 from models.backends.cuda.graphs import CapturedDecoder
-from models.backends.cuda.tree_attention import FirstPart
+from models.backends.cuda.tree_attention import TreeKernel
 from models.kv.lanes import LaneModel, SlotBatch
-from tests.models.plain_first_part import plain as plain_first_part
+from tests.models.plain_tree_kernel import plain as plain_tree_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -122,12 +123,41 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
 
 def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
     result = gpu_table(found)
-    assert result.count("**") == 2 * len(("attention", "pair", "decoding", "generate", "images", "long"))
-    assert "no kernel for the first part" in result
+    assert result.count("**") == 2 * len(("attention", "pair", "decoding", "prefill", "generate", "images", "long"))
+    assert "has no tree kernel" in result
     assert f"| {TINY.batches[-1]} | chain | fused |" in result
     assert "transformers' compiled steps: no GPU" in result
     assert gpu_headline(found).count("\n") == 1 + len(TINY.batches)
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
+
+
+def test_sections_of_earlier_runs_are_kept_unless_they_are_compared_with_new_ones() -> None:
+    facts = {"cores": 1, "torch": "2", "transformers": "5", "dtype": "bfloat16", "gamma": 5}
+    earlier = {**facts, "device": "A", "seconds": {"fused": 9.0}, "skipped": {}, "failed": {}}
+    earlier |= {name: f"old {name}" for name in ("pair", "fused", "generate", "generate_compiled", "images")}
+    found = {**facts, "device": "B", "seconds": {"pair": 1.0}, "skipped": {"long": "no time"}}
+    found |= {"failed": {"fused": "it broke"}, "pair": "new pair", "generate": "new generate", "attention": "new"}
+    kept = gpu.merge(earlier, found)
+    assert [kept[name] for name in ("pair", "fused", "generate")] == ["old pair", "old fused", "old generate"]
+    assert (kept["images"], kept["attention"]) == ("old images", "new")
+    assert {name: run["device"] for name, run in kept["runs"].items()} == {
+        "pair": "A", "fused": "A", "generate": "A", "generate_compiled": "A", "images": "A", "attention": "B",
+    }  # fmt: skip
+    assert (kept["skipped"], kept["failed"]) == ({"long": "no time"}, {})
+    again = gpu.merge(kept, {**found, "failed": {}, "fused": "new fused"})
+    assert [again[name] for name in ("pair", "fused", "generate")] == ["new pair", "new fused", "new generate"]
+    assert "generate_compiled" not in again
+    assert again["runs"]["images"]["device"] == "A"
+    assert gpu.merge({}, found)["runs"].keys() == {"pair", "generate", "attention"}
+
+
+def test_prompts_are_prefetched_where_kernels_are_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuBackend, "is_asynchronous", True)
+    prefetching = make_text_pair(TINY, CPU)
+    assert all(one.prompt_thread is not None for one in prefetching.targets.values())
+    found = gpu_decoding.measure_fused(prefetching, TINY, 1e10, lambda: True)
+    assert len(found["rows"]) == 2 * len(TINY.batches)
+    assert not [row["withheld"] for row in found["rows"] if row["withheld"]]
 
 
 def test_without_results_the_page_names_the_command() -> None:
@@ -186,7 +216,7 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     result = gpu.measure(TINY, CPU, 600.0)
     assert "is another model" in result["failed"]["pair"]
     assert result["skipped"] == dict.fromkeys(
-        ("decoding", "generate", "generate_compiled", "long", "fused"), "it needs pair"
+        ("prefill", "decoding", "generate", "generate_compiled", "long", "fused"), "it needs pair"
     )
     assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
@@ -215,16 +245,15 @@ def test_a_batch_for_which_no_time_is_left_is_named(pair: TextPair) -> None:
 
 
 def shifted(*given: Any) -> Any:
-    mixed, total = plain_first_part(*given)
-    return mixed + 1.0, total
+    return plain_tree_kernel(*given) + 1.0
 
 
 @pytest.mark.parametrize("is_faulty", [False, True])
-def test_two_parts_have_no_time_where_they_differ(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    first: FirstPart = shifted if is_faulty else plain_first_part
-    monkeypatch.setattr(gpu_kernels, "first_part", lambda *_: first)
+def test_a_tree_kernel_has_no_time_where_it_differs(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel: TreeKernel = shifted if is_faulty else plain_tree_kernel
+    monkeypatch.setattr(gpu_kernels, "kernel_for", lambda *_: kernel)
     for row in gpu_kernels.measure_attention(TINY, CPU):
-        assert ("two_parts_us" in row) is not is_faulty
+        assert ("tree_kernel_us" in row) is not is_faulty
         assert ("withheld" in row) is is_faulty
 
 

@@ -1,4 +1,4 @@
-"""Run models on NVIDIA GPUs: CUDA graphs, two-part tree attention, asynchronous output processing, prompt prefetch."""
+"""Run models on NVIDIA GPUs: CUDA graphs, a tree attention kernel, asynchronous output processing, prompt prefetch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.backends.attention import AttentionStep, DecoderRunner
 from models.backends.base import Backend, SideStream, TreeNodes, node_positions
 from models.backends.cache import RaggedCache
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
-from models.backends.cuda.tree_attention import FirstPart, first_part, split
+from models.backends.cuda.tree_attention import TreeAttention, TreeKernel, kernel_for
 from models.backends.host_copy import HostCopy, PackedCopy
 
 
@@ -27,7 +27,7 @@ class CudaBackend(Backend):
     usable_share = 0.85
 
     def __init__(self) -> None:
-        self._first_parts: weakref.WeakKeyDictionary[RaggedCache, FirstPart | None] = weakref.WeakKeyDictionary()
+        self._kernels: weakref.WeakKeyDictionary[RaggedCache, TreeKernel | None] = weakref.WeakKeyDictionary()
 
     def capture(self, decoder: nn.Module, fuses: bool = False) -> DecoderRunner | None:
         """See `Backend.capture`; returns None for a decoder on several devices."""
@@ -37,16 +37,16 @@ class CudaBackend(Backend):
         return CapturedDecoder(decoder, CudaRecorder(devices.pop()), fuses)
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
-        """See `Backend.place`; uses two-part attention if the flash kernel supports the cache."""
-        if nodes.cache.is_made and nodes.cache not in self._first_parts:
-            self._first_parts[nodes.cache] = first_part(nodes.cache.keys, nodes.cache.values)
-        first = self._first_parts.get(nodes.cache)
-        if first is None:
+        """See `Backend.place`; uses the tree kernel if it supports the cache."""
+        if nodes.cache.is_made and nodes.cache not in self._kernels:
+            self._kernels[nodes.cache] = kernel_for(nodes.cache.keys, nodes.cache.values)
+        kernel = self._kernels.get(nodes.cache)
+        if kernel is None:
             return super().place(nodes)
         cache_positions, positions = node_positions(nodes)
-        parts = split(first, nodes.lens, nodes.visible, nodes.offset, nodes.cache.layer(0)[0], nodes.num_heads)
+        trees = TreeAttention(kernel, nodes.lens.to(torch.int32), nodes.visible.to(torch.uint8).contiguous())
         rows = nodes.rows
-        step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=parts)
+        step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=trees)
         return step, positions
 
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:

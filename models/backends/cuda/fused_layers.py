@@ -2,7 +2,8 @@
 
 A decoding step of few rows reads weights and launches many small kernels, whose time counts; a fused layer launches a
 third of them. One layer is traced with its weights as arguments, so all layers of a decoder share its graphs; numbers
-of rows, nodes and KV positions are symbols. GEMMs and attention kernels stay those of the uncompiled layer.
+of rows, nodes and KV positions are symbols. Linear layers
+of one input are merged; attention has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as symbols
 from torch import Tensor, nn
+from torch._dynamo import lookup_backend
+from torch.fx import GraphModule
 
 from models.backends.attention import IMPLEMENTATION, AttentionStep
 from models.backends.cache import RaggedCache
-from models.backends.cuda.tree_attention import FirstPart, TwoParts
-from models.backends.layers import are_alike, template_of, weights_of, with_layers
+from models.backends.cuda.merged_weights import drop_repeated, merge_layer, merge_template
+from models.backends.cuda.tree_attention import TreeAttention, TreeKernel
+from models.backends.layers import are_alike, template_of, with_layers
 
 INDUCTOR = "inductor"
 MAX_GRAPHS = 64
@@ -31,12 +35,19 @@ class FusedLayers:
     """
 
     def __init__(self, layers: Sequence[nn.Module], compiler: str = INDUCTOR) -> None:
-        self._weights = weights_of(layers)
+        # Before the first capture, because it moves weights in memory.
         self._template = template_of(layers)
-        self._first: FirstPart | None = None
-        # The few kernels of a layer need no pool of processes.
-        options: dict[str, Any] | None = {"compile_threads": 1} if compiler == INDUCTOR else None
-        self._compiled = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=compiler, options=options)
+        merge_template(self._template)
+        self._weights = [merge_layer(layer) for layer in layers]
+        self._kernel: TreeKernel | None = None
+
+        def compile_graph(graph: GraphModule, inputs: list[Any]) -> Any:
+            run = lookup_backend(compiler)
+            # The few kernels of a layer need no pool of processes.
+            options: dict[str, Any] = {"config_patches": {"compile_threads": 1}} if compiler == INDUCTOR else {}
+            return run(drop_repeated(graph), inputs, **options)
+
+        self._compiled = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=compile_graph)
 
     def run_layer(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
         """Run layer `index` on `hidden` (r, N, D); `given` are the decoder's other keyword arguments."""
@@ -45,15 +56,13 @@ class FusedLayers:
             for axis in (1, 3):
                 torch._dynamo.mark_static(memory, axis)
         torch._dynamo.mark_static(hidden, 2)
-        parts = step.kernel
-        tensors: dict[str, Tensor | None] = {}
-        if isinstance(parts, TwoParts):
-            self._first = parts.first
-            tensors = {name: value for name, value in vars(parts).items() if name != "first"}
+        trees = None
+        if isinstance(step.kernel, TreeAttention):
+            self._kernel, trees = step.kernel.kernel, step.kernel.changing
         # Axes of equal length in the first call are different axes; a norm's epsilon is a constant.
         with symbols.patch(use_duck_shape=False), _limits():  # type: ignore[attr-defined]
             return self._compiled(
-                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, tensors, given
+                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, trees, given
             )
 
     def _layer(
@@ -65,15 +74,15 @@ class FusedLayers:
         mask: Tensor | None,
         keys: Tensor,
         values: Tensor,
-        tensors: dict[str, Any],
+        trees: tuple[Tensor, Tensor] | None,
         given: dict[str, Any],
     ) -> Any:
         """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
         num_rows, window = hidden.shape[0], keys.shape[2] - 1 if mask is None else mask.shape[3]
         kernel = None
-        if tensors:
-            assert self._first is not None
-            kernel = TwoParts(self._first, **tensors)
+        if trees is not None:
+            assert self._kernel is not None
+            kernel = TreeAttention(self._kernel, *trees)
         cache = RaggedCache.over([keys], [values])
         step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
         return torch.func.functional_call(self._template, dict(weights), (hidden,), {**given, "lanes": step})

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep, DecoderRunner, run_decoder, some_layers
 from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
-from models.backends.cuda.tree_attention import TwoParts
+from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows for which graphs are captured; steps of more rows run eagerly."""
 WINDOW_STEP = 256
+MIN_FUSED_TOKENS = 512
+"""Tokens from which a prefill runs fused layers; with fewer it waits for the host, whose calls they do not shorten."""
 WARM_UPS = 2
 """Eager runs before a capture, in which libraries choose kernels and allocate workspaces."""
 
@@ -73,17 +75,17 @@ class _Recording:
     rows: Tensor
     columns: Tensor
     mask: Tensor | None
-    parts: TwoParts | None
+    trees: TreeAttention | None
     out: Tensor
     replay: Callable[[], None]
 
 
 class CapturedDecoder(DecoderRunner):
-    """Runs a decoder: decoding steps by replay of CUDA graphs, prefills eagerly.
+    """Runs a decoder: decoding steps by replay of CUDA graphs, prefills without.
 
-    With `fuses`, steps capture compiled layers, if all have equal structure. If compilation fails, a warning is logged,
-    and later sizes capture the layers as they are. If a capture fails, such as that of experts that are chosen on the
-    host, a warning is logged, and all later forwards run eagerly.
+    With `fuses`, steps capture compiled layers, if all have equal structure, and prefills of many tokens run them. If
+    compilation fails, a warning is logged, and later forwards run the layers as they are. If a capture fails, such as
+    that of experts that are chosen on the host, a warning is logged, and all later steps run eagerly.
     """
 
     is_captured = True
@@ -128,15 +130,17 @@ class CapturedDecoder(DecoderRunner):
         num_rows, num_nodes, _ = embeds.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
         is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
+        if step.is_prefill and step.probe is None and step.cache.is_made and num_rows * num_nodes >= MIN_FUSED_TOKENS:
+            return self._run_compiled(embeds, positions, step, extra, wanted)
         if not is_step or size is None or self._has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
         recordings = self._recordings.setdefault(step.cache, {})
-        parts = step.kernel if isinstance(step.kernel, TwoParts) else None
-        # Two-part attention has lengths per row and does not depend on the window.
-        shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
-        key = (size, num_nodes, positions.dim(), tuple(wanted), *shapes)
+        trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
+        # The tree kernel has a length per row and does not depend on the window.
+        columns = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
+        key = (size, num_nodes, positions.dim(), tuple(wanted), columns)
         one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
         if one is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
@@ -149,10 +153,10 @@ class CapturedDecoder(DecoderRunner):
         if step.mask is not None and one.mask is not None:
             one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
             one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
-        if parts is not None and one.parts is not None:
-            for buffer, part in zip(one.parts.changing, parts.changing, strict=True):
+        if trees is not None and one.trees is not None:
+            for buffer, part in zip(one.trees.changing, trees.changing, strict=True):
                 buffer[:num_rows].copy_(part)
-            one.parts.lens[num_rows:].fill_(0)
+                buffer[num_rows:].fill_(0)
         one.replay()
         return one.out[:num_rows].clone()
 
@@ -175,7 +179,7 @@ class CapturedDecoder(DecoderRunner):
         if step.mask is not None:
             mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
             mask[..., 0] = 0.0
-        idle = step.kernel.idle(size) if isinstance(step.kernel, TwoParts) else None
+        idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
         rows = torch.arange(size, device=embeds.device)
         static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
         try:
@@ -194,11 +198,21 @@ class CapturedDecoder(DecoderRunner):
         self, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
     ) -> tuple[Tensor, Callable[[], None]]:
         """Record a forward of the fused decoder, or of the decoder itself if there is none."""
+        return self._recorder.record(lambda: self._run_compiled(embeds, positions, step, {}, wanted))
+
+    def _run_compiled(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        step: AttentionStep,
+        extra: dict[str, Any],
+        wanted: Sequence[int],
+    ) -> Tensor:
+        """Run the fused decoder, or the decoder itself if there is none or it cannot be compiled."""
         if self._fused is not None:
-            fused = self._fused
             try:
-                return self._recorder.record(lambda: run_decoder(fused, embeds, positions, step, {}, wanted))
+                return run_decoder(self._fused, embeds, positions, step, extra, wanted)
             except NOT_COMPILED as error:
-                logger.warning("steps are captured uncompiled, which is slower: %s", first_lines(error))
+                logger.warning("layers run uncompiled, which is slower: %s", first_lines(error))
                 self._fused = None
-        return self._recorder.record(lambda: run_decoder(self.decoder, embeds, positions, step, {}, wanted))
+        return run_decoder(self.decoder, embeds, positions, step, extra, wanted)

@@ -27,7 +27,7 @@ from tests import toys
 from tests.conformance import checks
 from tests.decoding import blocks
 from tests.models.backends.cuda.test_graphs import TapeRecorder
-from tests.models.plain_first_part import plain
+from tests.models.plain_tree_kernel import plain
 
 WINDOW = 40
 HEADS, KV_HEADS, HEAD_SIZE = 4, 2, 8
@@ -50,7 +50,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         assert LIBRARY.library() is not None, "the native library is not built"
         yield CpuBackend()
         return
-    monkeypatch.setattr("models.backends.cuda.backend.first_part", lambda *_: plain)
+    monkeypatch.setattr("models.backends.cuda.backend.kernel_for", lambda *_: plain)
     yield CudaOverHost()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.gpu.models import RunAgain
@@ -16,15 +18,16 @@ from decoding.contexts import Full
 from decoding.drafters import LayerSkipDrafter, ModelDrafter
 from decoding.trees import StaticTree, branching_paths
 from models.backends.base import REFERENCE
-from models.backends.cuda import fused_layers
+from models.backends.cuda import fused_layers, graphs, merged_weights
 from models.backends.cuda.backend import CudaBackend
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.graphs import CapturedDecoder
+from models.backends.layers import template_of
 from models.kv.lanes import LaneModel
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
-from tests.models.plain_first_part import plain
+from tests.models.plain_tree_kernel import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
@@ -52,14 +55,14 @@ def decode(family: str, compiler: str | None) -> dict[str, Any]:
     return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
 
 
-@pytest.fixture(params=["mask", "two parts"])
+@pytest.fixture(params=["mask", "tree kernel"])
 def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention under one mask, or in two parts with a plain kernel."""
-    if request.param == "two parts":
+    """Attention under one mask, or with a plain tree kernel."""
+    if request.param == "tree kernel":
         backend = CudaBackend()
         for name in ("copy_to_host", "copy_to_device"):
             monkeypatch.setattr(backend, name, getattr(REFERENCE, name))
-        monkeypatch.setattr("models.backends.cuda.backend.first_part", lambda *_: plain)
+        monkeypatch.setattr("models.backends.cuda.backend.kernel_for", lambda *_: plain)
         monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)
 
 
@@ -68,9 +71,100 @@ def test_fused_layers_give_the_output_of_the_layers(family: str, attention: None
     assert decode(family, "eager") == decode(family, None)
 
 
-@pytest.mark.parametrize("attention", ["two parts"], indirect=True)
+@pytest.mark.parametrize("attention", ["tree kernel"], indirect=True)
 def test_compiled_layers_give_the_output_of_the_layers(attention: None) -> None:
     assert decode("llava", INDUCTOR) == decode("llava", None)
+
+
+@pytest.mark.parametrize("least", [1, 100_000])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_prefills_of_many_tokens_run_fused_layers(family: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_layer, sizes = fused_layers.FusedLayers.run_layer, set()
+
+    def watched(self: Any, index: int, hidden: Any, step: Any, given: Any) -> Any:
+        sizes.update([tuple(hidden.shape[:2])] if step.is_prefill else [])
+        return run_layer(self, index, hidden, step, given)
+
+    monkeypatch.setattr(graphs, "MIN_FUSED_TOKENS", least)
+    monkeypatch.setattr(fused_layers.FusedLayers, "run_layer", watched)
+    assert decode(family, "eager") == decode(family, None)
+    assert (len(sizes) > 1) == (least == 1)
+
+
+def test_wrongly_merged_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: keys before queries."""
+    merge_layer = merged_weights.merge_layer
+
+    def wrong(layer: nn.Module) -> Any:
+        weights = dict(merge_layer(layer))
+        for name, whole in weights.items():
+            if name.endswith("qkv_proj.weight"):
+                weights[name] = whole.roll(8, 0)
+        return weights
+
+    monkeypatch.setattr(fused_layers, "merge_layer", wrong)
+    assert decode("qwen2_5_vl", "eager") != decode("qwen2_5_vl", None)
+
+
+def test_merged_weights_are_stored_once_and_the_layers_keep_theirs() -> None:
+    target = toys.target("qwen2_5_vl")
+    before = {name: one.clone() for name, one in target.decoder.named_parameters()}
+    layer: Any = target.decoder.layers[0]  # type: ignore[index]
+    weights = merged_weights.merge_layer(layer)
+    for name, one in target.decoder.named_parameters():
+        assert torch.equal(one, before[name])
+    for whole, part in (("qkv_proj", "v_proj"), ("gate_up_proj", "up_proj")):
+        (path,) = [name for name in weights if name.endswith(f"{whole}.weight")]
+        own = layer.get_parameter(path.replace(whole, part))
+        assert own.untyped_storage().data_ptr() == weights[path].untyped_storage().data_ptr()
+        assert torch.equal(weights[path][-len(own) :], own)
+    assert not any("q_proj" in name for name in weights)
+
+
+def test_parts_of_merged_layers_compute_what_the_layers_do() -> None:
+    layer: Any = copy.deepcopy(toys.target("qwen2_5_vl").decoder.layers[0])  # type: ignore[index]
+    for name, one in layer.named_parameters():
+        if name.endswith("bias"):
+            one.data.normal_(generator=torch.Generator().manual_seed(len(name)))
+    template: Any = template_of([layer])
+    merged_weights.merge_template(template)
+    template.to_empty(device="cpu").load_state_dict(dict(merged_weights.merge_layer(layer)))
+    states = torch.randn(3, layer.self_attn.q_proj.in_features, generator=torch.Generator().manual_seed(1))
+    assert layer.self_attn.k_proj.bias.abs().min() > 0
+    for path in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        expected = layer.get_submodule(path)(states)
+        torch.testing.assert_close(template.get_submodule(path)(states), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_layers_that_are_not_plain_are_not_merged() -> None:
+    class Adapted(nn.Linear):
+        pass
+
+    for change in ("kind", "hook", "dtype", "bias"):
+        layer: Any = copy.deepcopy(toys.target("llava").decoder.layers[0])  # type: ignore[index]
+        attention = layer.self_attn
+        old = attention.k_proj
+        if change == "kind":
+            attention.k_proj = Adapted(old.in_features, old.out_features, bias=False)
+        elif change == "hook":
+            old.register_forward_hook(lambda *_: None)
+        elif change == "dtype":
+            old.to(torch.bfloat16)
+        else:
+            attention.k_proj = nn.Linear(old.in_features, old.out_features)
+        weights = merged_weights.merge_layer(layer)
+        assert "self_attn.k_proj.weight" in weights
+        assert "mlp.gate_up_proj.weight" in weights
+
+
+def test_linear_layers_of_equal_inputs_are_computed_once() -> None:
+    def run(states: Any, weight: Any, other: Any) -> Any:
+        return F.linear(states, weight)[..., :1] + F.linear(states, weight)[..., 1:] + F.linear(states, other)[..., :1]
+
+    graph = merged_weights.drop_repeated(torch.fx.symbolic_trace(run))
+    assert sum(node.target is F.linear for node in graph.graph.nodes) == 2
+    states, weight, other = (torch.randn(2, 3) for _ in range(3))
+    assert torch.equal(graph(states, weight, other), run(states, weight, other))
 
 
 def test_some_of_the_layers_are_fused_on_their_own() -> None:
@@ -119,7 +213,7 @@ def test_a_compiler_that_fails_leaves_steps_captured(caplog: pytest.LogCaptureFi
         assert done[request.sample_id].token_ids == checks.generated("llava", request, target.eos_ids)
     assert run.mode == "captured"
     assert run.num_recordings > 0
-    assert "steps are captured uncompiled" in caplog.text
+    assert "layers run uncompiled" in caplog.text
     torch._dynamo.reset()
 
 
