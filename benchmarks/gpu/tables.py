@@ -198,8 +198,8 @@ def gpu_findings(results: Results) -> str:
         f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
         f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
         "trees, acceptance and commit are small kernels that are not captured.",
-        f"Speed of prefills with fused over that with eager layers: {', '.join(fused_prefills)}. Of a pass with drafts, whose rows "
-        f"end one by one, prefills take {', '.join(prefills)}.",
+        f"Speed of prefills with fused over that with eager layers: {', '.join(fused_prefills)}. Of a pass with "
+        f"drafts, whose rows end one by one, prefills take {', '.join(prefills)}.",
         f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
         f"{OF_ROOFLINE:.0%} are the goal.",
         f"Time of attention by the tree kernel over that with one mask: {', '.join(attention)} "
