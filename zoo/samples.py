@@ -70,25 +70,25 @@ def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = gr
     return Conversation((scene,), ((grammar.PROMPTS[phrasing], grammar.write_caption(scene, phrasing, rng, odds)),))
 
 
-def render_like_a_file(scene: Scene, rng: random.Random) -> np.ndarray:
+def render_like_a_file(scene: Scene, rng: random.Random, size_px: int = IMAGE_PX) -> np.ndarray:
     """Render a scene with the artefacts of image files: sometimes downscaled, sometimes JPEG-compressed."""
-    image = render_scene(scene, IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256))
-    return as_from_file(image, rng.randint(80, 95) if rng.random() < 0.2 else None)
+    image = render_scene(scene, size_px if rng.random() < 0.7 else size_px + rng.randint(16, 160))
+    return as_from_file(image, rng.randint(80, 95) if rng.random() < 0.2 else None, size_px)
 
 
-def as_from_file(image: Image.Image, quality: int | None) -> np.ndarray:
-    """Return an image of any size as uint8 [96, 96, 3], compressed as JPEG if `quality` is given."""
+def as_from_file(image: Image.Image, quality: int | None, size_px: int = IMAGE_PX) -> np.ndarray:
+    """Return an image of any size as uint8 [size_px, size_px, 3], compressed as JPEG if `quality` is given."""
     if quality is not None:
         buffer = BytesIO()
         image.save(buffer, "JPEG", quality=quality)
         image = Image.open(buffer)
-    if image.size != (IMAGE_PX, IMAGE_PX):
-        image = image.resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC)
+    if image.size != (size_px, size_px):
+        image = image.resize((size_px, size_px), Image.Resampling.BICUBIC)
     return np.asarray(image)
 
 
 def pixels_of(images: list[np.ndarray]) -> Tensor:
-    """Normalise uint8 images [96, 96, 3] as the processor does, to float32 [n, 3, 96, 96]."""
+    """Normalise uint8 images [size, size, 3] as the processor does, to float32 [n, 3, size, size]."""
     stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float()
     return (stacked / 255.0 - 0.5) / 0.25
 

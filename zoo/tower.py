@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -67,37 +68,59 @@ def draw_crowded(rng: random.Random, split: str) -> Scene:
             return crowded
 
 
-def draw_labelled(draw: Callable[[random.Random, str], Scene], seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return the pixels [b, 3, 96, 96] and labels [6 heads, b, 36] of a training step."""
+def draw_labelled(
+    draw: Callable[[random.Random, str], Scene],
+    seed: int,
+    step: int,
+    label: Callable[[Scene], Tensor] = label_patches,
+    batch: int = BATCH,
+    image_px: int = IMAGE_PX,
+) -> tuple[Tensor, Tensor]:
+    """Return the pixels [b, 3, image_px, image_px] and labels [heads, b, patches] of a training step."""
     images, labels = [], []
-    for index in range((step - 1) * BATCH, step * BATCH):
+    for index in range((step - 1) * batch, step * batch):
         rng = scene_rng("train", seed, index)
         scene = draw(rng, "train")
-        images.append(render_like_a_file(scene, rng))
-        labels.append(label_patches(scene))
+        images.append(render_like_a_file(scene, rng, image_px))
+        labels.append(label(scene))
     return pixels_of(images), torch.stack(labels, dim=1)
 
 
-def label_head(width: int) -> nn.Module:
+def label_head(width: int, heads: Mapping[str, int] = HEADS) -> nn.Module:
     """Build a head from features [..., width] to the logits of all labels."""
-    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(heads.values())))
 
 
-def pretrain_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:
-    """Train a CLIP tower in place to predict the attributes from its patch features."""
+def pretrain_tower(
+    tower: nn.Module,
+    width: int,
+    num_steps: int,
+    seed: int,
+    heads: Mapping[str, int] = HEADS,
+    draw_step: Callable[[int], tuple[Tensor, Tensor]] | None = None,
+    batch: int = BATCH,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Train a CLIP tower in place to predict the labels `heads` from its patch features.
+
+    `draw_step` returns the pixels and labels of a step (default: scenes of the caption pair); `dtype` is that of the
+    tower's GEMMs.
+    """
     torch.manual_seed(seed)
-    head = label_head(width)
+    draw_step = draw_step or partial(draw_labelled, draw_scene, seed + 1)
+    head = label_head(width, heads)
     parameters = [*tower.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1)
     tower.train()
 
     def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
-        pixels, labels = draw_labelled(draw_scene, seed + 1, step)
-        features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
-        return label_loss(head(features), labels, HEADS)
+        pixels, labels = draw_step(step)
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, patches, width]
+        return label_loss(head(features.float()), labels, heads)
 
-    fit(step_loss, [schedule], parameters, num_steps, BATCH, "tower")
+    fit(step_loss, [schedule], parameters, num_steps, batch, "tower")
 
 
 def sharpen_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:

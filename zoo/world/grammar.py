@@ -20,7 +20,10 @@ DRAFTER_FILLER_ODDS = (0.3, 0.5, 0.2)
 ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "centre", "right")
 PLACES = tuple(f"{row} {column}" for row in ROWS for column in COLUMNS)
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NUMBERS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"),
+    *("nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen"),
+)
 
 # Every filler slot: three words of which exactly one is drawn. Names are used in the templates as {name}.
 FILLERS: dict[str, tuple[str, str, str]] = {

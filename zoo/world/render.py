@@ -28,9 +28,9 @@ Place = tuple[float, float]
 """Column and row of the middle of an object, in cells; whole numbers are the middles of the grid's cells."""
 
 
-def place_of(thing: Thing) -> Place:
+def place_of(thing: Thing, grid: int = GRID) -> Place:
     """Return the middle of an object's cell."""
-    return thing.cell % GRID, thing.cell // GRID
+    return thing.cell % grid, thing.cell // grid
 
 
 def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
@@ -45,14 +45,14 @@ def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int 
         image = ground.copy()
         draw = ImageDraw.Draw(image)
         for thing, place in zip(scene.things, frame, strict=True):
-            _draw_thing(draw, thing, side / GRID, rng, place)
+            _draw_thing(draw, thing, side / scene.grid, rng, place)
         frames.append(image.resize((size_px, size_px), Image.Resampling.BOX))
     return frames
 
 
 def render_scene(scene: Scene, size_px: int = NATIVE_PX) -> Image.Image:
     """Render a scene as an RGB image of size_px x size_px; the same scene and size give the same bytes."""
-    return render_frames(scene, [[place_of(thing) for thing in scene.things]], size_px)[0]
+    return render_frames(scene, [[place_of(thing, scene.grid) for thing in scene.things]], size_px)[0]
 
 
 def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:

@@ -24,7 +24,7 @@ SPLITS = {"train": (0, 85), "held_out": (85, 91), "demo": (91, 96), "test": (96,
 
 @dataclass(frozen=True, order=True)
 class Thing:
-    """One object: its cell of the 3 x 3 grid (0..8 in reading order), size, colour and shape."""
+    """One object: its cell of the grid (in reading order, 0..8 for 3 x 3 cells), size, colour and shape."""
 
     cell: int
     size: str
@@ -34,12 +34,16 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects in reading order on a background; `look_seed`, which sets jitter and texture phase, is not stated."""
+    """Objects in reading order on a background; `look_seed`, which sets jitter and texture phase, is not stated.
+
+    `grid` is the number of cells per side.
+    """
 
     things: tuple[Thing, ...]
     tone: str
     texture: str
     look_seed: int
+    grid: int = GRID
 
     @property
     def truth(self) -> tuple[tuple[Thing, ...], str, str]:
@@ -77,14 +81,16 @@ def draw_scene(
     max_objects: int = MAX_OBJECTS,
     sizes: Sequence[str] = SIZES,
     texture: str | None = None,
+    min_objects: int = 1,
+    grid: int = GRID,
 ) -> Scene:
-    """Draw a scene of `num_objects`, or of 1 to `max_objects`, that belongs to `split`. Raises KeyError if the split
-    does not exist."""
+    """Draw a scene of `num_objects`, or of `min_objects` to `max_objects`, that belongs to `split`. Raises KeyError if
+    the split does not exist."""
     check_split(split)
     while True:
-        cells = sorted(rng.sample(range(NUM_CELLS), num_objects or rng.randint(1, max_objects)))
+        cells = sorted(rng.sample(range(grid * grid), num_objects or rng.randint(min_objects, max_objects)))
         things = tuple(draw_thing(rng, cell, sizes) for cell in cells)
-        scene = Scene(things, rng.choice(TONES), texture or rng.choice(TEXTURES), rng.getrandbits(32))
+        scene = Scene(things, rng.choice(TONES), texture or rng.choice(TEXTURES), rng.getrandbits(32), grid)
         if split_of(scene) == split:
             return scene
 

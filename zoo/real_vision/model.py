@@ -1,0 +1,108 @@
+"""Builds the tokenizer, the processor and the models of the vision pair around SmolLM2-135M-Instruct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    GenerationConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from zoo.pair import seed_weights, special_ids
+from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
+
+LANGUAGE = Path("out/real/target")
+"""The folder that `python -m zoo.real` writes."""
+IMAGE_TOKEN = "<image>"
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+VISION = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
+
+# SmolLM2's turns, images first in a message. A message's content may be a plain string.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if loop.first and m['role'] != 'system' %}{{ '<|im_start|>system\n" + SYSTEM + "<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] if c['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
+    "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def load_tokenizer(language: Path = LANGUAGE) -> PreTrainedTokenizerFast:
+    """Return SmolLM2's tokenizer with the image token as its last token."""
+    image = AddedToken(IMAGE_TOKEN, special=True, normalized=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(language, extra_special_tokens={"image_token": image})
+    tokenizer.padding_side = "left"
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Build the processor: CLIP's preprocessing to 256 px on PIL, 256 image tokens per image."""
+    size = {"height": IMAGE_PX, "width": IMAGE_PX}
+    images = CLIPImageProcessorPil(size=size, crop_size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    return LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=PATCH_PX,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def vision_config() -> CLIPVisionConfig:
+    """Return the config of the vision tower."""
+    return CLIPVisionConfig(**VISION, image_size=IMAGE_PX, patch_size=PATCH_PX, projection_dim=VISION["hidden_size"])
+
+
+def build_tower(seed: int) -> CLIPVisionModel:
+    """Build the untrained vision tower, its weights drawn from a seed."""
+    seed_weights("real-vision-tower", seed)
+    return CLIPVisionModel(vision_config())
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, language: Path = LANGUAGE) -> LlavaForConditionalGeneration:
+    """Build the LLaVA model of SmolLM2's weights in float32; its tower and projector are untrained.
+
+    The embedding of the image token is zero: it is never read, and as an output its logit is 0.
+    """
+    text = AutoConfig.from_pretrained(language)
+    num_tokens = text.vocab_size
+    text.vocab_size = len(tokenizer)
+    config = LlavaConfig(
+        vision_config=vision_config(),
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
+        image_seq_length=NUM_VISUAL_TOKENS,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        tie_word_embeddings=True,
+    )
+    seed_weights("real-vision-projector", 0)
+    model = LlavaForConditionalGeneration(config)
+    read = AutoModelForCausalLM.from_pretrained(language, dtype=torch.float32).model.state_dict()
+    words = read.pop("embed_tokens.weight")
+    model.model.language_model.load_state_dict(read, strict=False)
+    with torch.no_grad():
+        table = model.get_input_embeddings().weight
+        table.zero_()
+        table[:num_tokens] = words
+    model.tie_weights()
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
+    return model
