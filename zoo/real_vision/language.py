@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -20,14 +18,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from zoo.real_vision.labels import words_of
+from zoo.quality import ATTRIBUTE_WORDS
+from zoo.real_vision.labels import WORDS, words_of
 from zoo.real_vision.low_rank import LowRankLinear, attach
+from zoo.real_vision.projector import word_embeddings
 from zoo.real_vision.samples import Packed, draw_packed
 from zoo.samples import pixels_of
 from zoo.training import report
 
 LR, WARMUP_STEPS = 6e-4, 20
 PROJECTOR_LR_SHARE = 0.3
+PROJECTOR = "model.multi_modal_projector."
+LANGUAGE_MODEL = "model.language_model."
 SAVE_S = 120.0
 REPORT_STEPS = 10
 
@@ -37,14 +39,16 @@ class Learner:
 
     def __init__(self, model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, columns: str) -> None:
         self.model, self.tokenizer, self.columns = model.requires_grad_(False), tokenizer, columns
-        self.parameters: dict[str, nn.Parameter] = attach(model.model.language_model)
+        added = attach(model.model.language_model)
+        self.parameters: dict[str, nn.Parameter] = {LANGUAGE_MODEL + name: one for name, one in added.items()}
         projector = model.model.multi_modal_projector.requires_grad_(columns == "tower")
-        self.parameters |= {f"projector.{name}": one for name, one in projector.named_parameters()}
+        self.parameters |= {PROJECTOR + name: one for name, one in projector.named_parameters()}
         for module in model.modules():
             if isinstance(module, LowRankLinear):
                 module.base.to(torch.bfloat16)
+        self.words = word_embeddings(model.get_input_embeddings().weight.detach(), tokenizer)
         self.vocabulary = model.lm_head.weight.detach().to(torch.bfloat16)
-        rest = [one for name, one in self.parameters.items() if not name.startswith("projector.")]
+        rest = [one for name, one in self.parameters.items() if not name.startswith(PROJECTOR)]
         groups = [{"params": rest, "share": 1.0}]
         groups += [{"params": list(projector.parameters()), "share": PROJECTOR_LR_SHARE}]
         self.optimizer = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.98), weight_decay=0.0)
@@ -53,9 +57,8 @@ class Learner:
     def visual(self, packed: Packed) -> Tensor:
         """Return the visual columns of a sample, [256, hidden]."""
         if self.columns == "words":
-            lines = [" " + word if word.isalpha() else word for line in words_of(packed.scene) for word in line]
-            ids = [self.tokenizer(word, add_special_tokens=False)["input_ids"][0] for word in lines]
-            return self.model.get_input_embeddings()(torch.tensor(ids))
+            numbers = [WORDS.index(word) for line in words_of(packed.scene) for word in line]
+            return self.words[torch.tensor(numbers)]
         features: Tensor = self.model.model.get_image_features(pixels_of([packed.image])).pooler_output[0]
         return features.float()
 
@@ -108,7 +111,7 @@ class Learner:
             keeps_projector = self.columns == "tower" and found["columns"] == "words"
             self.step = int(found["step"])
             for name, one in self.parameters.items():
-                if keeps_projector and name.startswith("projector."):
+                if keeps_projector and name.startswith(PROJECTOR):
                     continue
                 with torch.no_grad():
                     one.copy_(file.get_tensor(name))
@@ -119,8 +122,6 @@ class Learner:
 
 def measured(packed: Packed, losses: Tensor, right: Tensor, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
     """Return mean loss and accuracy of the attribute tokens, and the accuracy of the other tokens."""
-    from zoo.quality import ATTRIBUTE_WORDS
-
     wanted = packed.ids[packed.weights > 0]
     is_attribute = torch.tensor([tokenizer.decode([token]).strip() in ATTRIBUTE_WORDS for token in wanted.tolist()])
     return {

@@ -22,13 +22,15 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from zoo.pair import seed_weights, special_ids
-from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
+from zoo.real_vision.labels import CELL, IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX, SIDE
 
 LANGUAGE = Path("out/real/target")
 """The folder that `python -m zoo.real` writes."""
 IMAGE_TOKEN = "<image>"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 VISION = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 6}
+WAVE_SIZE = 0.5
+"""Amplitude of the first position embeddings: about the deviation of the untrained patch embeddings."""
 
 # SmolLM2's turns, images first in a message. A message's content may be a plain string.
 CHAT_TEMPLATE = (
@@ -72,9 +74,23 @@ def vision_config() -> CLIPVisionConfig:
 
 
 def build_tower(seed: int) -> CLIPVisionModel:
-    """Build the untrained vision tower, its weights drawn from a seed."""
+    """Build the untrained vision tower, its weights drawn from a seed, its position embeddings sinusoids.
+
+    Sinusoids of rows and columns let attention find neighbouring patches from the first step on; from CLIP's small
+    random position embeddings the tower needs several times as many steps.
+    """
     seed_weights("real-vision-tower", seed)
-    return CLIPVisionModel(vision_config())
+    tower = CLIPVisionModel(vision_config())
+    num_waves = VISION["hidden_size"] // 4
+    periods = (
+        CELL / 2 * (2 * SIDE / CELL * 2) ** (torch.arange(num_waves) / (num_waves - 1))
+    )  # half a cell to the image
+    angles = 2 * torch.pi * torch.arange(SIDE)[:, None] / periods  # [16, waves]
+    waves = torch.cat([angles.sin(), angles.cos()], dim=1)
+    rows, columns = waves[:, None].expand(-1, SIDE, -1), waves[None].expand(SIDE, -1, -1)
+    with torch.no_grad():
+        tower.embeddings.position_embedding.weight[1:] = WAVE_SIZE * torch.cat([rows, columns], dim=2).flatten(0, 1)
+    return tower
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, language: Path = LANGUAGE) -> LlavaForConditionalGeneration:

@@ -1,19 +1,122 @@
-"""Trains the vision pair: `python -m zoo.real_vision.train STAGE`, stages `tower`, `projector` and `language`."""
+"""Trains the target of the vision pair on a CPU, stage by stage: `python -m zoo.real_vision.train STAGE`.
+
+    tower       pretrain the vision tower on patch labels                      → OUT/tower.safetensors
+    projector   fit the projector to embeddings of the patches' words          → OUT/projector.safetensors
+    language    train low-rank differences of SmolLM2; continues a checkpoint  → OUT/checkpoint.safetensors, curve.jsonl
+    pack        pack everything into the file of `python -m zoo.real_vision`
+
+`language --columns words` needs no tower; `--columns tower` continues from it with the pictures themselves.
+"""
 
 from __future__ import annotations
 
-import torch
+import argparse
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from zoo.tower import pretrain_tower, draw_labelled
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlavaForConditionalGeneration
+
+from zoo.real_vision import differences
 from zoo.real_vision.labels import HEADS, IMAGE_PX, label_patches
-from zoo.real_vision.model import VISION, build_tower
+from zoo.real_vision.language import LANGUAGE_MODEL, PROJECTOR, Learner, train
+from zoo.real_vision.model import VISION, build_model, build_tower, load_tokenizer
+from zoo.real_vision.projector import fit_projector, word_embeddings
+from zoo.tower import draw_labelled, pretrain_tower
+from zoo.training import report
 from zoo.world.dense import draw_dense
-from safetensors.torch import save_file
-import sys
-def tower(steps, batch=16):
-    out=Path("out/real_vision"); out.mkdir(parents=True,exist_ok=True)
-    m=build_tower(0)
-    pretrain_tower(m,VISION["hidden_size"],steps,0,HEADS,lambda step: draw_labelled(draw_dense,1,step,label_patches,batch,IMAGE_PX),batch,torch.bfloat16)
-    save_file({k:v.contiguous() for k,v in m.state_dict().items()},out/"tower.safetensors")
-tower(int(sys.argv[1]))
+
+OUT = Path("out/real_vision")
+TOWER = "model.vision_tower."
+TOWER_STEPS, TOWER_BATCH = 2000, 8
+CHECKPOINT = "checkpoint.safetensors"
+
+
+def train_tower(options: argparse.Namespace) -> None:
+    """Pretrain the tower from a seed and save it."""
+    tower = build_tower(options.seed)
+    draw = partial(draw_labelled, draw_dense, options.seed + 1)
+    label = {"label": label_patches, "batch": TOWER_BATCH, "image_px": IMAGE_PX}
+    steps = options.until or TOWER_STEPS
+    pretrain_tower(
+        *(tower, VISION["hidden_size"], steps, options.seed, HEADS),
+        *(lambda step: draw(step, **label), TOWER_BATCH, torch.bfloat16),
+    )
+    save_file(
+        {TOWER + name: one.contiguous() for name, one in tower.state_dict().items()}, options.out / "tower.safetensors"
+    )
+
+
+def load_parts(model: LlavaForConditionalGeneration, folder: Path, *parts: str) -> None:
+    """Load the trained tower or projector of a folder into a model. Raises FileNotFoundError."""
+    for part in parts:
+        tensors = load_file(folder / f"{part}.safetensors")
+        _, unexpected = model.load_state_dict(tensors, strict=False)
+        if unexpected:
+            raise RuntimeError(f"{folder / part}.safetensors does not fit the model: {unexpected}")
+
+
+def train_projector(options: argparse.Namespace) -> None:
+    """Fit the projector to the trained tower and save it."""
+    tokenizer = load_tokenizer()
+    model = build_model(tokenizer).eval()
+    load_parts(model, options.out, "tower")
+    words = word_embeddings(model.get_input_embeddings().weight.detach(), tokenizer)
+    projector = model.model.multi_modal_projector
+    right = fit_projector(projector, model.model.vision_tower, words, options.seed)
+    report(f"nearest word right for {right:.4f} of the patches")
+    save_file(
+        {PROJECTOR + name: one for name, one in projector.state_dict().items()}, options.out / "projector.safetensors"
+    )
+
+
+def train_language(options: argparse.Namespace) -> None:
+    """Train the differences; continue from the folder's checkpoint if there is one."""
+    tokenizer = load_tokenizer()
+    torch.manual_seed(options.seed)
+    model = build_model(tokenizer).eval()
+    if options.columns == "tower":
+        load_parts(model, options.out, "tower", "projector")
+    learner = Learner(model, tokenizer, options.columns)
+    if (options.out / CHECKPOINT).exists():
+        learner.load(options.out / CHECKPOINT)
+    train(learner, options.out, options.until or 10_000, options.cooldown, options.seed, 60.0 * options.minutes)
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Pack tower, projector and differences of the folder's checkpoint."""
+    tensors: dict[str, Tensor] = load_file(options.out / "tower.safetensors")
+    found = load_file(options.out / CHECKPOINT)
+    tensors |= {name: one for name, one in found.items() if name.startswith((LANGUAGE_MODEL, PROJECTOR))}
+    size = differences.pack(tensors, options.differences, {})
+    report(f"{options.differences}: {size:,} bytes")
+
+
+STAGES = {"tower": train_tower, "projector": train_projector, "language": train_language, "pack": pack}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one stage; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m zoo.real_vision.train", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--out", type=Path, default=OUT, help=f"folder of the parts (default: {OUT})")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--until", type=int, default=0, help="last step (default: 2,000 of the tower, 10,000 else)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop `language` after this time (default: 60)")
+    parser.add_argument("--columns", choices=("words", "tower"), default="words", help="visual columns of `language`")
+    parser.add_argument("--cooldown", type=int, default=0, help="steps before --until in which the rate falls to zero")
+    parser.add_argument("--differences", type=Path, default=differences.FILE, help="file of `pack`")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    STAGES[options.stage](options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
