@@ -62,6 +62,7 @@ class Learner:
         features: Tensor = self.model.model.get_image_features(pixels_of([packed.image])).pooler_output[0]
         return features.float()
 
+    @torch.autocast("cpu", torch.bfloat16)
     def losses(self, packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, correctness and weight of every token that is learned."""
         embedded = self.model.get_input_embeddings()(packed.ids)
@@ -82,8 +83,7 @@ class Learner:
 
     def learn(self, packed: Packed, cooled: float) -> dict[str, float]:
         """Take one step; `cooled` is a factor of the learning rate. Return the measurements of the step."""
-        with torch.autocast("cpu", torch.bfloat16):
-            losses, right, weights = self.losses(packed)
+        losses, right, weights = self.losses(packed)
         loss = (losses * weights).sum() / weights.sum()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,85 @@
+"""The target of the vision pair: its layout of conversations, and plain and speculative decoding equal to `generate`.
+
+The oracle is transformers' `generate` of the target alone in float32, one scene at a time. Run by `make test-real`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from decoding import Engine, Method
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.trees import Chain
+from models.loading.checkpoints import CheckpointRef
+from models.target import Target
+from zoo.real import __main__ as make_real
+from zoo.real_vision import __main__ as make
+from zoo.real_vision import differences
+from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS
+from zoo.real_vision.model import build_processor, load_tokenizer
+from zoo.real_vision.quality import held_out, requests_of
+from zoo.real_vision.samples import draw_packed
+from zoo.world.dense import PROMPTS
+from zoo.world.render import render_scene
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+FOLDER = Path("out/real_vision/target")
+NUM_SCENES, NUM_TOKENS = 8, 48
+needs_differences = pytest.mark.skipif(not differences.FILE.is_file(), reason="the differences are not shipped yet")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def language() -> None:
+    assert make_real.main([]) == 0
+
+
+@pytest.fixture(scope="module")
+def folder(language: None) -> Path:
+    assert make.main([]) == 0
+    return FOLDER
+
+
+def test_training_samples_are_laid_out_as_the_chat_template_does() -> None:
+    tokenizer = load_tokenizer()
+    processor: Any = build_processor(tokenizer)
+    packed = draw_packed("train", 0, 0, tokenizer)
+    for number, prompt in enumerate(PROMPTS.values(), start=1):
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        wanted = processor(text=text, images=render_scene(packed.scene, IMAGE_PX))["input_ids"][0]
+        asked = ((packed.captions == 0) | (packed.captions == number)) & (packed.weights == 0)
+        assert packed.ids[asked].tolist() == list(wanted)
+        assert list(wanted).count(tokenizer.convert_tokens_to_ids("<image>")) == NUM_VISUAL_TOKENS
+
+
+@needs_differences
+def test_a_second_call_builds_nothing(folder: Path) -> None:
+    assert differences.ensure(folder) is False
+
+
+@needs_differences
+@pytest.mark.parametrize("drafted", [False, True])
+def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
+    oracle: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    processor: Any = AutoProcessor.from_pretrained(folder)
+    model = Target.load(CheckpointRef(str(folder)), "float32")
+    asked = held_out(NUM_SCENES, 0)
+    requests = requests_of(model, asked, NUM_TOKENS)
+    # The target drafts for itself: chains of it are accepted wherever both paths compute the same logits.
+    drafter = ModelDrafter(Target.load(CheckpointRef(str(folder)), "float32"), [Full()], model.vocab_size)
+    method = Method(drafter, Chain(4), Exact()) if drafted else Method(NoDrafter(), Chain(1), Exact())
+    done = {one.sample_id: one for one in Engine(model, method, 3, 512).run(requests)}
+    for request in requests:
+        inputs = processor(text=request.prompt, images=list(request.images), return_tensors="pt")
+        output = oracle.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS)
+        expected = output[0, inputs["input_ids"].shape[1] :].tolist()
+        assert list(done[request.sample_id].token_ids) == expected
+    if drafted:
+        assert all(one.telemetry.num_accepted_draft_tokens for one in done.values())

@@ -1,0 +1,166 @@
+"""Tests the parts of the vision pair's training on tiny models: low-rank differences and packed captions."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+
+from zoo.pair import build_tokenizer
+from zoo.real_vision import differences
+from zoo.real_vision.labels import NUM_VISUAL_TOKENS, WORDS
+from zoo.real_vision.language import Learner, train
+from zoo.real_vision.low_rank import LAYERS, attach, merge
+from zoo.real_vision.model import vision_config
+from zoo.real_vision.projector import word_embeddings
+from zoo.real_vision.samples import Packed, draw_packed
+from zoo.world.dense import PROMPTS
+
+TOKENIZER = build_tokenizer()
+
+
+def tiny_text() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+
+
+def tiny_model(seed: int = 0) -> LlavaForConditionalGeneration:
+    torch.manual_seed(seed)
+    vision = vision_config()
+    vision.num_hidden_layers = 1
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=tiny_text(),
+        image_token_index=TOKENIZER.convert_tokens_to_ids("<image>"),
+        image_seq_length=NUM_VISUAL_TOKENS,
+        vision_feature_layer=-1,
+        tie_word_embeddings=True,
+    )
+    return LlavaForConditionalGeneration(config).eval()
+
+
+def one_caption(packed: Packed, number: int) -> Packed:
+    """Return the shared beginning and one caption of a packed sample."""
+    chosen = (packed.captions == 0) | (packed.captions == number)
+    parts = {name: getattr(packed, name)[chosen] for name in ("ids", "weights", "positions", "captions")}
+    return dataclasses.replace(packed, **parts)
+
+
+def test_merged_differences_give_the_outputs_of_attached_ones() -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny_text()).eval()
+    weights = {name: one.clone() for name, one in model.state_dict().items()}
+    ids = torch.randint(0, 200, (1, 12))
+    before = model(ids).logits
+    added = attach(model)
+    assert len(added) == 2 * len(LAYERS) * 2
+    assert torch.equal(model(ids).logits, before)
+    for one in added.values():
+        torch.nn.init.normal_(one, std=0.1)
+    attached = model(ids).logits
+    assert (attached - before).abs().max() > 0.01
+    merged = LlamaForCausalLM(tiny_text()).eval()
+    merged.load_state_dict(merge(weights, {name: one.detach() for name, one in added.items()}))
+    torch.testing.assert_close(merged(ids).logits, attached, atol=1e-5, rtol=1e-4)
+
+
+def test_packed_captions_have_the_losses_of_separate_ones() -> None:
+    learner = Learner(tiny_model(), TOKENIZER, "tower")
+    packed = draw_packed("train", 0, 0, TOKENIZER)
+    assert packed.captions.max() == len(PROMPTS)
+    with torch.no_grad():
+        together, _, weights = learner.losses(packed)
+        alone = [learner.losses(one_caption(packed, number)) for number in range(1, len(PROMPTS) + 1)]
+    torch.testing.assert_close(together, torch.cat([losses for losses, _, _ in alone]), atol=2e-2, rtol=2e-2)
+    assert torch.equal(weights, torch.cat([one for _, _, one in alone]))
+
+
+def test_only_captions_are_learned() -> None:
+    packed = draw_packed("train", 0, 1, TOKENIZER)
+    for number in range(1, len(PROMPTS) + 1):
+        text = TOKENIZER.decode(one_caption(packed, number).ids[one_caption(packed, number).weights > 0])
+        assert "Describe" not in text
+        assert text.endswith(TOKENIZER.eos_token)
+    assert packed.positions.max() < len(packed.ids)
+    starts = [packed.positions[packed.captions == number][0].item() for number in range(1, len(PROMPTS) + 1)]
+    assert starts == [int((packed.captions == 0).sum())] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("columns", ["words", "tower"])
+def test_training_resumes_bit_for_bit(columns: str, tmp_path: Path) -> None:
+    learners = {name: Learner(tiny_model(), TOKENIZER, columns) for name in ("whole", "first", "second")}
+    train(learners["whole"], tmp_path / "whole", 4, 2, 0, 600.0)
+    train(learners["first"], tmp_path / "parts", 2, 0, 0, 600.0)
+    learners["second"].load(tmp_path / "parts" / "checkpoint.safetensors")
+    assert learners["second"].step == 2
+    train(learners["second"], tmp_path / "parts", 4, 2, 0, 600.0)
+    whole, resumed = (learners[name].parameters for name in ("whole", "second"))
+    assert all(torch.equal(one, resumed[name]) for name, one in whole.items())
+    untouched = Learner(tiny_model(), TOKENIZER, columns).parameters
+    changed = {name.rsplit(".", 3)[-3] for name, one in whole.items() if not torch.equal(one, untouched[name])}
+    assert {*LAYERS} <= changed
+    assert any("projector" in name and not torch.equal(one, untouched[name]) for name, one in whole.items()) == (
+        columns == "tower"
+    )
+
+
+def test_a_checkpoint_of_word_columns_keeps_the_fitted_projector(tmp_path: Path) -> None:
+    learner = Learner(tiny_model(0), TOKENIZER, "words")
+    train(learner, tmp_path, 1, 0, 0, 600.0)
+    other = Learner(tiny_model(1), TOKENIZER, "tower")
+    fitted = {name: one.detach().clone() for name, one in other.parameters.items()}
+    other.load(tmp_path / "checkpoint.safetensors")
+    for name, one in other.parameters.items():
+        wanted = fitted[name] if "projector" in name else learner.parameters[name]
+        assert torch.equal(one, wanted)
+
+
+def test_words_have_the_embeddings_of_their_tokens() -> None:
+    table = torch.arange(len(TOKENIZER))[:, None].float()
+    found = [TOKENIZER.decode([int(row)]).strip() for row in word_embeddings(table, TOKENIZER)[:, 0]]
+    whole = [(word, text) for word, text in zip(WORDS, found, strict=True) if word.startswith(text)]
+    assert len(whole) == len(WORDS)
+
+
+def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
+    model = tiny_model()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    learner = Learner(tiny_model(), TOKENIZER, "tower")
+    for one in learner.parameters.values():
+        torch.nn.init.normal_(one, std=0.1)
+    tower = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
+    path = tmp_path / "differences.safetensors"
+    differences.pack({**tower, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
+    differences.apply(model, differences.load_file(path))
+    after = model.state_dict()
+    for name, one in after.items():
+        is_layer = any(f".{layer}.weight" in name and "language_model" in name for layer in LAYERS)
+        assert torch.equal(one, before[name]) != (is_layer or ".vision_tower." in name or "projector" in name), name
+    name = "model.language_model.layers.1.mlp.up_proj.weight"
+    down, up = (learner.parameters[f"{name}.{part}"].detach().to(torch.bfloat16).float() for part in ("down", "up"))
+    torch.testing.assert_close(after[name], before[name] + 2.0 * up @ down)
+
+
+def test_differences_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more than"):
+        differences.pack({"big": torch.zeros(16_000_000)}, tmp_path / "big.safetensors", {})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError, match="missing"):
+        differences.apply(tiny_model(), {})
+    with pytest.raises(differences.NotBuilt, match="does not exist"):
+        differences.ensure(tmp_path / "target", path=tmp_path / "none.safetensors")
+    small = tmp_path / "small.safetensors"
+    differences.pack({"a": torch.zeros(1)}, small, {})
+    with pytest.raises(differences.NotBuilt, match="is not the converted SmolLM2"):
+        differences.ensure(tmp_path / "target", tmp_path / "no_model", small)

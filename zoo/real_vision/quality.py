@@ -1,0 +1,60 @@
+"""Measures the target on held-out dense scenes: attribute words, whole captions, and tokens per caption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from decoding import Request, Sampling
+from models.loading.checkpoints import CheckpointRef
+from models.target import Target
+from zoo.quality import count_stated, decode
+from zoo.real_vision.labels import IMAGE_PX
+from zoo.world.dense import PROMPTS, draw_dense, states, write_description
+from zoo.world.render import render_scene
+from zoo.world.scene import Scene, scene_rng
+
+MAX_NEW_TOKENS = 240
+Asked = tuple[Scene, str]
+
+
+def held_out(num: int, seed: int) -> list[Asked]:
+    """Return held-out scenes, each with a phrasing of PROMPTS in turn."""
+    phrasings = list(PROMPTS)
+    return [
+        (draw_dense(scene_rng("held_out", seed, index), "held_out"), phrasings[index % len(phrasings)])
+        for index in range(num)
+    ]
+
+
+def requests_of(model: Target, asked: list[Asked], max_new_tokens: int = MAX_NEW_TOKENS) -> list[Request]:
+    """Return one greedy request for each scene."""
+    requests = []
+    for index, (scene, phrasing) in enumerate(asked):
+        content: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": PROMPTS[phrasing]}]
+        prompt = model.front_end.render([{"role": "user", "content": content}])
+        images = (render_scene(scene, IMAGE_PX),)
+        requests.append(Request(f"scene-{index}", prompt, images, Sampling(max_new_tokens=max_new_tokens)))
+    return requests
+
+
+def measure(folder: Path, num: int = 60, seed: int = 0) -> dict[str, float]:
+    """Return the target's shares of right captions and attribute words, and its mean tokens per caption.
+
+    Attribute words count as right at the position of the true caption's; the larger count of both is the whole.
+    Raises RuntimeError if a request failed.
+    """
+    model = Target.load(CheckpointRef(str(folder)), "float32")
+    asked = held_out(num, seed)
+    done = decode(model, requests_of(model, asked))
+    counts = [
+        count_stated(write_description(scene, phrasing, scene_rng("held_out", seed, 0)), one.text)
+        for (scene, phrasing), one in zip(asked, done, strict=True)
+    ]
+    whole = [states(scene, phrasing, one.text) for (scene, phrasing), one in zip(asked, done, strict=True)]
+    return {
+        "num_captions": num,
+        "captions_right": round(sum(whole) / num, 4),
+        "attributes_right": round(sum(one for one, _ in counts) / sum(total for _, total in counts), 4),
+        "mean_caption_tokens": round(sum(len(one.token_ids) for one in done) / num, 1),
+    }
