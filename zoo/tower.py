@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from zoo.pair import IMAGE_PX, PATCH_PX
 from zoo.samples import pixels_of, render_like_a_file
-from zoo.training import IGNORED, fit, label_loss
+from zoo.training import IGNORED, fit, label_loss, load_training, save_training
 from zoo.world.scene import (
     COLOURS,
     GRID,
@@ -42,6 +44,7 @@ HEADS = {
 # Mostly small objects, which a tower learns last.
 CROWDED_SIZE_ODDS = (0.6, 0.25, 0.15)
 BATCH, LR, SHARPEN_LR = 64, 1e-3, 3e-4
+SAVE_S = 120.0
 
 
 def label_patches(scene: Scene) -> Tensor:
@@ -100,18 +103,25 @@ def pretrain_tower(
     draw_step: Callable[[int], tuple[Tensor, Tensor]] | None = None,
     batch: int = BATCH,
     dtype: torch.dtype = torch.float32,
+    checkpoint: Path | None = None,
 ) -> None:
     """Train a CLIP tower in place to predict the labels `heads` from its patch features.
 
     `draw_step` returns the pixels and labels of a step (default: scenes of the caption pair); `dtype` is that of the
-    tower's GEMMs.
+    tower's GEMMs. With `checkpoint`, a file, training continues from it and writes it every SAVE_S seconds.
     """
     torch.manual_seed(seed)
     draw_step = draw_step or partial(draw_labelled, draw_scene, seed + 1)
     head = label_head(width, heads)
+    named = dict(nn.ModuleDict({"tower": tower, "head": head}).named_parameters())
     parameters = [*tower.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1)
+    done_steps = 0
+    if checkpoint and checkpoint.exists():
+        done_steps = int(load_training(checkpoint, named, optimizer)["step"])
+        schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1, last_epoch=done_steps - 1)
+    saved_s = time.monotonic()
     tower.train()
 
     def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
@@ -120,7 +130,13 @@ def pretrain_tower(
             features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, patches, width]
         return label_loss(head(features.float()), labels, heads)
 
-    fit(step_loss, [schedule], parameters, num_steps, batch, "tower")
+    def after_step(step: int) -> None:
+        nonlocal saved_s
+        if checkpoint and (step == num_steps or time.monotonic() - saved_s > SAVE_S):
+            save_training(checkpoint, named, optimizer, step=str(step))
+            saved_s = time.monotonic()
+
+    fit(step_loss, [schedule], parameters, num_steps, batch, "tower", done_steps, after_step)
 
 
 def sharpen_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
@@ -68,14 +73,17 @@ def fit(
     num_steps: int,
     batch_size: int,
     name: str = "step",
+    done_steps: int = 0,
+    after_step: Callable[[int], None] | None = None,
 ) -> None:
     """Train with the optimizers of `schedules`; the gradient norm of `clipped` is limited to 1.
 
-    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed with the loss.
+    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed with the loss. A resumed
+    training begins after `done_steps`; `after_step` is called with the number of every finished step.
     """
     clipped = list(clipped)
     started, totals = time.monotonic(), Counter[str]()
-    for step in range(1, num_steps + 1):
+    for step in range(done_steps + 1, num_steps + 1):
         loss, measured = step_loss(step)
         for schedule in schedules:
             schedule.optimizer.zero_grad(set_to_none=True)
@@ -88,10 +96,40 @@ def fit(
         if step % REPORT_STEPS == 0 or step == num_steps:
             count = step % REPORT_STEPS or REPORT_STEPS
             means = " ".join(f"{key} {total / count:.4f}" for key, total in totals.items())
-            rate = step * batch_size / (time.monotonic() - started)
+            rate = (step - done_steps) * batch_size / (time.monotonic() - started)
             left_s = (num_steps - step) * batch_size / rate
             report(f"{name} {step}/{num_steps} {means} {rate:.1f} samples/s, {left_s:.0f} s left")
             totals.clear()
+        if after_step:
+            after_step(step)
+
+
+def save_training(path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, **notes: str) -> None:
+    """Write parameters and the state of AdamW as one safetensors file with `notes`, replacing an older one."""
+    tensors = {name: one.detach().clone() for name, one in parameters.items()}
+    for name, one in parameters.items():
+        for part, value in optimizer.state.get(one, {}).items():
+            tensors[f"optimizer/{name}/{part}"] = value.detach().clone()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file(tensors, partial, notes)
+    os.replace(partial, path)
+
+
+def load_training(
+    path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, skip: Callable[[str], bool] = lambda _: False
+) -> dict[str, str]:
+    """Read a file of `save_training` into parameters and optimizer; return its notes. Parameters of a name for which
+    `skip` returns true keep their values. Raises SafetensorError if a parameter is missing."""
+    with safe_open(path, "pt") as file, torch.no_grad():
+        names = set(file.keys())
+        for name, one in parameters.items():
+            if skip(name):
+                continue
+            one.copy_(file.get_tensor(name))
+            parts = {part: f"optimizer/{name}/{part}" for part in ("step", "exp_avg", "exp_avg_sq")}
+            if names.issuperset(parts.values()):
+                optimizer.state[one] = {part: file.get_tensor(key) for part, key in parts.items()}
+        return dict(file.metadata())
 
 
 def report(line: str) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    CLIPVisionConfig,
+    CLIPVisionModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
+from zoo import tower
 from zoo.pair import build_tokenizer
 from zoo.real_vision import differences
 from zoo.real_vision.labels import NUM_VISUAL_TOKENS, WORDS
@@ -115,6 +124,34 @@ def test_training_resumes_bit_for_bit(columns: str, tmp_path: Path) -> None:
     )
 
 
+def test_an_interrupted_tower_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tower, "SAVE_S", 0.0)
+    heads = {"filled": 2, "word": 3}
+    shape = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, image_size=32, patch_size=16
+    )
+
+    def train_until(stop: int, checkpoint: Path) -> dict[str, torch.Tensor]:
+        def draw(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+            if step > stop:
+                raise InterruptedError
+            rng = torch.Generator().manual_seed(step)
+            labels = torch.stack([torch.randint(0, size, (2, 4), generator=rng) for size in heads.values()])
+            return torch.randn(2, 3, 32, 32, generator=rng), labels
+
+        torch.manual_seed(0)
+        model = CLIPVisionModel(shape)
+        with contextlib.suppress(InterruptedError):
+            tower.pretrain_tower(model, 32, 6, 0, heads, draw, 2, checkpoint=checkpoint)
+        return {name: one.clone() for name, one in model.state_dict().items()}
+
+    whole = train_until(6, tmp_path / "whole")
+    interrupted = train_until(3, tmp_path / "parts")
+    resumed = train_until(6, tmp_path / "parts")
+    assert not all(torch.equal(one, interrupted[name]) for name, one in whole.items())
+    assert all(torch.equal(one, resumed[name]) for name, one in whole.items())
+
+
 def test_a_checkpoint_of_word_columns_keeps_the_fitted_projector(tmp_path: Path) -> None:
     learner = Learner(tiny_model(0), TOKENIZER, "words")
     train(learner, tmp_path, 1, 0, 0, 600.0)
@@ -139,9 +176,9 @@ def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
     learner = Learner(tiny_model(), TOKENIZER, "tower")
     for one in learner.parameters.values():
         torch.nn.init.normal_(one, std=0.1)
-    tower = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
+    seen = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
     path = tmp_path / "differences.safetensors"
-    differences.pack({**tower, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
+    differences.pack({**seen, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
     differences.apply(model, differences.load_file(path))
     after = model.state_dict()
     for name, one in after.items():

@@ -7,13 +7,11 @@ those of the tower and the projector (`tower`).
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
@@ -24,7 +22,7 @@ from zoo.real_vision.low_rank import LowRankLinear, attach
 from zoo.real_vision.projector import word_embeddings
 from zoo.real_vision.samples import Packed, draw_packed
 from zoo.samples import pixels_of
-from zoo.training import report
+from zoo.training import load_training, report, save_training
 
 LR, WARMUP_STEPS = 6e-4, 20
 PROJECTOR_LR_SHARE = 0.3
@@ -95,29 +93,16 @@ class Learner:
         return {"loss": loss.item(), **measured(packed, losses, right, self.tokenizer)}
 
     def save(self, path: Path) -> None:
-        """Write parameters and optimizer state as one safetensors file, replacing an older one."""
-        tensors = {name: one.detach().clone() for name, one in self.parameters.items()}
-        for name, one in self.parameters.items():
-            for part, value in self.optimizer.state.get(one, {}).items():
-                tensors[f"optimizer/{name}/{part}"] = value.detach().clone()
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        save_file(tensors, partial, {"step": str(self.step), "columns": self.columns})
-        os.replace(partial, path)
+        """Write parameters and optimizer state."""
+        save_training(path, self.parameters, self.optimizer, step=str(self.step), columns=self.columns)
 
     def load(self, path: Path) -> None:
         """Continue from a file of `save`; a projector that was not trained yet keeps its present weights."""
         with safe_open(path, "pt") as file:
-            names, found = set(file.keys()), file.metadata()
-            keeps_projector = self.columns == "tower" and found["columns"] == "words"
-            self.step = int(found["step"])
-            for name, one in self.parameters.items():
-                if keeps_projector and name.startswith(PROJECTOR):
-                    continue
-                with torch.no_grad():
-                    one.copy_(file.get_tensor(name))
-                parts = {part: f"optimizer/{name}/{part}" for part in ("step", "exp_avg", "exp_avg_sq")}
-                if names.issuperset(parts.values()):
-                    self.optimizer.state[one] = {part: file.get_tensor(key) for part, key in parts.items()}
+            before = file.metadata()["columns"]
+        fits = self.columns == "tower" and before == "words"
+        found = load_training(path, self.parameters, self.optimizer, lambda name: fits and name.startswith(PROJECTOR))
+        self.step = int(found["step"])
 
 
 def measured(packed: Packed, losses: Tensor, right: Tensor, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:

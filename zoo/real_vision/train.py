@@ -1,11 +1,12 @@
 """Trains the target of the vision pair on a CPU, stage by stage: `python -m zoo.real_vision.train STAGE`.
 
-    tower       pretrain the vision tower on patch labels                      → OUT/tower.safetensors
-    projector   fit the projector to embeddings of the patches' words          → OUT/projector.safetensors
-    language    train low-rank differences of SmolLM2; continues a checkpoint  → OUT/checkpoint.safetensors, curve.jsonl
+    tower       pretrain the vision tower on patch labels               → OUT/tower.safetensors
+    projector   fit the projector to embeddings of the patches' words   → OUT/projector.safetensors
+    language    train low-rank differences of SmolLM2                   → OUT/checkpoint.safetensors, OUT/curve.jsonl
     pack        pack everything into the file of `python -m zoo.real_vision`
 
-`language --columns words` needs no tower; `--columns tower` continues from it with the pictures themselves.
+`tower` and `language` continue from their checkpoints in OUT. `language --columns words` needs no tower;
+`--columns tower` continues from it with the pictures themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from zoo.world.dense import draw_dense
 OUT = Path("out/real_vision")
 TOWER = "model.vision_tower."
 TOWER_STEPS, TOWER_BATCH = 2000, 8
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, TOWER_CHECKPOINT = "checkpoint.safetensors", "tower_checkpoint.safetensors"
 
 
 def train_tower(options: argparse.Namespace) -> None:
@@ -44,7 +45,7 @@ def train_tower(options: argparse.Namespace) -> None:
     steps = options.until or TOWER_STEPS
     pretrain_tower(
         *(tower, VISION["hidden_size"], steps, options.seed, HEADS),
-        *(lambda step: draw(step, **label), TOWER_BATCH, torch.bfloat16),
+        *(lambda step: draw(step, **label), TOWER_BATCH, torch.bfloat16, options.out / TOWER_CHECKPOINT),
     )
     save_file(
         {TOWER + name: one.contiguous() for name, one in tower.state_dict().items()}, options.out / "tower.safetensors"
