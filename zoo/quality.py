@@ -40,6 +40,7 @@ from zoo.world.scene import (
 ATTRIBUTE_WORDS = {*SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES, *(w for p in grammar.PLACES for w in p.split())}
 NUM_DRAFTED = 5
 SLOTS = 25
+CONTEXT_TOKENS = 1024
 
 
 def load_target(folder: Path, name: str) -> Target:
@@ -58,7 +59,7 @@ def decode(model: TargetModel, requests: Sequence[Request], drafter: TargetModel
     method = Method(NoDrafter(), Chain(1), Exact())
     if drafter is not None:
         method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), Chain(NUM_DRAFTED), Exact())
-    done = {one.sample_id: one for one in Engine(model, method, SLOTS, 512).run(requests)}
+    done = {one.sample_id: one for one in Engine(model, method, SLOTS, CONTEXT_TOKENS).run(requests)}
     failed = [one.error for one in done.values() if one.error]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first with: {failed[0]}")

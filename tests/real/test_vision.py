@@ -5,6 +5,7 @@ The oracle is transformers' `generate` of the target alone in float32, one scene
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zoo.real_vision import __main__ as make
 from zoo.real_vision import differences
 from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS
 from zoo.real_vision.model import build_processor, load_tokenizer
-from zoo.real_vision.quality import held_out, requests_of
+from zoo.real_vision.quality import held_out, measure, requests_of
 from zoo.real_vision.samples import draw_packed
 from zoo.world.dense import PROMPTS
 from zoo.world.render import render_scene
@@ -32,7 +33,6 @@ from zoo.world.render import render_scene
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 FOLDER = Path("out/real_vision/target")
 NUM_SCENES, NUM_TOKENS = 8, 48
-needs_differences = pytest.mark.skipif(not differences.FILE.is_file(), reason="the differences are not shipped yet")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,12 +59,10 @@ def test_training_samples_are_laid_out_as_the_chat_template_does() -> None:
         assert list(wanted).count(tokenizer.convert_tokens_to_ids("<image>")) == NUM_VISUAL_TOKENS
 
 
-@needs_differences
 def test_a_second_call_builds_nothing(folder: Path) -> None:
     assert differences.ensure(folder) is False
 
 
-@needs_differences
 @pytest.mark.parametrize("drafted", [False, True])
 def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
     oracle: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -83,3 +81,11 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
         assert list(done[request.sample_id].token_ids) == expected
     if drafted:
         assert all(one.telemetry.num_accepted_draft_tokens for one in done.values())
+
+
+def test_captions_state_the_scene_as_often_as_the_committed_report_says(folder: Path) -> None:
+    measured = measure(folder, 12, 7)
+    shipped = json.loads(Path("zoo/real_vision_quality.json").read_text())
+    assert measured["attributes_right"] > 0.98
+    assert shipped["attributes_right"] > 0.98
+    assert abs(measured["mean_caption_tokens"] - shipped["mean_caption_tokens"]) < 40

@@ -1,8 +1,9 @@
 """`python -m zoo.real_vision`: build the target of the vision pair from SmolLM2 and the differences to it.
 
-    python -m zoo.real_vision [--out out/real_vision/target] [--differences FILE]
+    python -m zoo.real_vision [--out out/real_vision] [--scenes 256] [--differences FILE]
 
-needs the folder of `python -m zoo.real`. A second call builds nothing.
+needs the folder of `python -m zoo.real`, and also draws the scenes that configs/jobs/real_vision.yaml captions. A second
+call builds nothing.
 """
 
 from __future__ import annotations
@@ -13,24 +14,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zoo.real_vision import differences
+from zoo.real_vision.scenes import write_scenes
 
-OUT = Path("out/real_vision/target")
+OUT = Path("out/real_vision")
+TARGET = OUT / "target"
+NUM_SCENES = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the folder; return 0, or 2 with a message if it cannot be built."""
     parser = argparse.ArgumentParser(prog="python -m zoo.real_vision", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder to write (default: {OUT})")
+    parser.add_argument("--scenes", type=int, default=NUM_SCENES, help=f"scenes to draw (default: {NUM_SCENES})")
     parser.add_argument(
         "--differences", type=Path, default=differences.FILE, help="file of `train pack` (default: the shipped one)"
     )
     options = parser.parse_args(arguments)
+    if options.scenes < 1:
+        parser.error("--scenes must be at least 1")
+    target = options.out / TARGET.name
     try:
-        made = differences.ensure(options.out, path=options.differences)
+        made = differences.ensure(target, path=options.differences)
     except differences.NotBuilt as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
-    print(f"{options.out}: LLaVA model of SmolLM2-135M-Instruct, float32, {'built' if made else 'already there'}")
+    print(f"{target}: LLaVA model of SmolLM2-135M-Instruct, float32, {'built' if made else 'already there'}")
+    print(f"{write_scenes(options.out, options.scenes)}: {options.scenes} scenes with questions and true captions")
     return 0
 
 

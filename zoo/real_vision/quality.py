@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from decoding import Request, Sampling
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -33,13 +35,13 @@ def requests_of(model: Target, asked: list[Asked], max_new_tokens: int = MAX_NEW
     for index, (scene, phrasing) in enumerate(asked):
         content: list[dict[str, Any]] = [{"type": "image"}, {"type": "text", "text": PROMPTS[phrasing]}]
         prompt = model.front_end.render([{"role": "user", "content": content}])
-        images = (render_scene(scene, IMAGE_PX),)
+        images = (np.asarray(render_scene(scene, IMAGE_PX)),)
         requests.append(Request(f"scene-{index}", prompt, images, Sampling(max_new_tokens=max_new_tokens)))
     return requests
 
 
-def measure(folder: Path, num: int = 60, seed: int = 0) -> dict[str, float]:
-    """Return the target's shares of right captions and attribute words, and its mean tokens per caption.
+def measure(folder: Path, num: int = 150, seed: int = 0) -> dict[str, float]:
+    """Return the target's shares of right captions, by phrasing, and attribute words, and its mean tokens per caption.
 
     Attribute words count as right at the position of the true caption's; the larger count of both is the whole.
     Raises RuntimeError if a request failed.
@@ -51,10 +53,12 @@ def measure(folder: Path, num: int = 60, seed: int = 0) -> dict[str, float]:
         count_stated(write_description(scene, phrasing, scene_rng("held_out", seed, 0)), one.text)
         for (scene, phrasing), one in zip(asked, done, strict=True)
     ]
-    whole = [states(scene, phrasing, one.text) for (scene, phrasing), one in zip(asked, done, strict=True)]
+    right = [(name, states(scene, name, one.text)) for (scene, name), one in zip(asked, done, strict=True)]
+    by_phrasing = {name: [is_right for other, is_right in right if other == name] for name in PROMPTS}
     return {
         "num_captions": num,
-        "captions_right": round(sum(whole) / num, 4),
+        "captions_right": round(sum(is_right for _, is_right in right) / num, 4),
+        **{f"captions_right_{name}": round(sum(some) / len(some), 4) for name, some in by_phrasing.items()},
         "attributes_right": round(sum(one for one, _ in counts) / sum(total for _, total in counts), 4),
         "mean_caption_tokens": round(sum(len(one.token_ids) for one in done) / num, 1),
     }
