@@ -2,8 +2,8 @@
 
     python -m zoo.real_vision [--out out/real_vision] [--scenes 256] [--differences FILE]
 
-needs the folder of `python -m zoo.real`, and also draws the scenes that configs/jobs/real_vision.yaml captions. A second
-call builds nothing.
+needs the folder of `python -m zoo.real`, and also draws the scenes that configs/jobs/real_vision.yaml captions. A
+second call builds nothing.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Learner:
         features: Tensor = self.model.model.get_image_features(pixels_of([packed.image])).pooler_output[0]
         return features.float()
 
-    @torch.autocast("cpu", torch.bfloat16)
+    @torch.autocast("cpu", torch.bfloat16)  # type: ignore[untyped-decorator]
     def losses(self, packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, correctness and weight of every token that is learned."""
         embedded = self.model.get_input_embeddings()(packed.ids)
@@ -84,7 +84,7 @@ class Learner:
         losses, right, weights = self.losses(packed)
         loss = (losses * weights).sum() / weights.sum()
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_([one for one in self.parameters.values() if one.grad is not None], 1.0)
         self.step += 1
         for group in self.optimizer.param_groups:

@@ -51,7 +51,7 @@ def load_tokenizer(language: Path = LANGUAGE) -> PreTrainedTokenizerFast:
     tokenizer: Any = AutoTokenizer.from_pretrained(language, extra_special_tokens={"image_token": image})
     tokenizer.padding_side = "left"
     tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:

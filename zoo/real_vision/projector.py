@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -41,13 +43,15 @@ def fit_projector(projector: nn.Module, tower: nn.Module, embeddings: Tensor, se
     """
     torch.manual_seed(seed)
     features, words = draw_features(tower, seed + 3)
+    first: Any = projector.linear_1
+    second: Any = projector.linear_2
     scale = embeddings.square().mean().sqrt()
     with torch.no_grad():  # the first layer starts on standardised features, the second near the embeddings' size
         mean, deviation = features.mean(0), features.std(0) + 1e-4
-        projector.linear_1.weight.div_(deviation)
-        projector.linear_1.bias.copy_(-projector.linear_1.weight @ mean)
-        projector.linear_2.weight.mul_(scale)
-        projector.linear_2.bias.zero_()
+        first.weight.div_(deviation)
+        first.bias.copy_(-first.weight @ mean)
+        second.weight.mul_(scale)
+        second.bias.zero_()
     projector.requires_grad_(True)
     optimizer = torch.optim.AdamW(projector.parameters(), lr=LR, weight_decay=0.0)
     schedule = OneCycleLR(optimizer, LR, total_steps=steps + 1, pct_start=0.1)

@@ -53,7 +53,8 @@ def pack(scene: Scene, image: np.ndarray, captions: dict[str, str], tokenizer: P
         weights += caption_weights
         positions += range(len(start), len(start) + len(caption_ids))
         numbers += [number] * len(caption_ids)
-    return Packed(*(torch.tensor(one) for one in (ids, weights, positions, numbers)), scene, image)
+    encoded = [torch.tensor(one) for one in (ids, weights, positions, numbers)]
+    return Packed(encoded[0], encoded[1], encoded[2], encoded[3], scene, image)
 
 
 def draw_packed(split: str, seed: int, index: int, tokenizer: PreTrainedTokenizerFast) -> Packed:

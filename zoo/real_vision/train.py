@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,12 +39,12 @@ CHECKPOINT, TOWER_CHECKPOINT = "checkpoint.safetensors", "tower_checkpoint.safet
 def train_tower(options: argparse.Namespace) -> None:
     """Pretrain the tower from a seed and save it."""
     tower = build_tower(options.seed)
-    draw = partial(draw_labelled, draw_dense, options.seed + 1)
-    label = {"label": label_patches, "batch": TOWER_BATCH, "image_px": IMAGE_PX}
+    seed = options.seed + 1
     steps = options.until or TOWER_STEPS
     pretrain_tower(
         *(tower, VISION["hidden_size"], steps, options.seed, HEADS),
-        *(lambda step: draw(step, **label), TOWER_BATCH, torch.bfloat16, options.out / TOWER_CHECKPOINT),
+        lambda step: draw_labelled(draw_dense, seed, step, label_patches, TOWER_BATCH, IMAGE_PX),
+        *(TOWER_BATCH, torch.bfloat16, options.out / TOWER_CHECKPOINT),
     )
     save_file(
         {TOWER + name: one.contiguous() for name, one in tower.state_dict().items()}, options.out / "tower.safetensors"
