@@ -29,6 +29,7 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder
+from models.backends.cuda.tree_attention import MAX_HEAD_BYTES
 from models.loading.quantization import KINDS, why_not
 from models.target import Target
 from tests import toys
@@ -68,6 +69,8 @@ def test_the_kernel_equals_one_mask(
 ) -> None:
     from models.backends.cuda.tree_kernel import tree_attention  # needs Triton
 
+    if head_size * dtype.itemsize > MAX_HEAD_BYTES:
+        pytest.skip("such heads use the mask")
     visible = tree(parents, len(lens)).to(device)
     got, expected = both_ways(tree_attention, lens, visible, 0, heads, dtype, head_size**-0.5, head_size, 3000)
     # Weights are rounded before the product with V, and the sum after it; fp32 sums thousands in another order.

@@ -18,7 +18,8 @@ from models.backends.attention import AttentionStep
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD_SIZE = 256
+MAX_HEAD_BYTES = 512
+"""Largest head: 256 numbers in half precision. Blocks of larger ones exceed the shared memory of smaller GPUs."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MIN_CAPABILITY = (8, 0)
 """Lowest compute capability (Ampere) with tensor cores for bfloat16."""
@@ -72,7 +73,7 @@ def _is_supported(memory: Tensor) -> bool:
     return (
         memory.device.type == "cuda"
         and memory.dtype in DTYPES
-        and memory.shape[3] <= MAX_HEAD_SIZE
+        and memory.shape[3] * memory.element_size() <= MAX_HEAD_BYTES
         and torch.cuda.get_device_capability(memory.device) >= MIN_CAPABILITY
     )
 

@@ -268,7 +268,9 @@ def test_memory_without_a_kernel_is_left_to_the_mask(monkeypatch: pytest.MonkeyP
         assert chosen(dtype, 128)
     assert chosen(torch.bfloat16, 80)
     assert not chosen(torch.float64, 64)
+    assert chosen(torch.float16, 256)
     assert not chosen(torch.bfloat16, 257)
+    assert not chosen(torch.float32, 129)
     assert not chosen(torch.bfloat16, 64, odd=8)
     assert not chosen(torch.bfloat16, 64, device="cpu")
     assert kernel_for([None], [None]) is None
