@@ -64,7 +64,8 @@ class EagleDrafter(Section):
 
 class Eagle3Drafter(Section):
     """An EAGLE-3 head: decoder layers over the states of several target layers, with an own draft vocabulary;
-    `model.drafter` names its checkpoint, in the format of speculators, SpecForge or EAGLE."""
+    `model.drafter` names its checkpoint, in the format of speculators, SpecForge or EAGLE. A P-EAGLE head of
+    speculators drafts all levels in one forward."""
 
     kind: Literal["eagle3"] = "eagle3"
 

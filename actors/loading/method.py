@@ -32,6 +32,7 @@ from decoding.drafters import (
     MedusaDrafter,
     ModelDrafter,
     NoDrafter,
+    ParallelEagleDrafter,
     SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
@@ -192,7 +193,8 @@ def _drafter(
         return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
     if isinstance(choice, choices.Eagle3Drafter):
         assert isinstance(model, Eagle3Network)
-        return EagleDrafter(model, model.output_layer(target.vocab_size), target.num_lanes, merge)
+        make = EagleDrafter if model.shape.mask_token_id is None else ParallelEagleDrafter
+        return make(model, model.output_layer(target.vocab_size), target.num_lanes, merge)
     if isinstance(choice, choices.BlockDrafter):
         assert isinstance(model, BlockNetwork)
         embedding = model.embedding(target.decoder.get_input_embeddings())  # type: ignore[operator]

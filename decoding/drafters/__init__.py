@@ -9,6 +9,7 @@ from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
+from decoding.drafters.parallel_eagle import ParallelEagleDrafter
 from decoding.drafters.suffix import SuffixDrafter
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MedusaDrafter",
     "ModelDrafter",
     "NoDrafter",
+    "ParallelEagleDrafter",
     "SuffixDrafter",
 ]

@@ -3,7 +3,7 @@
 States of the target's `feature_layers` are projected to one state. The first layer reads pairs of this state of token t
 and the embedding of token t + 1; the output is the state of token t + 1, from which `output_layer` computes logits for
 token t + 2. Li et al. 2025 (arXiv 2503.01840), section 3. Variants of
-published files (norms, several layers, vocabulary, rotary axes) are fields of `Eagle3Shape`.
+published files (norms, several layers, vocabulary, rotary axes) are fields of `Eagle3Shape`; P-EAGLE has a mask token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Eagle3Shape:
     `models.kv.lanes.LaneModel`, whose states are `target_hidden_size` wide. `norm_before_fc` normalizes all features
     together, `fc_norm` those of each layer. With `norm_before_residual`, the residual of the first layer is the
     normalized state. `norm_output` feeds the output back after the final norm (EAGLE-3.1). `mrope_sections` are the
-    pairs of each rotary axis; empty for one axis.
+    pairs of each rotary axis; empty for one axis. `mask_token_id` is that of P-EAGLE; None for other heads.
     """
 
     layers: LlamaConfig
@@ -42,6 +42,7 @@ class Eagle3Shape:
     fc_norm: bool = False
     norm_output: bool = False
     mrope_sections: tuple[int, ...] = ()
+    mask_token_id: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -107,8 +108,8 @@ class SectionRotary(nn.Module):
 class Eagle3Network(FeatureStack):
     """Token embedding, projection `fc` of the target's features, decoder layers, and output layer `lm_head`.
 
-    `token_ids` (V_d,) are the target's ids of the draft vocabulary. Model families with other rotary positions pass
-    their own `rotary`.
+    `token_ids` (V_d,) are the target's ids of the draft vocabulary. P-EAGLE has `mask_hidden` (1, 1, F), the features
+    of a mask. Model families with other rotary positions pass their own `rotary`.
     """
 
     token_ids: Tensor
@@ -138,6 +139,8 @@ class Eagle3Network(FeatureStack):
             sections = shape.mrope_sections
             rotary = SectionRotary(config, sections) if sections else LlamaRotaryEmbedding(config)
         self.rotary = rotary
+        if shape.mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, shape.num_features))
         self.register_buffer("token_ids", torch.arange(shape.draft_vocab_size), persistent=False)
 
     def project(self, features: Tensor) -> Tensor:

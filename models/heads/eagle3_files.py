@@ -1,7 +1,8 @@
 """Read and write files of EAGLE-3 heads: the format of `speculators`, and the Llama format of EAGLE and SpecForge.
 
-Both store the same network; the format follows from `config.json`. `d2t` holds the offset from each draft id to its
-target id; `t2d` is redundant and not read. Indices of target layers differ, see `_layer_ids`.
+Both store the same network; the format follows from `config.json`. P-EAGLE heads are those of `speculators`.
+`d2t` holds the offset from each draft id to its target id; `t2d` is redundant and not read. Indices of target layers
+differ, see `_layer_ids`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _MODEL_TYPES: dict[str, type[Any]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 _EMBEDDING = "embed_tokens.weight"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_PARALLEL = "peagle"
 
 
 def read_eagle3_shape(ref: CheckpointRef, num_target_layers: int) -> Eagle3Shape:
@@ -109,13 +111,18 @@ def save_eagle3(
     if shape.mrope_sections:
         sections = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
         layers["rope_parameters"] = {**layers["rope_parameters"], **sections}
-    config = written_config("eagle3", "Eagle3Speculator", verifier, architectures, num_speculative_tokens)
+    kind, architecture = ("eagle3", "Eagle3Speculator")
+    if shape.mask_token_id is not None:
+        kind, architecture = (_PARALLEL, "PEagleDraftModel")
+    config = written_config(kind, architecture, verifier, architectures, num_speculative_tokens)
     config |= {
         "draft_vocab_size": shape.draft_vocab_size,
         _LAYER_IDS: list(shape.feature_layers),
         "transformer_layer_config": layers,
     }
     config |= {name: getattr(shape, name) for name in _FLAGS}
+    if shape.mask_token_id is not None:
+        config["mask_token_id"] = shape.mask_token_id
     if shape.target_hidden_size != shape.hidden_size:
         config["target_hidden_size"] = shape.target_hidden_size
     ids = network.token_ids.cpu()
@@ -142,7 +149,7 @@ def _shape(ref: CheckpointRef, folder: Path, num_target_layers: int) -> Eagle3Sh
         raise CheckpointError(f"{folder}: an EAGLE-3 head needs its config.json")
     where = f"{ref.path}: config.json"
     is_speculators = MODEL_TYPE in config
-    if is_speculators and config[MODEL_TYPE] != "eagle3":
+    if is_speculators and config[MODEL_TYPE] not in ("eagle3", _PARALLEL):
         raise CheckpointError(f"{where}: {MODEL_TYPE} is {config[MODEL_TYPE]!r}, which is no EAGLE-3 head")
     if not is_speculators and "draft_vocab_size" not in config:
         raise CheckpointError(
@@ -161,7 +168,16 @@ def _shape(ref: CheckpointRef, folder: Path, num_target_layers: int) -> Eagle3Sh
         raise CheckpointError(f"{where}: draft_vocab_size is {draft}, above vocab_size {layers.vocab_size}")
     width = whole(config, "target_hidden_size", where, layers.hidden_size)
     layer_ids = _layer_ids(config, where, num_target_layers)
-    return Eagle3Shape(layers, draft, width, layer_ids, mrope_sections=sections, **flags)
+    mask = _mask_token_id(config, where, layers.vocab_size) if config.get(MODEL_TYPE) == _PARALLEL else None
+    return Eagle3Shape(layers, draft, width, layer_ids, mrope_sections=sections, mask_token_id=mask, **flags)
+
+
+def _mask_token_id(config: Mapping[str, Any], where: str, vocab_size: int) -> int:
+    """Return the token of P-EAGLE's masks, which its first release calls `ptd_token_id`."""
+    given = config.get("mask_token_id", config.get("ptd_token_id"))
+    if type(given) is not int or not 0 <= given < vocab_size:
+        raise CheckpointError(f"{where}: mask_token_id must be a token below {vocab_size}, not {given!r}")
+    return given
 
 
 def _layer_config(given: Mapping[str, Any], where: str) -> tuple[LlamaConfig, tuple[int, ...]]:

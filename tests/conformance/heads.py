@@ -17,7 +17,7 @@ from torch import Tensor
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
-from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from decoding.reference import cache_of
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
@@ -101,12 +101,24 @@ def eagle3(family: str, has_axes: bool = False) -> Eagle3Network:
     return task.network
 
 
+@cache
+def peagle(family: str) -> Eagle3Network:
+    """A P-EAGLE head whose masks are random: its first level is that of a trained EAGLE-3 head."""
+    taught = eagle3(family)
+    network = Eagle3Network(replace(taught.shape, mask_token_id=6))
+    network.load_state_dict(taught.state_dict(), strict=False)
+    torch.nn.init.normal_(network.mask_hidden, generator=torch.Generator().manual_seed(0))
+    network.token_ids = taught.token_ids
+    return network.requires_grad_(False)
+
+
 NETWORKS: dict[str, Callable[[str], FeatureStack]] = {
     "eagle": eagle,
     "vispec": cache(lambda family: vision_heads.vispec(eagle(family))),
     "msd": cache(lambda family: vision_heads.msd(eagle(family))),
     "eagle3": eagle3,
     "eagle3-axes": lambda family: eagle3(family, has_axes=True),
+    "peagle": peagle,
 }
 
 
@@ -124,7 +136,7 @@ def make_drafter(kind: str, target: Target) -> Drafter:
     network: Any = copy.deepcopy(made).to(target.device)
     if kind in NETWORKS:
         head = network.output_layer(target.vocab_size) if isinstance(network, Eagle3Network) else target.head
-        return EagleDrafter(network, head)
+        return ParallelEagleDrafter(network, head) if kind == "peagle" else EagleDrafter(network, head)
     return MedusaDrafter(network)
 
 
@@ -351,6 +363,11 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
 
 def slow_logits(network: FeatureStack, head: Any, pairs: Inputs, path: list[int]) -> Tensor:
     """The head's logits after a drafted path; each token is encoded with the output at the token before it."""
+    if isinstance(network, Eagle3Network) and (mask := network.shape.mask_token_id) is not None:
+        for _ in path:
+            features = network.project(network.mask_hidden[0, 0])
+            pairs = pairs.then(network, network.embed_tokens(torch.tensor(mask)), features)
+        path = []
     for token in [*path, None]:
         output = network(pairs.rows[None], pairs.positions[..., None, :]).last_hidden_state[0, -1]
         if token is None:

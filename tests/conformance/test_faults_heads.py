@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import decoding.trees.pool as pool
 from decoding import Sampling
 from decoding.acceptance import Rejection
-from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from decoding.trees import DynamicTree
 from models.backends.attention import LayerInputs
 from models.heads.eagle3 import Eagle3Network, FirstLayer
@@ -21,7 +21,7 @@ from models.heads.medusa import MedusaHeads
 from models.loading.vocabulary import SlicedHead
 from tests.conformance import checks, heads
 from tests.decoding.trees import test_dynamic as trees
-from tests.models.heads import test_eagle3
+from tests.models.heads import test_eagle3, test_peagle
 
 Patch = pytest.MonkeyPatch
 
@@ -201,6 +201,40 @@ def memory_on_three_axes() -> None:
     heads.check_memory("qwen2_5_vl", "chain", kind="eagle3-axes")
 
 
+def masks_are_one_position_late(patch: Patch) -> None:
+    run = ParallelEagleDrafter._run
+
+    def late(self: Any, slots: Any, tokens: Any, features: Any, depth: Any, sees: Any, offset: int) -> Any:
+        is_masks = tokens.shape[1] == len(self._places)
+        return run(self, slots, tokens, features, depth + int(is_masks), sees, offset)
+
+    patch.setattr(ParallelEagleDrafter, "_run", late)
+
+
+def masks_see_later_masks(patch: Patch) -> None:
+    start = ParallelEagleDrafter.open
+
+    def opened(self: Any, spec: Any) -> None:
+        start(self, spec)
+        self._causal = torch.ones_like(self._causal)
+
+    patch.setattr(ParallelEagleDrafter, "open", opened)
+
+
+def masks_carry_the_roots_output(patch: Patch) -> None:
+    draft_all = ParallelEagleDrafter._draft_all
+
+    def wrong(self: Any, slots: Any) -> Any:
+        self._features = self._output[slots.index][:1, :, None].expand_as(self._features)
+        return draft_all(self, slots)
+
+    patch.setattr(ParallelEagleDrafter, "_draft_all", wrong)
+
+
+def recorded_levels() -> None:
+    test_peagle.test_all_levels_of_one_forward_equal_the_public_code("peagle_speculators", 5)
+
+
 def recorded_chain() -> None:
     test_eagle3.test_a_drafted_chain_equals_the_public_code("eagle3_speculators")
 
@@ -238,6 +272,9 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (states_are_fed_back_normalized, recorded_chain),
     (the_residual_is_normalized, recorded_chain),
     (pairs_of_three_axes_are_counted, memory_on_three_axes),
+    (masks_are_one_position_late, recorded_levels),
+    (masks_see_later_masks, recorded_levels),
+    (masks_carry_the_roots_output, recorded_levels),
     (medusa_starts_one_head_too_far, drafts("medusa")),
     (medusa_reads_the_roots_state_after_every_step, drafts("medusa")),
     (picked_drafts_are_judged_as_if_drawn, picked_drafts_fit),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaForCausalLM
@@ -29,6 +30,7 @@ from decoding.drafters import (
     MedusaDrafter,
     ModelDrafter,
     NoDrafter,
+    ParallelEagleDrafter,
     SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
@@ -37,6 +39,7 @@ from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.eagle3 import Eagle3Network, Eagle3Shape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.msd import MsdNetwork
 from models.heads.vispec import VispecNetwork
@@ -79,6 +82,12 @@ def block_drafter(target: Target) -> Drafter:
     return BlockDrafter(BlockNetwork(block.shape()), target.decoder.get_input_embeddings(), target.head)  # type: ignore[operator]
 
 
+def peagle_drafter(target: Target, _: Target) -> Drafter:
+    shape = Eagle3Shape(toys.text_config(), toys.VOCAB_SIZE, target.hidden_size, (0, 1), mask_token_id=6)
+    network = Eagle3Network(shape).requires_grad_(False)
+    return ParallelEagleDrafter(network, nn.Sequential(network.norm, network.lm_head))
+
+
 def bush() -> TreePolicy:
     return StaticTree(branching_paths([2, 2, 1]))
 
@@ -113,6 +122,7 @@ METHODS: dict[str, Parts] = {
     "block": (lambda target, _: block_drafter(target), lambda: Chain(4), Exact),
     "block-dynamic": (lambda target, _: block_drafter(target), lambda: DynamicTree(4, 3, 16), Exact),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "peagle": (peagle_drafter, bush, Exact),
     "msd": (lambda target, _: EagleDrafter(MsdNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
     "vispec": (lambda target, _: EagleDrafter(VispecNetwork(EAGLE, 3), target.head), bush, Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),

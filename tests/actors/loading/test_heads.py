@@ -13,6 +13,7 @@ import torch
 from actors.loading import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
+from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from models.heads.eagle import save_eagle
 from models.heads.eagle3 import Eagle3Network
 from models.heads.eagle3_files import save_eagle3
@@ -32,6 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     save_medusa(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE)), root / "medusa")
     save_third(root / "eagle3", (type(toys.oracle("llava")).__name__,))
+    save_third(root / "peagle", (type(toys.oracle("llava")).__name__,), mask_token_id=6)
     return root
 
 
@@ -61,10 +63,21 @@ def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
     )
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
-def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, kind: str) -> None:
-    loaded = pair.load(job(folders, kind))
-    assert loaded.drafter_id == f"{folders / kind}@{loaded.info.revisions['drafter']}"
+@pytest.mark.parametrize(
+    ("kind", "head", "drafter"),
+    [
+        ("eagle", "eagle", EagleDrafter),
+        ("eagle3", "eagle3", EagleDrafter),
+        ("eagle3", "peagle", ParallelEagleDrafter),
+        ("medusa", "medusa", MedusaDrafter),
+    ],
+)
+def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(
+    folders: Path, kind: str, head: str, drafter: type
+) -> None:
+    loaded = pair.load(job(folders, kind, head))
+    assert type(loaded.engine(1).method.drafter.inner) is drafter  # type: ignore[attr-defined]
+    assert loaded.drafter_id == f"{folders / head}@{loaded.info.revisions['drafter']}"
     wanted = checks.requests("llava", 5)
     done = checks.run(loaded.engine(3), wanted)
     for request in wanted:

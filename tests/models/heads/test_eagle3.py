@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decoding.acceptance import Exact
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
-from decoding.drafters import EagleDrafter
+from decoding.drafters import EagleDrafter, ParallelEagleDrafter
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.step import grow_tree
@@ -64,7 +64,8 @@ def test_outputs_equal_the_public_code(case: str) -> None:
 
 def opened(network: Eagle3Network, recorded: dict[str, Tensor], tree: DynamicTree) -> tuple[EagleDrafter, SlotBatch]:
     """A drafter over the recorded prompt."""
-    drafter = EagleDrafter(network, network.output_layer(VOCAB))
+    make = EagleDrafter if network.shape.mask_token_id is None else ParallelEagleDrafter
+    drafter = make(network, network.output_layer(VOCAB))
     sizes = (tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels)
     drafter.open(EngineSpec(1, 64, VOCAB, 32, CPU, NOTHING, NOTHING, *sizes))
     slots = SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (1,))
