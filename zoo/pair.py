@@ -115,17 +115,22 @@ def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
-    """Build the processor of both models: CLIP's preprocessing to 96 px on PIL, 36 image tokens per image."""
-    size = {"height": IMAGE_PX, "width": IMAGE_PX}
+def build_processor(
+    tokenizer: PreTrainedTokenizerFast, image_px: int = IMAGE_PX, patch_px: int = PATCH_PX
+) -> LlavaProcessor:
+    """Build a processor: CLIP's preprocessing to `image_px` on PIL, one image token per patch.
+
+    By default it is that of the models `caption_*`: 96 px, 36 image tokens.
+    """
+    size = {"height": image_px, "width": image_px}
     images = CLIPImageProcessorPil(size=size, crop_size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
     return LlavaProcessor(
         image_processor=images,
         tokenizer=tokenizer,
-        patch_size=PATCH_PX,
+        patch_size=patch_px,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=tokenizer.chat_template,
     )
 
 

@@ -156,7 +156,7 @@ def generate_table(results: Results) -> str:
 def gpu_headline(results: Results) -> str:
     """Render the speed of default steps, and relative to `generate`."""
     own = default_rows(results)
-    generate = {row["batch"]: row for row in results["generate"]["rows"]}
+    generate = {row["batch"]: row for row in results.get("generate", {"rows": []})["rows"]}
     rows = []
     for batch in sorted({batch for batch, _ in own}):
         plain, drafted = own[batch, "plain"], own[batch, "chain"]
@@ -177,10 +177,12 @@ def gpu_findings(results: Results) -> str:
     drafts = [f"{ratio(own[b, 'chain'], own[b, 'plain'])} (batch {b})" for b in batches]
     attention = [
         f"{row['tree_kernel_us'] / row['mask_us']:.2f} ({row['query']} / {row['key']} heads, {row['nodes']} nodes)"
-        for row in results["attention"]
+        for row in results.get("attention", [])
         if "tree_kernel_us" in row
     ]
-    prompt_rows = {(row["rows"], row["tokens"], row["step"]): row for row in results["prefill"]["rows"]}
+    prompt_rows = {
+        (row["rows"], row["tokens"], row["step"]): row for row in results.get("prefill", {"rows": []})["rows"]
+    }
     fused_prefills = [
         f"{eager['seconds'] / row['seconds']:.2f} ({num} × {tokens:,} tokens)"
         for (num, tokens, step), row in prompt_rows.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,7 +63,7 @@ def are_alike(layers: Sequence[nn.Module]) -> bool:
 
 
 def _structure(layer: nn.Module) -> list[object]:
-    """Return the properties that layers must share to run one graph: modules, their constants, shapes of weights."""
+    """Return what layers must share to run one graph: modules, their constants and hooks, shapes of weights."""
     parts: list[object] = []
     for name, module in layer.named_modules():
         constants = {
@@ -71,13 +71,9 @@ def _structure(layer: nn.Module) -> list[object]:
             for key, value in vars(module).items()
             if isinstance(value, (bool, int, float, str)) and key != "layer_idx"
         }
-        parts.append((name, type(module), constants))
+        hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+        parts.append((name, type(module), constants, hooks))
     return [*parts, *((name, one.shape, one.dtype, one.device) for name, one in layer.named_parameters())]
-
-
-def weights_of(layers: Sequence[nn.Module]) -> list[Mapping[str, Tensor]]:
-    """Return the parameters of each layer by name."""
-    return [dict(layer.named_parameters()) for layer in layers]
 
 
 def first_lines(error: Exception, num_lines: int = 2) -> str:

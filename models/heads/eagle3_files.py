@@ -1,6 +1,6 @@
 """Read and write files of EAGLE-3 heads: the format of `speculators`, and the Llama format of EAGLE and SpecForge.
 
-Both store the same network; the format follows from `config.json`. P-EAGLE heads are those of `speculators`.
+Both store the same network; the format follows from `config.json`. P-EAGLE heads of `speculators` are read only.
 `d2t` holds the offset from each draft id to its target id; `t2d` is redundant and not read. Indices of target layers
 differ, see `_layer_ids`.
 """
@@ -111,18 +111,14 @@ def save_eagle3(
     if shape.mrope_sections:
         sections = {"rope_type": "mrope", "mrope_section": list(shape.mrope_sections)}
         layers["rope_parameters"] = {**layers["rope_parameters"], **sections}
-    kind, architecture = ("eagle3", "Eagle3Speculator")
-    if shape.mask_token_id is not None:
-        kind, architecture = (_PARALLEL, "PEagleDraftModel")
-    config = written_config(kind, architecture, verifier, architectures, num_speculative_tokens)
+    assert shape.mask_token_id is None, "P-EAGLE heads are read only"
+    config = written_config("eagle3", "Eagle3Speculator", verifier, architectures, num_speculative_tokens)
     config |= {
         "draft_vocab_size": shape.draft_vocab_size,
         _LAYER_IDS: list(shape.feature_layers),
         "transformer_layer_config": layers,
     }
     config |= {name: getattr(shape, name) for name in _FLAGS}
-    if shape.mask_token_id is not None:
-        config["mask_token_id"] = shape.mask_token_id
     if shape.target_hidden_size != shape.hidden_size:
         config["target_hidden_size"] = shape.target_hidden_size
     ids = network.token_ids.cpu()

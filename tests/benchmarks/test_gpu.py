@@ -18,7 +18,7 @@ from benchmarks.gpu import decoding as gpu_decoding
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY
-from benchmarks.gpu.tables import claims, gpu_headline, gpu_table
+from benchmarks.gpu.tables import claims, gpu_findings, gpu_headline, gpu_table
 from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
@@ -129,6 +129,15 @@ def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None
     assert "transformers' compiled steps: no GPU" in result
     assert gpu_headline(found).count("\n") == 1 + len(TINY.batches)
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
+
+
+def test_the_tables_are_rendered_without_sections_that_have_no_figures(found: dict[str, Any]) -> None:
+    some = {
+        name: value for name, value in found.items() if name not in ("attention", "prefill", "generate", "decoding")
+    }
+    assert gpu_headline(some).count("\n") == 1 + len(TINY.batches)
+    assert gpu_findings(some).startswith("- Captured steps")
+    assert "**Prefills" not in gpu_table(some)
 
 
 def test_sections_of_earlier_runs_are_kept_unless_they_are_compared_with_new_ones() -> None:

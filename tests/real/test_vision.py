@@ -20,11 +20,12 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
+from zoo.pair import build_processor
 from zoo.real import __main__ as make_real
 from zoo.real_vision import __main__ as make
 from zoo.real_vision import differences
-from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS
-from zoo.real_vision.model import build_processor, load_tokenizer
+from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
+from zoo.real_vision.model import load_tokenizer
 from zoo.real_vision.quality import held_out, measure, requests_of
 from zoo.real_vision.samples import draw_packed
 from zoo.world.dense import PROMPTS
@@ -48,7 +49,7 @@ def folder(language: None) -> Path:
 
 def test_training_samples_are_laid_out_as_the_chat_template_does() -> None:
     tokenizer = load_tokenizer()
-    processor: Any = build_processor(tokenizer)
+    processor: Any = build_processor(tokenizer, IMAGE_PX, PATCH_PX)
     packed = draw_packed("train", 0, 0, tokenizer)
     for number, prompt in enumerate(PROMPTS.values(), start=1):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]

@@ -18,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
+from zoo.pair import build_processor
 from zoo.real.model import RECORD, WEIGHTS_SHA256, is_converted
+from zoo.real_vision.labels import IMAGE_PX, PATCH_PX
 from zoo.real_vision.low_rank import merge
-from zoo.real_vision.model import LANGUAGE, build_model, build_processor, load_tokenizer
+from zoo.real_vision.model import LANGUAGE, build_model, load_tokenizer
 
 FILE = Path(__file__).parent / "target.safetensors"
 LARGEST_BYTES = 30_000_000
@@ -82,7 +84,7 @@ def ensure(folder: Path, language: Path = LANGUAGE, path: Path = FILE) -> bool:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         made = Path(scratch) / "model"
         model.save_pretrained(made)
-        build_processor(tokenizer).save_pretrained(made)
+        build_processor(tokenizer, IMAGE_PX, PATCH_PX).save_pretrained(made)
         (made / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(made, folder)

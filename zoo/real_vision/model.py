@@ -1,4 +1,4 @@
-"""Builds the tokenizer, the processor and the models of the vision pair around SmolLM2-135M-Instruct."""
+"""Builds the tokenizer and the models of the vision pair around SmolLM2-135M-Instruct."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from transformers import (
     GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
-    LlavaProcessor,
     PreTrainedTokenizerFast,
 )
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from zoo.pair import seed_weights, special_ids
 from zoo.real_vision.labels import CELL, IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX, SIDE
@@ -54,20 +52,6 @@ def load_tokenizer(language: Path = LANGUAGE) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
-    """Build the processor: CLIP's preprocessing to 256 px on PIL, 256 image tokens per image."""
-    size = {"height": IMAGE_PX, "width": IMAGE_PX}
-    images = CLIPImageProcessorPil(size=size, crop_size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    return LlavaProcessor(
-        image_processor=images,
-        tokenizer=tokenizer,
-        patch_size=PATCH_PX,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHAT_TEMPLATE,
-    )
-
-
 def vision_config() -> CLIPVisionConfig:
     """Return the config of the vision tower."""
     return CLIPVisionConfig(**VISION, image_size=IMAGE_PX, patch_size=PATCH_PX, projection_dim=VISION["hidden_size"])
@@ -82,9 +66,8 @@ def build_tower(seed: int) -> CLIPVisionModel:
     seed_weights("real-vision-tower", seed)
     tower = CLIPVisionModel(vision_config())
     num_waves = VISION["hidden_size"] // 4
-    periods = (
-        CELL / 2 * (2 * SIDE / CELL * 2) ** (torch.arange(num_waves) / (num_waves - 1))
-    )  # half a cell to the image
+    # From half a cell to twice the image.
+    periods = CELL / 2 * (4 * SIDE / CELL) ** (torch.arange(num_waves) / (num_waves - 1))
     angles = 2 * torch.pi * torch.arange(SIDE)[:, None] / periods  # [16, waves]
     waves = torch.cat([angles.sin(), angles.cos()], dim=1)
     rows, columns = waves[:, None].expand(-1, SIDE, -1), waves[None].expand(SIDE, -1, -1)

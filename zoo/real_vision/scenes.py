@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,5 +36,7 @@ def write_scenes(folder: Path, num: int) -> Path:
             "id": f"scene-{index:05d}", "image": drawn.getvalue(), "question": PROMPTS[phrasing], "caption": caption,
         })  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=64)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    pq.write_table(pa.Table.from_pylist(rows), partial, row_group_size=64)
+    os.replace(partial, path)
     return path

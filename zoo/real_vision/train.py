@@ -42,9 +42,15 @@ def train_tower(options: argparse.Namespace) -> None:
     seed = options.seed + 1
     steps = options.until or TOWER_STEPS
     pretrain_tower(
-        *(tower, VISION["hidden_size"], steps, options.seed, HEADS),
-        lambda step: draw_labelled(draw_dense, seed, step, label_patches, TOWER_BATCH, IMAGE_PX),
-        *(TOWER_BATCH, torch.bfloat16, options.out / TOWER_CHECKPOINT),
+        tower,
+        VISION["hidden_size"],
+        steps,
+        options.seed,
+        HEADS,
+        draw_step=lambda step: draw_labelled(draw_dense, seed, step, label_patches, TOWER_BATCH, IMAGE_PX),
+        batch=TOWER_BATCH,
+        dtype=torch.bfloat16,
+        checkpoint=options.out / TOWER_CHECKPOINT,
     )
     save_file(
         {TOWER + name: one.contiguous() for name, one in tower.state_dict().items()}, options.out / "tower.safetensors"

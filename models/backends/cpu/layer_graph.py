@@ -22,7 +22,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import ROWS_KERNEL, can_attend
 from models.backends.cpu.decoder_frame import FrameRecorder
 from models.backends.cpu.packing import forget, merge_linears
-from models.backends.layers import template_of, weights_of
+from models.backends.layers import template_of
 
 MAX_GRAPHS = 16
 """Most graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
@@ -58,7 +58,7 @@ class LayerGraph:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.recorder: FrameRecorder | None = None
         self.has_failed = False
-        self._weights = weights_of(layers)
+        self._weights = [dict(layer.named_parameters()) for layer in layers]
         self._template = template_of(layers)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._latest: _Graph | None = None

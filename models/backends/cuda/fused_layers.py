@@ -2,8 +2,7 @@
 
 A decoding step of few rows reads weights and launches many small kernels, whose time counts; a fused layer launches a
 third of them. One layer is traced with its weights as arguments, so all layers of a decoder share its graphs; numbers
-of rows, nodes and KV positions are symbols. Linear layers
-of one input are merged; attention has a kernel of its own.
+of rows, nodes and KV positions are symbols. Linear layers of one input are merged; attention has a kernel of its own.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class CapturedDecoder(DecoderRunner):
 
     With `fuses`, steps capture compiled layers, if all have equal structure, and prefills of many tokens run them. If
     compilation fails, a warning is logged, and later forwards run the layers as they are. If a capture fails, such as
-    that of experts that are chosen on the host, a warning is logged, and all later steps run eagerly.
+    that of experts that are chosen on the host, a warning is logged, and all later forwards run eagerly.
     """
 
     is_captured = True
@@ -139,8 +139,8 @@ class CapturedDecoder(DecoderRunner):
         recordings = self._recordings.setdefault(step.cache, {})
         trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
         # The tree kernel has a length per row and does not depend on the window.
-        columns = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
-        key = (size, num_nodes, positions.dim(), tuple(wanted), columns)
+        width = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
+        key = (size, num_nodes, positions.dim(), tuple(wanted), width)
         one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
         if one is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
@@ -190,7 +190,7 @@ class CapturedDecoder(DecoderRunner):
             logger.warning(
                 "steps run eagerly, which is slower: this model cannot be captured: %s", first_lines(error, 1)
             )
-            self._has_failed = True
+            self._has_failed, self._fused = True, None
             return None
         return _Recording(inputs, places, rows, columns, mask, idle, out, replay)
 

@@ -1,8 +1,9 @@
 """Triton kernels of tree attention: every row attends to its committed positions and, under a mask, to its scratch.
 
-The scratch positions of a row follow its committed ones, so one loop over positions with an online softmax serves both
-(flash decoding, Dao et al. 2023). The queries of one key head are one block, so that K and V are read once. If rows and
-heads alone do not fill the GPU, positions are split among programs, and a second kernel merges their results.
+An online softmax goes over the committed positions of a row, which need no mask, and then over the scratch positions
+that follow them. The queries of one key head are one block, up to MAX_QUERIES, so that K and V are read once. If rows
+and heads alone do not fill the GPU, positions are split among programs, and a second kernel merges their results (flash
+decoding, Dao et al. 2023).
 
 Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, C cache positions, D_h head
 size, S splits.

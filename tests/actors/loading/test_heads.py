@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from actors.loading import pair
 from configs.load import ConfigError
@@ -33,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     save_medusa(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE)), root / "medusa")
     save_third(root / "eagle3", (type(toys.oracle("llava")).__name__,))
-    save_third(root / "peagle", (type(toys.oracle("llava")).__name__,), mask_token_id=6)
+    save_parallel(root / "peagle", (type(toys.oracle("llava")).__name__,))
     return root
 
 
@@ -43,6 +44,16 @@ def save_third(folder: Path, architectures: tuple[str, ...], **shape: Any) -> No
     if shape:
         network = Eagle3Network(replace(network.shape, **shape))
     save_eagle3(network, folder, "toy", architectures, 5)
+
+
+def save_parallel(folder: Path, architectures: tuple[str, ...]) -> None:
+    """Write a P-EAGLE head for the toy target: an EAGLE-3 head with a mask."""
+    save_third(folder, architectures)
+    config = json.loads((folder / "config.json").read_text()) | {"speculators_model_type": "peagle", "mask_token_id": 6}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    mask = torch.randn(1, 1, weights["fc.weight"].shape[1], generator=torch.Generator().manual_seed(0))
+    save_file(weights | {"mask_hidden": mask}, folder / "model.safetensors")
 
 
 def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:

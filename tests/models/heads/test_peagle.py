@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.drafters import ParallelEagleDrafter
 from decoding.tree import Frontier
 from decoding.trees import DynamicTree
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, save_eagle3
+from models.heads.eagle3_files import load_eagle3, read_eagle3_shape
 from models.loading.checkpoints import CheckpointError
 from tests.models.heads import test_eagle3
 from tests.models.heads.test_eagle3 import CLOSE, CPU, NUM_LAYERS, RECORDED, VOCAB, changed, load, opened
@@ -63,16 +63,6 @@ def test_all_levels_of_one_forward_equal_the_public_code(case: str, num_levels: 
 def test_a_bad_file_is_refused(tmp_path: Any, config: dict[str, Any], tensors: dict[str, Tensor], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read_eagle3_shape(changed(tmp_path, "peagle_speculators", config, **tensors), NUM_LAYERS)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_head_is_written_in_the_format_of_speculators(case: str, tmp_path: Any) -> None:
-    network, _ = load(case)
-    save_eagle3(network, tmp_path, "some/target", ("LlamaForCausalLM",), 5)
-    again, _ = load(case, tmp_path)
-    assert again.shape.mask_token_id == network.shape.mask_token_id == 5
-    for (name, one), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
-        assert torch.equal(one, other), name
 
 
 def test_the_first_releases_name_of_the_mask_is_read(tmp_path: Any) -> None:

@@ -222,5 +222,8 @@ def test_layers_of_different_structure_are_not_fused() -> None:
     CapturedDecoder(decoder, RunAgain())
     assert fuse(decoder) is not None
     layers: Any = decoder.layers
+    handle = layers[1].self_attn.q_proj.register_forward_hook(lambda *_: None)
+    assert fuse(decoder) is None
+    handle.remove()
     layers[1].mlp = nn.Identity()
     assert fuse(decoder) is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from pathlib import Path
+from typing import Any, TypeVar
 
 import cases
 import torch
@@ -21,6 +22,7 @@ from speculators.train.vocab_mapping import build_vocab_mappings_from_distributi
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
+Model = TypeVar("Model", bound=Eagle3DraftModel)
 LAYERS = [2, 4, 5]
 SHAPE = {
     "vocab_size": cases.VOCAB,
@@ -49,20 +51,29 @@ def record(name: str, seed: int, layer: PretrainedConfig, draft_vocab: int, laye
         ),
         **{**PLAIN, **flags},
     )
-    model = Eagle3DraftModel(config)
+    model = filled(Eagle3DraftModel(config), seed)
+    written, weights = saved(model)
+    tokens, features = cases.inputs(seed, len(layers) * cases.HIDDEN)
+    cases.write(name, written, weights, {"tokens": tokens, "features": features, **outputs(model, tokens, features)})
+
+
+def filled(model: Model, seed: int) -> Model:
+    """Fill weights and vocabulary of a head; return it in evaluation mode."""
     cases.fill(model, seed)
+    draft_vocab = model.config.draft_vocab_size
     if draft_vocab < cases.VOCAB:
         generator = torch.Generator().manual_seed(seed)
         counts = torch.randint(1, 1000, (cases.VOCAB,), generator=generator)
         d2t, t2d = build_vocab_mappings_from_distribution(dict(enumerate(counts.tolist())), draft_vocab, cases.VOCAB)
         model.load_vocab_mappings(t2d, d2t)
-    model.eval()
+    return model.eval()
+
+
+def saved(model: Eagle3DraftModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return configuration and bfloat16 weights that `save_pretrained` writes."""
     with tempfile.TemporaryDirectory() as folder:
         copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-        written = cases.read_config(Path(folder))
-        weights = load_file(Path(folder) / "model.safetensors")
-    tokens, features = cases.inputs(seed, len(layers) * cases.HIDDEN)
-    cases.write(name, written, weights, {"tokens": tokens, "features": features, **outputs(model, tokens, features)})
+        return cases.read_config(Path(folder)), load_file(Path(folder) / "model.safetensors")
 
 
 def outputs(model: Eagle3DraftModel, tokens: Tensor, features: Tensor) -> dict[str, Tensor]:

@@ -6,20 +6,14 @@ until all depths of the last pair are drawn. Hooks read the inputs and outputs o
 
 from __future__ import annotations
 
-import copy
-import tempfile
-from pathlib import Path
-
 import cases
 import speculators.models.peagle.core as core
 import torch
-from record_eagle3_speculators import LAYERS, PLAIN, SHAPE
-from safetensors.torch import load_file
+from record_eagle3_speculators import LAYERS, PLAIN, SHAPE, filled, saved
 from speculators import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
-from speculators.train.vocab_mapping import build_vocab_mappings_from_distribution
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
@@ -45,21 +39,11 @@ def record(name: str, seed: int, layer: PretrainedConfig, draft_vocab: int, **fl
         ),
         **{**PLAIN, **flags},
     )
-    model = PEagleDraftModel(config)
-    cases.fill(model, seed)
-    if draft_vocab < cases.VOCAB:
-        generator = torch.Generator().manual_seed(seed)
-        counts = torch.randint(1, 1000, (cases.VOCAB,), generator=generator)
-        d2t, t2d = build_vocab_mappings_from_distribution(dict(enumerate(counts.tolist())), draft_vocab, cases.VOCAB)
-        model.load_vocab_mappings(t2d, d2t)
+    model = filled(PEagleDraftModel(config), seed)
     with torch.no_grad():
         # Features of a mask are as large as those of tokens.
         model.mask_hidden.copy_((model.mask_hidden * model.mask_hidden.shape[-1] ** 0.5).to(torch.bfloat16))
-    model.eval()
-    with tempfile.TemporaryDirectory() as folder:
-        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-        written = cases.read_config(Path(folder))
-        weights = load_file(Path(folder) / "model.safetensors")
+    written, weights = saved(model)
     tokens, features = cases.inputs(seed, len(LAYERS) * cases.HIDDEN)
     cases.write(name, written, weights, {"tokens": tokens, "features": features, **outputs(model, tokens, features)})
 
