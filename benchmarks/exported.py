@@ -26,7 +26,7 @@ from benchmarks.harness.results import command_line, cores, machine, progress, r
 from benchmarks.peers.environment import base_variables, make_environment, preloads, python_of, vllm_variables
 from benchmarks.peers.rounds import ENGINE, VLLM
 from benchmarks.peers.work import reference_of
-from benchmarks.real import prepare, read_prompts
+from benchmarks.real.text import prepare, read_prompts
 from configs.schema import Checkpoint
 from configs.training import TrainDrafterJob
 from decoding import Engine, Request, Sampling

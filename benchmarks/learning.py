@@ -32,7 +32,7 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.real import CONFIG, HELD_OUT, measure_speed, speed_table
+from benchmarks.real.text import CONFIG, HELD_OUT, measure_speed, speed_table
 from configs.load import load_job
 from configs.schema import CaptionJob
 from jobs import train_drafter

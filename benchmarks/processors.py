@@ -6,7 +6,8 @@
 Costs are CPU seconds of one core per image: decoding (with its subprocess), processing, packing, and unpacking in the
 actor. Waits are measured on the real graph, with an engine of fixed time per row that reads processor outputs or,
 with the processor in the actor, runs it on one prefetch thread, as engines on GPUs do. Its pace is 90 % of the rate of
-the graph without such an engine, with the processor in tasks.
+the graph without such an engine, with the processor in tasks. That rate is measured before and after the run. Batches
+have the rows that a job chooses itself.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from pipeline.media.video.clips import close_worker, worker_of
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
+from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
 from pipeline.run.graph import MAX_PROCESSOR_CALLS_PER_WORKER, caption_dataset
 from pipeline.run.processing import Processing
 from pipeline.source.datasource import SpanDatasource
@@ -248,13 +250,15 @@ def case_waits(case: str) -> Results:
         folder.mkdir()
         write_files(folder, case, num_rows)
         source = {"kind": "images", "path": str(folder), "max_side_px": max(width, height)}
-        job = timed_job(source, {"batch_rows": BATCH_ROWS, "max_batches_in_flight": 4}, Path(temporary) / "out")
-        limit = run_graph(job, case, 0.0, in_tasks=True)
-        row_s = 1.0 / (SHARE * limit["rows_per_s"])
-        runs = {"limit, tasks": limit}
-        for place in ("tasks", "actor"):
-            runs[place] = run_graph(job, case, row_s, in_tasks=place == "tasks")
-            progress(case, place, runs[place])
+        job = timed_job(source, {}, Path(temporary) / "out")
+        rows = choose_batch_rows(job.pool, num_rows, 1, MOST_BATCH_ROWS)
+        job = job.model_copy(update={"pool": job.pool.model_copy(update={"batch_rows": rows})})
+        runs: Results = {}
+        for name in ("limit, tasks", "tasks", "limit after", "actor"):
+            rate = runs["limit, tasks"]["rows_per_s"] if runs else 0.0
+            row_s = 0.0 if name.startswith("limit") else 1.0 / (SHARE * rate)
+            runs[name] = run_graph(job, case, row_s, in_tasks=name != "actor")
+            progress(case, name, runs[name])
         return runs
 
 
@@ -294,11 +298,14 @@ def waits_table(results: Results) -> str:
         return "Unmeasured: other work ran on the machine. `python -m benchmarks.processors --only waits` measures it."
     rows = []
     for case, runs in results["waits"]["cases"].items():
+        limits = " and ".join(f"{runs[name]['rows_per_s']:.1f}" for name in ("limit, tasks", "limit after"))
         for place in ("tasks", "actor"):
             run = runs[place]
-            rate = f"{run['rows_per_s']:.1f}"
-            rows.append((case, place, f"{1000 / run['row_ms']:.1f}", rate, percent(run["actors_waited_share"], 1)))
-    return table("image | processor | engine's pace, rows/s | rows/s | engine waited for input", rows)
+            rate, pace = f"{run['rows_per_s']:.1f}", f"{1000 / run['row_ms']:.1f}"
+            waited = percent(run["actors_waited_share"], 1)
+            rows.append((case, place, f"{run['num_rows']:,}", limits, pace, rate, waited))
+    columns = "image | processor | rows | rows/s without the engine, before and after | engine's pace, rows/s | rows/s"
+    return table(f"{columns} | engine waited for input", rows)
 
 
 PARTS = {"costs": costs, "waits": waits}

@@ -21,7 +21,6 @@ from benchmarks import (
     learning,
     pipeline,
     processors,
-    real,
     scheduling,
     speed_plots,
     structured,
@@ -36,6 +35,8 @@ from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
+from benchmarks.real import text as real_text
+from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before
 from benchmarks.scale import tables as scale_tables
 
@@ -63,7 +64,8 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
     "exported": exported.TABLES,
-    "real": real.TABLES,
+    "real": real_text.TABLES,
+    "real_vision": real_vision.TABLES,
     "verification": verification.TABLES,
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,

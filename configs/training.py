@@ -56,8 +56,8 @@ class BlockHead(Section):
 
 
 class LayerCutHead(Section):
-    """A drafter of its own: the embedding, some layers and the output layer of a text target, trained on the target's
-    distributions and written as a transformers checkpoint."""
+    """A drafter of its own: the target with some of its layers, trained on the target's distributions and written as a
+    transformers checkpoint. Parts that read images and videos are copied and not trained."""
 
     kind: Literal["layer_cut"] = "layer_cut"
     num_layers: Annotated[int, Field(ge=1, le=64)] = 4
@@ -65,7 +65,7 @@ class LayerCutHead(Section):
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     """The target's layers in place of `num_layers`, counted from 0."""
     freeze_embeddings: bool = True
-    """Whether the embedding and the output layer stay those of the target."""
+    """Whether the token embedding and the output layer stay those of the target."""
 
     def indices(self, num_target_layers: int) -> tuple[int, ...]:
         """Return the layers for a target with `num_target_layers` layers; raise ValueError if it lacks one of them."""

@@ -82,7 +82,7 @@ def save_head(
         save_block(task.network, folder, name, architectures, dtype)
     elif isinstance(task, LayerCutTask):
         assert isinstance(target, Target)
-        save_model(task.module, target.front_end.tokenizer, folder, dtype)
+        save_model(task.module, target.front_end.processor, folder, dtype)
     else:
         assert isinstance(task, EagleTask)
         if isinstance(target, LlamaGenTarget):
@@ -96,11 +96,11 @@ def check_target(job: TrainDrafterJob) -> str:
     if job.image is None:
         config = read_at("target", job.target, checkpoints.read_config)
         if isinstance(job.head, LayerCutHead):
-            if config.get_text_config() is not config:
+            if getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None):
                 raise ConfigError(
-                    f"head.kind: layer_cut needs a target without images, and {job.target.path} reads them"
+                    f"head.kind: layer_cut cannot cut {job.target.path}, whose first layers receive visual features"
                 )
-            _layers(job.head, config.num_hidden_layers)
+            _layers(job.head, config.get_text_config().num_hidden_layers)
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, config))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
     revision = read_at("target", job.target, gpt_files.revision_of)

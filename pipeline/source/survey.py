@@ -20,7 +20,7 @@ from pipeline.source.id_hashes import hash_ids
 from pipeline.source.ids import HASHES, IDS, find_repeats
 from pipeline.source.span_files import SpanFiles
 from pipeline.sources import kind_of
-from pipeline.sources.kind import FACTS, RANGES, FilePiece, IdRows, Kind, Needs, ReadSpec, Survey, SurveyCost
+from pipeline.sources.kind import FACTS, RANGES, FilePiece, IdRows, Kind, Needs, ReadSpec, Survey, SurveyCost, survey_of
 from pipeline.sources.tables import KeptTypes
 from pipeline.storage import access
 
@@ -31,6 +31,8 @@ RANGE_BYTES = 64 * 1024 * 1024
 """Bytes of the ranges in which a large file of lines is indexed. The index depends on it, and not on the machine."""
 PARTITION_FILES, PARTITION_BYTES, PARTITION_IDS = 1024, 64 * 1024 * 1024, 1_000_000
 """Most files, bytes of content, and ids of one partition; a file that cannot be cut may have more."""
+MAX_ROUNDS = 4
+"""Most rounds in which ranges that began inside a record are surveyed again; files with more are counted when read."""
 NO_BOUND = 1 << 60
 
 
@@ -68,16 +70,64 @@ def _surveyed(kind: Kind, filesystem: Any, root: str, files: pa.Table, needs: Ne
     if kind.cost is SurveyCost.NOTHING:
         return Surveyed(kind.survey(filesystem, root, files, needs).facts, types.schema)
     ranges, owners = _ranges(kind, files)
-    sizes = _content_bytes(ranges) if kind.cost is SurveyCost.CONTENT else np.zeros(ranges.num_rows, np.int64)
-    work_s = _file_s(filesystem) * ranges.num_rows + BYTE_S * int(sizes.sum())
-    tables = []
-    for part in workers.map(
-        partial(_survey_part, kind, filesystem, root, needs), _partitions(ranges, sizes), work_s, "survey"
-    ):
-        for path, schema in part.schemas:
-            types.add(schema, path)
-        tables.append(part.facts)
-    return Surveyed(_of_files(pa.concat_tables([FACTS.empty_table(), *tables]), owners), types.schema)
+
+    def run(chosen: pa.Table) -> tuple[pa.Table, Ints]:
+        """Survey some ranges; return their `FACTS`, and the byte at which the first record of each begins."""
+        sizes = _content_bytes(chosen) if kind.cost is SurveyCost.CONTENT else np.zeros(chosen.num_rows, np.int64)
+        work_s = _file_s(filesystem) * chosen.num_rows + BYTE_S * int(sizes.sum())
+        tables, begins = [FACTS.empty_table()], list[int]()
+        survey_part = partial(_survey_part, kind, filesystem, root, needs)
+        for part in workers.map(survey_part, _partitions(chosen, sizes), work_s, "survey"):
+            for path, schema in part.schemas:
+                types.add(schema, path)
+            tables.append(part.facts)
+            begins += part.begins
+        return pa.concat_tables(tables), np.array(begins, np.int64)
+
+    facts, begins = run(ranges)
+    num_rounds = 0
+    while wrong := _begun_inside(ranges, owners, facts, begins):
+        num_rounds += 1
+        indices = np.array(list(wrong))
+        if num_rounds <= MAX_ROUNDS:
+            starts = _replaced(ranges["start"], wrong)
+            ranges = ranges.set_column(ranges.schema.get_field_index("start"), "start", starts)
+            again, begins[indices] = run(ranges.take(pa.array(indices)))
+        else:  # their files are counted by the tasks that read them
+            again = survey_of([None] * len(indices)).facts
+        order = np.arange(len(owners))
+        order[indices] = len(owners) + np.arange(len(indices))
+        facts = pa.concat_tables([facts, again]).take(pa.array(order))
+    return Surveyed(_of_files(facts, owners), types.schema)
+
+
+def _begun_inside(ranges: pa.Table, owners: Ints, facts: pa.Table, begins: Ints) -> dict[int, int]:
+    """Return the ranges whose survey began inside a record of the range before, with the byte to begin at instead.
+
+    A record that spans lines, as a quoted field of CSV does, can cross the beginning of a range.
+    """
+    found: dict[int, int] = {}
+    counts = np.bincount(owners)
+    for file in np.flatnonzero(counts > 1).tolist():
+        first, end = int(np.searchsorted(owners, file)), 0
+        indices = range(first, first + int(counts[file]))
+        if any(not facts["num_samples"][index].is_valid for index in indices):
+            continue  # the number of samples of the file is unknown
+        for index in indices:
+            if begins[index] < 0:
+                continue  # no record begins in this range
+            if begins[index] != end:
+                stop = ranges["stop"][index].as_py()
+                found[index] = end if stop is None else min(end, stop)
+            num_bytes = int(np.sum(facts["row_group_bytes"][index].values.to_numpy()))
+            end = max(end, int(begins[index]) + num_bytes)
+    return found
+
+
+def _replaced(column: pa.ChunkedArray, values: dict[int, int]) -> pa.Array:
+    changed = column.to_numpy().copy()
+    changed[list(values)] = list(values.values())
+    return pa.array(changed)
 
 
 def _survey_part(kind: Kind, filesystem: Any, root: str, needs: Needs, ranges: pa.Table) -> Survey:

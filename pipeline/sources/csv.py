@@ -1,7 +1,8 @@
 """Reads the source kind `csv`: the first record names the columns, every further record is a sample; media by URI.
 
 Quoted fields may contain delimiters, doubled quotes and line ends. Files are plain, gzip or zstd. All values are text.
-A quote anywhere before a byte decides whether the line end there ends a record, so one process indexes a whole file.
+A quote before a byte decides whether the line end there ends a record, so ranges of a file are indexed as if a record
+began at their first line, and again from the end of the record before if that was wrong.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Csv(LineFormat):
 
     name = "csv"
     suffixes = (".csv", ".tsv")
+    has_header = True
     max_bytes = 1024 * 1024
     """A quote that is still open after this many bytes counts as stray: its line is an error row, and the next line
     begins a new record."""

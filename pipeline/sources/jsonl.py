@@ -26,7 +26,6 @@ class Jsonl(LineFormat):
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
-    can_split = True
 
     def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError if a needed column is in no peeked row of the first file with readable rows."""

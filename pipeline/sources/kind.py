@@ -56,11 +56,15 @@ class Needs:
 
 @dataclass
 class Index:
-    """Row groups of a file: rows, bytes and lines of each. Without `lines`, the reader finds rows itself."""
+    """Row groups of a file or range: rows, bytes and lines of each. Without `lines`, the reader finds rows itself.
+
+    `begin` is the byte at which the first record of a range begins; −1 if none does.
+    """
 
     rows: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    begin: int = -1
 
     def add(self, rows: int, num_bytes: int, lines: int) -> None:
         self.rows.append(rows)
@@ -79,10 +83,12 @@ FACTS = pa.schema([("num_samples", pa.int64()), *_ROW_GROUPS])
 @dataclass(frozen=True)
 class Survey:
     """The `FACTS` of the surveyed files or ranges, and the different schemas of files with column types, each with the
-    path of the first file that has it."""
+    path of the first file that has it. For kinds whose files can be split, `begins` has the byte at which the first
+    record of each range begins, as `Index.begin`."""
 
     facts: pa.Table
     schemas: tuple[tuple[str, pa.Schema], ...] = ()
+    begins: tuple[int, ...] = ()
 
 
 def survey_of(indices: Sequence[Index | None], schemas: Sequence[tuple[str, pa.Schema]] = ()) -> Survey:
@@ -90,7 +96,7 @@ def survey_of(indices: Sequence[Index | None], schemas: Sequence[tuple[str, pa.S
     groups = [index or Index() for index in indices]
     columns = [[getattr(index, name) for index in groups] for name in ("rows", "num_bytes", "lines")]
     counts = [None if index is None else sum(index.rows) for index in indices]
-    return Survey(pa.table([counts, *columns], schema=FACTS), tuple(schemas))
+    return Survey(pa.table([counts, *columns], schema=FACTS), tuple(schemas), tuple(index.begin for index in groups))
 
 
 def no_row_groups(num_files: int) -> pa.Array:
@@ -246,7 +252,8 @@ class Kind:
     return the kind that surveys the files, and which of them hold rows."""
     cost: SurveyCost = SurveyCost.FOOTER
     can_split: Callable[[str], bool] = _never
-    """`can_split(path)` returns whether ranges of bytes of this file can be surveyed independently."""
+    """`can_split(path)` returns whether ranges of bytes of this file can be surveyed. A range has the records that
+    begin in it, if a record begins at its first line; the survey of a range that begins inside a record is repeated."""
     read_ids: Callable[[Any, ReadSpec, FilePiece], Iterator[IdRows]] | None = None
     """Implementation of `ids` for kinds that read ids without samples."""
     count_early: Callable[[Any, ReadSpec, str, int], int] | None = None

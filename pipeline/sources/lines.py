@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -130,22 +131,27 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
         yield close(b"", 0)
 
 
-def lines_in(stream: Any, start: int, stop: int | None, max_bytes: int) -> Iterator[Record]:
-    """Yield the lines that begin in the bytes `start` to `stop` (exclusive; None: all) of a file. The stream is at byte
-    `start - 1`, or at 0, and can seek if `start` is not 0. Lines after the first range are numbered from 2."""
-    position = start
-    if start:
-        position -= 1
-        while True:
-            chunk = stream.read(CHUNK_BYTES)
-            found = chunk.find(b"\n")
-            position += len(chunk) if found < 0 else found + 1
-            if found >= 0:
-                break
-            if not chunk or (stop is not None and position >= stop):
-                return  # no line begins in the range
-        stream.seek(position)
-    for record in split_lines(stream, max_bytes, 2 if start else 1):
+def first_line(stream: Any, start: int, stop: int | None) -> int | None:
+    """Return the byte at which the first line of the bytes `start` to `stop` (exclusive; None: all) begins, and leave
+    the stream there; None if no line begins in them. The stream is at byte `start - 1`, or at 0, and can seek if
+    `start` is not 0."""
+    if not start:
+        return 0
+    position = start - 1
+    while chunk := stream.read(CHUNK_BYTES):
+        found = chunk.find(b"\n")
+        position += len(chunk) if found < 0 else found + 1
+        if stop is not None and position >= stop:
+            return None
+        if found >= 0:
+            stream.seek(position)
+            return position
+    return None
+
+
+def beginning_before(records: Iterable[Record], position: int, stop: int | None) -> Iterator[Record]:
+    """Yield the records that begin before byte `stop` (None: all); the first one begins at `position`."""
+    for record in records:
         if stop is not None and position >= stop:
             return
         yield record
@@ -178,8 +184,8 @@ class LineFormat(ABC):
     suffixes: tuple[str, ...]
     max_bytes = TEXT_MAX_BYTES
 
-    can_split = False
-    """Whether every line is a record, so that ranges of bytes of a plain file can be indexed independently."""
+    has_header = False
+    """Whether the first record that is not blank is no sample."""
 
     def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         """Raise ConfigError for a needed column, judged from the listing and the first file with records."""
@@ -206,9 +212,8 @@ class LineFormat(ABC):
         )
 
     def splits(self, path: str) -> bool:
-        """Return whether ranges of this file can be indexed independently: every line is a record, and the file is not
-        compressed."""
-        return self.can_split and codec_of(path) is None
+        """Return whether ranges of this file can be indexed: reading can begin at any byte of a plain file."""
+        return codec_of(path) is None
 
     def survey(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         """Check the columns, and index every file or range by reading it once, in `NUM_INDEX_THREADS` threads."""
@@ -221,9 +226,15 @@ class LineFormat(ABC):
                 self.check(filesystem, whole_path, needs, path)
             try:
                 with open_bytes(filesystem, whole_path, max(0, start - 1)) as stream:
-                    records = self.split(lines_in(stream, start, stop, self.max_bytes), source, path)
+                    if (begin := first_line(stream, start, stop)) is None:
+                        return Index()
+                    # Lines after the first range are numbered from 2.
+                    lines = split_lines(stream, self.max_bytes, 2 if start else 1)
+                    records = beginning_before(self.split(lines, source, path), begin, stop)
                     found = index_records(records, source.span_max_rows, source.span_max_bytes)
-                    return Index() if start and found.lines == [0] else found
+                    if self.has_header and not start and stop is not None and not any(found.rows):
+                        return None  # the header may be in a later range
+                    return Index() if start and found.lines == [0] else replace(found, begin=begin)
             except Exception:  # the read task reports the error
                 return None
 

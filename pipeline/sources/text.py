@@ -19,7 +19,6 @@ class Text(LineFormat):
 
     name = "text"
     suffixes = (".txt", ".text", ".prompts")
-    can_split = True
 
     def select(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
         needs.require([FIELD], "a file of lines")

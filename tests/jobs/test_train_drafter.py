@@ -98,15 +98,21 @@ def command(source: Path, out: Path, *overrides: str) -> list[str]:
     return ["--config", CONFIG, f"source.path={source}", f"output.path={out}", *QUICK, *overrides]
 
 
-TREES = {"eagle3": "{kind: dynamic, top_k: 4, depth: 2, total_tokens: 12}", "block": "{kind: chain, length: 7}"}
+METHODS = {
+    "eagle3": "{drafter: {kind: eagle3}, tree: {kind: dynamic, top_k: 4, depth: 2, total_tokens: 12}}",
+    "block": "{drafter: {kind: block}, tree: {kind: chain, length: 7}}",
+    "layer_cut": "{drafter: {kind: model}, tree: {kind: chain, length: 4}}",
+}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "block"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "block", "layer_cut"])
 def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "head"
-    assert main(command(source, out, f"head={{kind: {kind}}}")) == DONE
+    # The target has three layers.
+    head = "head={kind: layer_cut, num_layers: 2}" if kind == "layer_cut" else f"head={{kind: {kind}}}"
+    assert main(command(source, out, head)) == DONE
     output = capsys.readouterr()
     assert str(out) in output.out
     assert "step 4/4 loss" in output.err
@@ -123,8 +129,8 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     texts = []
     for preset in (kind if kind == "medusa" else "eagle2", "plain"):
         overrides = (f"model.drafter.path={out}",) if preset != "plain" else ()
-        if preset != "plain" and kind in TREES:
-            overrides += (f"method={{drafter: {{kind: {kind}}}, tree: {TREES[kind]}}}",)
+        if preset != "plain" and kind in METHODS:
+            overrides += (f"method={METHODS[kind]}",)
         pair = load(load_preset(CaptionJob, f"zoo_{preset}", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(
@@ -199,19 +205,18 @@ def test_a_layer_cut_drafter_is_trained_and_drafts_exactly(tmp_path: Path) -> No
     assert list(done.token_ids) == expected[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((), "head.kind: layer_cut needs a target without images"),
-        (("head.num_layers=0",), "head.num_layers"),
-    ],
-)
-def test_layer_cut_drafters_of_vision_models_are_refused(
-    overrides: tuple[str, ...], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_layer_cut_drafters_that_cannot_be_made_are_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(source, tmp_path / "head", "head={kind: layer_cut}", *overrides)) == REFUSED
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "head").exists()
+    toys.save("qwen3_vl", tmp_path / "deepstack")
+    for overrides, message in (
+        ((f"target.path={tmp_path / 'deepstack'}",), "whose first layers receive visual features"),
+        (("head.num_layers=0",), "head.num_layers"),
+        (("head.layers=[40]",), "head.layers: name layers from 0 to"),
+    ):
+        assert main(command(source, tmp_path / "head", "head={kind: layer_cut}", *overrides)) == REFUSED
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "head").exists()
 
 
 # --- images --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.real import METHODS, decode, prepare, read_prompts
+from benchmarks.real.text import METHODS, decode, prepare, read_prompts, requests_of
 from decoding import Sampling
 from jobs import caption
 from zoo.real import __main__ as make_real
@@ -54,14 +54,14 @@ def test_the_model_writes_sensible_text(oracle: Any) -> None:
 def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str, oracle: Any) -> None:
     pair, plain = prepare(name, "float32"), prepare("plain", "float32")
     prompts = read_prompts(pair, NUM_PROMPTS)
-    done, _ = decode(pair, prompts, Sampling(max_new_tokens=NUM_TOKENS), 5)
+    done, _ = decode(pair, requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS)), 5)
     for prompt, completion in zip(prompts, done, strict=True):
         ids = pair.target.front_end.encode(prompt, ())["input_ids"]
         output = oracle.generate(ids, do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=2)
         assert list(completion.token_ids) == output[0, ids.shape[1] :].tolist()
-    sampling = Sampling(max_new_tokens=NUM_TOKENS, temperature=1.0)
-    drafted, _ = decode(pair, prompts, sampling, 5)
-    sampled, _ = decode(plain, prompts, sampling, 3)
+    requests = requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS, temperature=1.0))
+    drafted, _ = decode(pair, requests, 5)
+    sampled, _ = decode(plain, requests, 3)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in sampled]
 
 

@@ -26,7 +26,7 @@ from zoo.real_vision import __main__ as make
 from zoo.real_vision import differences
 from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
 from zoo.real_vision.model import load_tokenizer
-from zoo.real_vision.quality import held_out, measure, requests_of
+from zoo.real_vision.quality import draw_asked, measure, requests_of
 from zoo.real_vision.samples import draw_packed
 from zoo.world.dense import PROMPTS
 from zoo.world.render import render_scene
@@ -69,7 +69,7 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
     oracle: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     processor: Any = AutoProcessor.from_pretrained(folder)
     model = Target.load(CheckpointRef(str(folder)), "float32")
-    asked = held_out(NUM_SCENES, 0)
+    asked = draw_asked("held_out", NUM_SCENES, 0)
     requests = requests_of(model, asked, NUM_TOKENS)
     # The target drafts for itself: chains of it are accepted wherever both paths compute the same logits.
     drafter = ModelDrafter(Target.load(CheckpointRef(str(folder)), "float32"), [Full()], model.vocab_size)

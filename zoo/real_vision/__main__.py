@@ -2,8 +2,8 @@
 
     python -m zoo.real_vision [--out out/real_vision] [--scenes 256] [--differences FILE]
 
-needs the folder of `python -m zoo.real`, and also draws the scenes that configs/jobs/real_vision.yaml captions. A
-second call builds nothing.
+needs the folder of `python -m zoo.real`. It also draws the scenes that configs/jobs/real_vision.yaml captions and those
+that configs/jobs/train_real_vision.yaml trains a drafter on. A second call builds nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoo.real_vision.scenes import write_scenes
 
 OUT = Path("out/real_vision")
 TARGET = OUT / "target"
-NUM_SCENES = 256
+NUM_SCENES, NUM_TRAINING = 256, 384
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"refused: {error}", file=sys.stderr)
         return 2
     print(f"{target}: LLaVA model of SmolLM2-135M-Instruct, float32, {'built' if made else 'already there'}")
-    print(f"{write_scenes(options.out, options.scenes)}: {options.scenes} scenes with questions and true captions")
+    for split, num in (("held_out", options.scenes), ("train", NUM_TRAINING)):
+        print(f"{write_scenes(options.out, num, split)}: {num} scenes with questions and true captions")
     return 0
 
 

@@ -20,12 +20,11 @@ MAX_NEW_TOKENS = 240
 Asked = tuple[Scene, str]
 
 
-def held_out(num: int, seed: int) -> list[Asked]:
-    """Return held-out scenes, each with a phrasing of PROMPTS in turn."""
+def draw_asked(split: str, num: int, seed: int) -> list[Asked]:
+    """Return scenes of a split, each with a phrasing of PROMPTS in turn."""
     phrasings = list(PROMPTS)
     return [
-        (draw_dense(scene_rng("held_out", seed, index), "held_out"), phrasings[index % len(phrasings)])
-        for index in range(num)
+        (draw_dense(scene_rng(split, seed, index), split), phrasings[index % len(phrasings)]) for index in range(num)
     ]
 
 
@@ -47,7 +46,7 @@ def measure(folder: Path, num: int = 150, seed: int = 0) -> dict[str, float]:
     Raises RuntimeError if a request failed.
     """
     model = Target.load(CheckpointRef(str(folder)), "float32")
-    asked = held_out(num, seed)
+    asked = draw_asked("held_out", num, seed)
     done = decode(model, requests_of(model, asked))
     counts = [
         count_stated(write_description(scene, phrasing, scene_rng("held_out", seed, 0)), one.text)

@@ -1,6 +1,7 @@
-"""Drafters cut from a target: its embedding, some of its layers and its output layer, trained on its distributions.
+"""Drafters cut from a target: a copy of the target with some of its decoder layers, trained on its distributions.
 
-Such a drafter is a model of its own, which reads the text only and is written as a transformers checkpoint.
+Such a drafter is a model of its own, which reads the same prompts, images and videos included, and is written as a
+transformers checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class LayerCutTask(HeadTask):
     """Distillation loss: cross-entropy of the drafter's distribution of each token with the target's, at temperature 1.
 
     Its gradient is that of the KL divergence. Position t of `module`, a transformers model with an output layer,
-    predicts token t + 1; `target_head` is the output layer of the target.
+    predicts token t + 1; `target_head` is the output layer of the target. Embeddings of visual tokens are those that
+    the target receives, so `module` must make the same ones.
     """
 
     def __init__(self, module: nn.Module, target_head: nn.Module) -> None:
@@ -58,42 +60,49 @@ class LayerCutTask(HeadTask):
         """Return the drafter's last hidden states (b, L, D'); padding on the right is behind all tokens."""
         # An engine may have replaced the implementation.
         self.decoder.set_attn_implementation("sdpa")  # type: ignore[operator]
-        hidden: Tensor = self.decoder(input_ids=states.tokens, use_cache=False).last_hidden_state
+        visual = states.visual
+        embeds: Tensor = self.decoder.get_input_embeddings()(states.tokens.masked_fill(visual, 0))  # type: ignore[operator]
+        hidden: Tensor = self.decoder(
+            inputs_embeds=torch.where(visual[..., None], states.received.to(embeds.dtype), embeds),
+            # Without a mask, transformers takes rotary positions that are not consecutive for several sequences.
+            attention_mask=torch.ones_like(states.tokens),
+            position_ids=states.positions,
+            use_cache=False,
+        ).last_hidden_state
         return hidden
 
 
 def cut_layers(target: Target, layers: Sequence[int], freeze_embeddings: bool) -> LayerCutTask:
-    """Create a drafter in fp32 with copies of the target's `layers`, in this order.
+    """Create a drafter in fp32 with copies of the target's decoder `layers`, in this order, and of all its other parts.
 
-    With `freeze_embeddings`, the embedding and the output layer are not trained.
+    Parts that make visual embeddings are not trained; with `freeze_embeddings`, neither are the token embedding and the
+    output layer.
     """
-    old_decoder, old_head = target.decoder, target.head
     config: Any = copy.deepcopy(target.model.config)
-    config.num_hidden_layers = len(layers)
-    if types := getattr(config, "layer_types", None):
-        config.layer_types = [types[layer] for layer in layers]
+    text = config.get_text_config()
+    text.num_hidden_layers = len(layers)
+    if types := getattr(text, "layer_types", None):
+        text.layer_types = [types[layer] for layer in layers]
     config.dtype, config._attn_implementation = torch.float32, "sdpa"
     with torch.random.fork_rng(devices=[]):
-        model = type(target.model)(config).float().to(target.device)
+        model: Any = type(target.model)(config).float().to(target.device)
     decoder, head = parts_of(model, "the drafter")
-    for name, child in decoder.named_children():
-        old: Any = getattr(old_decoder, name)
-        if isinstance(child, nn.ModuleList):
-            old = [old[layer] for layer in layers]
-            for own, other in zip(child, old, strict=True):
-                own.load_state_dict(other.state_dict())
-        else:
-            child.load_state_dict(old.state_dict())
-    head.load_state_dict(old_head.state_dict())
-    if freeze_embeddings:
-        decoder.get_input_embeddings().requires_grad_(False)  # type: ignore[operator]
-        head.requires_grad_(False)
+    prefix = next(name for name, module in model.named_modules() if module is decoder) + ".layers."
+    weights = {name: value for name, value in target.model.state_dict().items() if not name.startswith(prefix)}
+    for own, layer in enumerate(layers):
+        chosen = target.decoder.layers[layer].state_dict()  # type: ignore[index,union-attr]
+        weights |= {f"{prefix}{own}.{name}": value for name, value in chosen.items()}
+    model.load_state_dict(weights)
+    model.requires_grad_(False)
+    decoder.requires_grad_(True)
+    for part in (decoder.get_input_embeddings(), head):  # type: ignore[operator]
+        part.requires_grad_(not freeze_embeddings)
     return LayerCutTask(model.eval(), target.head)
 
 
-def save_model(module: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a drafter with weights in `dtype`, and its tokenizer, as a transformers checkpoint."""
+def save_model(module: nn.Module, processor: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write a drafter with weights in `dtype`, and its processor or tokenizer, as a transformers checkpoint."""
     model: Any = copy.deepcopy(module).to(dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    processor.save_pretrained(folder)

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from configs.training import LayerCutHead
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
 from models.heads.training.trainer import Pace, Trainer, count_right
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from tests import toys
 
+FAMILIES = ("llama", "llava", "llava_onevision", "qwen2_5_vl")
 
-def samples(count: int = 5) -> tuple[Target, list[TrainingSample]]:
-    """Texts of different lengths, some with a prompt of one token."""
-    target = toys.target("llama")
+
+def samples(family: str = "llama", count: int = 5) -> tuple[Target, list[TrainingSample]]:
+    """Texts of different lengths, some with a prompt of one token or, for families that read them, 1 or 2 images."""
+    target = toys.target(family)
     generator = torch.Generator().manual_seed(1)
     made = []
     for seed in range(count):
-        prefix = target.encode(*toys.prompt("llama", seed))
-        prefix = prefix.head(1) if seed == 2 else prefix
+        prefix = target.encode(*toys.prompt(family, seed))
+        if (family, seed) == ("llama", 2):
+            prefix = prefix.head(1)
         result = torch.randint(4, toys.VOCAB_SIZE, (6 + 3 * (seed % 3),), generator=generator).tolist()
         made.append(make_training_sample(target, prefix, result))
     return target, made
+
+
+def whole_logits(model: Any, family: str, seed: int, sample: TrainingSample) -> Tensor:
+    """Return logits (L, V) of a transformers model that encodes the sample's prompt with its images itself."""
+    ids = sample.prefix.token_ids[None]
+    if not toys.FAMILIES[family].takes_images:
+        return model(input_ids=ids).logits[0].float()  # type: ignore[no-any-return]
+    inputs = toys.target(family).process(*toys.prompt(family, seed))
+    more = ids.shape[1] - inputs["input_ids"].shape[1]
+    inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if (types := inputs.get("mm_token_type_ids")) is not None:
+        inputs["mm_token_type_ids"] = torch.nn.functional.pad(types, (0, more))
+    return model(**inputs).logits[0].float()  # type: ignore[no-any-return]
 
 
 def cut(target: Target, layers: tuple[int, ...] = (0,), frozen: bool = True) -> LayerCutTask:
@@ -34,8 +53,9 @@ def cut(target: Target, layers: tuple[int, ...] = (0,), frozen: bool = True) -> 
 
 
 @torch.no_grad()
-def test_a_drafter_of_all_layers_is_the_target_and_one_of_fewer_is_not() -> None:
-    target, made = samples()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_drafter_of_all_layers_is_the_target_and_one_of_fewer_is_not(family: str) -> None:
+    target, made = samples(family)
     num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
     whole = cut(target, tuple(range(num_layers)))
     first, _, total = count_right(whole, target, made)
@@ -45,21 +65,34 @@ def test_a_drafter_of_all_layers_is_the_target_and_one_of_fewer_is_not() -> None
 
 
 @torch.no_grad()
-def test_the_loss_equals_a_loop_over_single_texts_and_positions() -> None:
-    target, made = samples()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_equals_a_loop_over_single_texts_and_positions(family: str) -> None:
+    """Both models encode the images themselves in the loop, each at its own rotary positions."""
+    target, made = samples(family)
     task = cut(target)
     expected, count = 0.0, 0
-    for sample in made:
-        ids = sample.prefix.token_ids
-        wanted = toys.oracle("llama")(input_ids=ids[None]).logits[0].float()
-        mine = task.module(input_ids=ids[None]).logits[0].float()
-        for place in range(1, len(ids)):
+    for seed, sample in enumerate(made):
+        wanted = whole_logits(toys.oracle(family), family, seed, sample)
+        mine = whole_logits(task.module, family, seed, sample)
+        for place in range(1, sample.length):
             if sample.wanted[place]:
                 expected -= float((wanted[place - 1].softmax(-1) * mine[place - 1].log_softmax(-1)).sum())
                 count += 1
     states = teach_states(target, made)
     assert sum(task.counts(sample.wanted)[0] for sample in made) == count
     assert float(task.sums(states, torch.zeros(()))[0]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_visual_parts_are_those_of_the_target_and_are_not_trained() -> None:
+    target, _ = samples("llava")
+    task = cut(target, frozen=False)
+    learned = {name for name, value in task.module.named_parameters() if value.requires_grad}
+    given, weights = target.model.state_dict(), task.module.state_dict()
+    visual = {name for name in weights if "vision_tower" in name or "projector" in name}
+    assert visual
+    assert not learned & visual
+    assert all(torch.equal(weights[name], given[name]) for name in visual)
+    assert {name for name in learned if "embed_tokens" in name}
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -79,13 +112,26 @@ def test_distillation_learns_and_frozen_embeddings_and_the_target_stay(frozen: b
 
 @torch.no_grad()
 def test_transformers_reads_the_checkpoint(tmp_path: Path) -> None:
-    target, made = samples(1)
+    target, made = samples(count=1)
     task = cut(target, (1, 0))
-    save_model(task.module, target.front_end.tokenizer, tmp_path, torch.float32)
+    save_model(task.module, target.front_end.processor, tmp_path, torch.float32)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = made[0].prefix.token_ids[None]
     torch.testing.assert_close(model(input_ids=ids).logits, task.module(input_ids=ids).logits)
     assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == target.front_end.tokenizer.get_vocab()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_transformers_reads_the_checkpoint_of_a_vision_model(family: str, tmp_path: Path) -> None:
+    target, made = samples(family, 1)
+    task = cut(target, (1, 0))
+    save_model(task.module, target.front_end.processor, tmp_path, torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
+    expected = whole_logits(task.module, family, 0, made[0])
+    torch.testing.assert_close(whole_logits(model, family, 0, made[0]), expected)
+    ref = CheckpointRef(str(tmp_path))
+    assert type(read_processor(ref, read_config(ref))) is type(target.front_end.processor)
 
 
 @pytest.mark.parametrize(

@@ -224,4 +224,4 @@ def test_large_files_are_cut_and_small_ones_are_grouped(monkeypatch) -> None:
     assert [part.num_files for part in parts] == [1, 1, 1, 3, 2, 1, 1]
     assert pa.concat_tables([part.item for part in parts]).equals(ranges)
     assert (parts[3].first, parts[3].last) == ("1.txt", "3.txt")
-    assert survey._ranges(kind_of("csv"), files)[1].tolist() == list(range(7))
+    assert survey._ranges(kind_of("parquet"), files)[1].tolist() == list(range(7))

@@ -19,7 +19,8 @@ from configs.schema import Prompt, RowColumns, Sampling
 from configs.source import Source, SourceColumns
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.sources import csv
+from pipeline.source import manifest, survey
+from pipeline.sources import csv, lines
 from tests.pipeline.sources.shards import encode, fetched, outcomes, read_all
 
 
@@ -155,3 +156,77 @@ def test_blank_cells_leave_seed_and_sampling_to_the_job(tmp_path) -> None:
         {"seed": 5, "temperature": 0.25},
         {"seed": 5, "temperature": 1.0},
     ]
+
+
+CELLS = st.lists(
+    st.sampled_from(["a", "b", '"', '""', '"x\ny"', "\n", "\r\n", ",", "\n\n", '"long\n\nfield",', "c\n", '"', "é"]),
+    max_size=40,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(CELLS, st.integers(1, 12), st.integers(6, 20), st.integers(1, 4), st.integers(1, 9), st.booleans())
+def test_an_index_of_ranges_is_that_of_the_whole_file(
+    monkeypatch, text, range_bytes, limit, max_rows, chunk, begins_early
+) -> None:
+    """Quoted fields over several lines, stray quotes and long records cross the ranges anywhere."""
+    monkeypatch.setattr(csv.Csv, "max_bytes", limit)
+    monkeypatch.setattr(lines, "CHUNK_BYTES", chunk)
+    header = b"q,n\n" if begins_early else b"\n\nq,n\n"
+    text += "\nz,1\n"
+    data = header + text.encode()
+    fsspec.filesystem("memory").pipe_file("/ranges/a.csv", data)
+    source = csv_source("memory://ranges/a.csv", span_max_rows=max_rows)
+
+    def read(num_bytes: int) -> tuple[manifest.Manifest, list[dict]]:
+        monkeypatch.setattr(survey, "RANGE_BYTES", num_bytes)
+        frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+        return frozen, read_all(source, "{q}").to_pylist()
+
+    whole, whole_rows = read(1 << 30)
+    split, split_rows = read(range_bytes)
+    assert split_rows == whole_rows
+    facts, expected = (one.files.to_pylist()[0] for one in (split, whole))
+    if facts["num_samples"] is None:
+        # Then no sample begins in the first range, which may lack the header too.
+        assert len(header) + len(text) - len(text.lstrip()) >= range_bytes
+        return
+    assert facts["num_samples"] == expected["num_samples"]
+    for name in ("rows", "bytes", "lines"):
+        assert sum(facts[f"row_group_{name}"]) == sum(expected[f"row_group_{name}"])
+
+
+def test_records_that_cross_ranges_are_counted_in_few_rounds(tmp_path, monkeypatch) -> None:
+    """Each range begins inside a record, and only its first record was taken for another one."""
+    record = '1,"line one\nline two\nline three"\n'
+    (tmp_path / "a.csv").write_text("n,q\n" + record * 200)
+    rounds: list[int] = []
+    before = survey._begun_inside
+
+    def counted(*given) -> dict[int, int]:
+        found = before(*given)
+        rounds.append(len(found))
+        return found
+
+    monkeypatch.setattr(survey, "_begun_inside", counted)
+    monkeypatch.setattr(survey, "RANGE_BYTES", 10 * len(record) + 5)
+    frozen = manifest.freeze(csv_source(tmp_path), PromptOptions(Prompt(text="{q}")))
+    assert frozen.num_samples == 200
+    assert rounds[0] > 10
+    assert rounds[1:] == [0]
+
+
+def test_a_file_whose_ranges_stay_wrong_is_counted_when_it_is_read(tmp_path, monkeypatch) -> None:
+    """In lines of one quote, a parser that begins one line late never meets the records."""
+    num_lines = 400
+    (tmp_path / "a.csv").write_text("q\n" + '"\n' * num_lines)
+    (tmp_path / "b.csv").write_text("q\n" + "row\n" * num_lines)
+    source = csv_source(tmp_path)
+    monkeypatch.setattr(survey, "RANGE_BYTES", 50)
+    rounds = []
+    before = survey._begun_inside
+    monkeypatch.setattr(survey, "_begun_inside", lambda *given: rounds.append(1) or before(*given))
+    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+    assert frozen.files["num_samples"].to_pylist() == [None, num_lines]
+    assert len(rounds) == survey.MAX_ROUNDS + 2
+    assert len(outcomes(read_all(source, "{q}"))) == num_lines // 2 + num_lines

@@ -1,23 +1,10 @@
-"""Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
-
-    python -m zoo.real                                   # once: the model and the prompts
-    python -m benchmarks.real          # equality and acceptance; writes results/real.json
-    python -m benchmarks.real --speed  # tokens per second, added to the same file
-
-Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
-float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
-sampling under the same noise. Speed is measured in bfloat16; the methods of a round run one after the other, and every
-speed is relative to plain decoding in the same round.
-"""
+"""Measures equality, acceptance and speed of lossless methods on a pretrained model and real text."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +16,13 @@ from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import acceptance_of, run_requests
 from benchmarks.harness.markdown import Results, figure, table
 from benchmarks.harness.process import Work
-from benchmarks.harness.results import (
-    command_line,
-    cores,
-    machine,
-    progress,
-    read_results,
-    results_file,
-    write_results,
-)
+from benchmarks.harness.results import progress
 from benchmarks.harness.verdict import first_difference, judge, spread, turns
 from benchmarks.peers.work import reference_of
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
 
-RESULTS = results_file("real")
 CONFIG = "configs/jobs/real_text.yaml"
 HELD_OUT = Path("out/real/source/held_out.parquet")
 SOME_LAYERS = ", ".join(str(layer) for layer in (*range(6), *range(7, 24, 3), *range(24, 30)))
@@ -82,11 +60,17 @@ def read_prompts(pair: Pair, limit: int) -> list[str]:
     return [pair.render([{"role": "user", "content": [{"type": "text", "text": text}]}]) for text in texts]
 
 
-def decode(pair: Pair, prompts: Sequence[str], sampling: Sampling, slots: int) -> tuple[list[Completion], float]:
-    """Decode all prompts with one engine; return completions and seconds."""
+def requests_of(prompts: Sequence[str], sampling: Sampling) -> list[Request]:
+    """Return one request for each rendered prompt."""
+    return [Request(str(number), prompt, sampling=sampling, seed=SEED) for number, prompt in enumerate(prompts)]
+
+
+def decode(pair: Pair, requests: Sequence[Request], slots: int) -> tuple[list[Completion], float]:
+    """Decode all requests with one engine; return completions and seconds."""
     config = pair.config
-    engine = Engine(pair.target, build_method(config.method, pair.drafter, pair.target), slots, CONTEXT_TOKENS)
-    requests = [Request(str(number), prompt, sampling=sampling, seed=SEED) for number, prompt in enumerate(prompts)]
+    engine = Engine(
+        pair.target, build_method(config.method, pair.drafter, pair.target), slots, config.pool.max_context_tokens
+    )
     start_s = time.perf_counter()
     done = run_requests(engine, requests)
     return done, time.perf_counter() - start_s
@@ -123,7 +107,7 @@ def measure_equality(names: Sequence[str], num_prompts: int, scratch: Path) -> l
         reference = reference or make_reference(prompts, pair, scratch)
         for temperature in TEMPERATURES:
             sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
-            done, spent_s = decode(pair, prompts, sampling, SLOTS)
+            done, spent_s = decode(pair, requests_of(prompts, sampling), SLOTS)
             outputs = [list(one.token_ids) for one in done]
             row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
             if temperature == 0.0:
@@ -147,20 +131,28 @@ def measure_equality(names: Sequence[str], num_prompts: int, scratch: Path) -> l
     return rows
 
 
-def measure_speed(pairs: Mapping[str, Pair]) -> list[Results]:
-    """Time greedy decoding of held-out prompts in bfloat16 with the methods of `pairs`, the first of which is plain
-    decoding, at several batch sizes; return a row per method and batch size."""
+def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
+    """Return greedy requests of the first held-out prompts."""
+    return requests_of(read_prompts(pair, num), Sampling(max_new_tokens=max_new_tokens))
+
+
+def measure_speed(
+    pairs: Mapping[str, Pair], make_requests: Callable[[Pair, int, int], list[Request]] = text_requests
+) -> list[Results]:
+    """Time greedy decoding with the methods of `pairs`, the first of which is plain decoding, at several batch sizes;
+    return a row per method and batch size. `make_requests` maps pair, number and `max_new_tokens` to requests."""
     plain = next(iter(pairs))
     rows: list[Results] = []
     for batch in BATCHES:
-        prompts = read_prompts(pairs[plain], max(2 * batch, 8))
-        for pair in pairs.values():  # untimed: compiles layers and fills caches
-            decode(pair, prompts[:batch], Sampling(max_new_tokens=8), batch)
+        requests = make_requests(pairs[plain], max(2 * batch, 8), SPEED_NEW_TOKENS)
+        untimed = make_requests(pairs[plain], batch, 8)
+        for pair in pairs.values():  # compiles layers and fills caches
+            decode(pair, untimed, batch)
         speeds: dict[str, list[float]] = {name: [] for name in pairs}
         last: dict[str, list[Completion]] = {}
         for order in turns(list(pairs), NUM_ROUNDS):
             for name in order:
-                last[name], spent_s = decode(pairs[name], prompts, Sampling(max_new_tokens=SPEED_NEW_TOKENS), batch)
+                last[name], spent_s = decode(pairs[name], requests, batch)
                 speeds[name].append(sum(len(one.token_ids) for one in last[name]) / spent_s)
         for name, done in last.items():
             ratios = [one / base for one, base in zip(speeds[name], speeds[plain], strict=True)]
@@ -168,7 +160,7 @@ def measure_speed(pairs: Mapping[str, Pair]) -> list[Results]:
                 {
                     "method": name,
                     "batch": batch,
-                    "num_prompts": len(prompts),
+                    "num_prompts": len(requests),
                     "num_equal": sum(a.token_ids == b.token_ids for a, b in zip(done, last[plain], strict=True)),
                     **acceptance_of(done),
                     "tokens_per_s": spread(speeds[name]),
@@ -221,34 +213,3 @@ def speed_table(results: Results) -> str:
 
 
 TABLES = {"real_equality": equality_table, "real_speed": speed_table}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command_line("real", __doc__)
-    parser.add_argument("--speed", action="store_true", help="measure speed; the file must have the other rows")
-    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
-    parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
-    parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
-    options: argparse.Namespace = parser.parse_args(arguments)
-    if not HELD_OUT.exists():
-        progress(f"refused: {HELD_OUT} does not exist; run `python -m zoo.real` first")
-        return 2
-    torch.set_num_threads(options.threads)
-    about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
-    about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
-    results: Results = read_results(RESULTS) if RESULTS.exists() else {}
-    if options.speed:
-        results |= {
-            "speed_setting": about,
-            "speed": measure_speed({name: prepare(name, "bfloat16") for name in SPEED_METHODS}),
-        }
-    else:
-        results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
-        results["equality"] = measure_equality(list(METHODS), options.prompts, options.scratch)
-    write_results(RESULTS, results)
-    print(speed_table(results) if options.speed else equality_table(results))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Checks the papers' claims on the vision pair by the rule of `benchmarks.harness.claims`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+
+from benchmarks.harness.claims import (
+    SURE,
+    Check,
+    Finding,
+    Holds,
+    Measured,
+    all_equal,
+    all_of,
+    any_of,
+    check_all,
+    claim,
+    combine,
+)
+from benchmarks.harness.markdown import Results
+
+DENSE = "dense"
+STRONG, WEAK = "strong", "weak"
+TIE = 0.005
+"""Acceptance lengths that differ by less are equal."""
+
+
+def measured(results: Results, name: str, what: str = "mean_acceptance_length") -> Measured:
+    """Return a figure of a setting with its standard error over scenes."""
+    cell = results["methods"][name]["scenarios"][DENSE]
+    error = cell["acceptance_length_se" if what == "mean_acceptance_length" else f"{what}_se"]
+    return Measured(cell[what], error, cell["num_cases"])
+
+
+def num_to_decide(own: Measured, other: Measured, factor: float = 1.0) -> str:
+    """Return the number of scenes with which the present gap would exceed `SURE` standard errors, as text."""
+    gap = abs(own.value - factor * other.value)
+    error = math.hypot(own.error, factor * other.error)
+    if gap == 0:
+        return "no number of scenes decides equal figures"
+    return f"about {math.ceil(min(own.num, other.num) * (SURE * error / gap) ** 2):,} scenes would decide"
+
+
+def compare(results: Results, one: str, other: str, factor: float = 1.0) -> Finding:
+    """Return whether the acceptance length of a setting is above `factor` times that of another one."""
+    own, rival = measured(results, one), measured(results, other)
+    holds = own.above(rival, factor)
+    shown = f"{own.value:.2f} against {rival.value:.2f}"
+    if factor != 1.0:
+        shown += f", {own.value / rival.value:.2f} times as much"
+    return holds, shown if holds is not None else f"{shown}; {num_to_decide(own, rival, factor)}"
+
+
+def by_drafter(results: Results, one: str, other: str, factor: float = 1.0) -> Finding:
+    """Return whether `compare` holds with both drafters."""
+    parts = []
+    for drafter in (STRONG, WEAK):
+        holds, shown = compare(results, f"{one}/{drafter}", f"{other}/{drafter}", factor)
+        parts.append((holds, f"{drafter} drafter: {shown}"))
+    return combine(parts)
+
+
+def _never_third(results: Results, settings: Iterable[tuple[str, str, str]]) -> Finding:
+    """Return whether the last of three settings accepts at least as much as one of the others, up to `TIE`."""
+    parts = []
+    for names in settings:
+        *others, own = (measured(results, name) for name in names)
+        holds = any_of(own.above(other, slack=TIE) for other in others)
+        label = names[-1].replace("/", ", ")
+        parts.append((holds, f"{label}: " + " / ".join(f"{one.value:.2f}" for one in (*others, own))))
+    return combine(parts, "M / T / MT: ")
+
+
+def _tabed_chains(results: Results) -> Finding:
+    """TABED is best or second best (TABED, Table 1)."""
+    return _never_third(
+        results, [(f"sd_chain/{one}", f"sd_chain_text/{one}", f"tabed_mt/{one}") for one in (STRONG, WEAK)]
+    )
+
+
+def _tabed_trees(results: Results) -> Finding:
+    """TABED on token trees of width 2 and 3 is best or second best (TABED, Table 2)."""
+    names = [(f"tabed_m_{last}", f"tabed_t_{last}", f"tabed_mt_{last}") for last in ("tree", "tree3")]
+    found = [tuple(f"{name}/{STRONG}" for name in some) for some in names]
+    found.append(tuple(f"{name}/{WEAK}" for name in names[0]))
+    return _never_third(results, found)  # type: ignore[arg-type]
+
+
+def _beats_static(results: Results, name: str, drafters: Iterable[str]) -> Finding:
+    parts = []
+    for drafter in drafters:
+        sage, static = (f"{one}/{drafter}" for one in (name, "specvlm"))
+        holds, shown = compare(results, sage, static)
+        nodes = [results["methods"][one]["scenarios"][DENSE]["drafted_per_step"] for one in (sage, static)]
+        parts.append(
+            (
+                all_of((holds, nodes[0] <= nodes[1] + 0.5)),
+                f"{drafter} drafter: {shown}, with {nodes[0]:.1f} and {nodes[1]:.1f} nodes a step",
+            )
+        )
+    return combine(parts)
+
+
+def _keeps(results: Results) -> Finding:
+    """LVSpec keeps at least 98 % of the attributes (LVSpec, Table 1)."""
+    plain, parts = measured(results, "plain", "accuracy"), []
+    for drafter in (STRONG, WEAK):
+        own = measured(results, f"lvspec/{drafter}", "accuracy")
+        parts.append((own.above(plain, 0.98), f"{drafter} drafter: {own.value:.3f} of {plain.value:.3f}"))
+    return combine(parts)
+
+
+def _beats_its_drafter(results: Results) -> Finding:
+    """LVSpec's captions state more right attributes than those its pruned drafter writes alone."""
+    own, alone = (measured(results, f"{name}/{STRONG}", "accuracy") for name in ("lvspec", "pruned_drafter_alone"))
+    return own.above(alone), f"{own.value:.3f} against {alone.value:.3f}"
+
+
+def _random_loses(results: Results) -> Finding:
+    """Random relaxation of as much acceptance loses accuracy where LVSpec does not (LVSpec, Figure 4)."""
+    names = (f"lvspec/{STRONG}", f"random/{STRONG}")
+    relaxed, control = (measured(results, name, "accuracy") for name in names)
+    lengths = [measured(results, name).value for name in names]
+    numbers = f"accuracy {relaxed.value:.3f} at length {lengths[0]:.2f} against {control.value:.3f} at {lengths[1]:.2f}"
+    if abs(lengths[0] - lengths[1]) > 0.15 * lengths[0]:
+        # A control that accepts more and is right more often refutes the claim at any length.
+        beaten: Holds = False if lengths[1] > lengths[0] and control.above(relaxed) else None
+        return beaten, f"{numbers}; the lengths are not equal"
+    return relaxed.above(control), numbers
+
+
+def _lossless_equal(results: Results) -> Finding:
+    """Every lossless method with exact acceptance gives plain decoding's tokens, sampled ones included."""
+    cells = {
+        name: result["scenarios"][DENSE]
+        for name, result in results["methods"].items()
+        if result["verify_mode"] == "lossless" and result["acceptance"] == "exact"
+    }
+    return all_equal(cells, "num_cases", "settings of {} scenes")
+
+
+CHECKS: tuple[Check, ...] = (
+    _tabed_chains,
+    _tabed_trees,
+    claim(
+        "SAGE accepts more per step than the static tree at an equal or smaller node budget (SAGE, Table 1), read as "
+        "its definition has it.",
+        lambda results: _beats_static(results, "sage", (STRONG, WEAK)),
+    ),
+    claim(
+        "The same, read as section 3.2's prose has it.",
+        lambda results: _beats_static(results, "sage_expansion", (STRONG,)),
+    ),
+    claim(
+        "LVSpec accepts at least 1.5 times as much as strict matching of the same pruned chain of 10 (LVSpec, "
+        "Table 1).",
+        lambda results: by_drafter(results, "lvspec", "sd_chain_pruned", 1.5),
+    ),
+    _keeps,
+    _beats_its_drafter,
+    _random_loses,
+    claim(
+        "Pruning 90 % of the drafter's visual columns keeps its acceptance (SpecVLM; within 5 %).",
+        lambda results: by_drafter(results, "specvlm", "sd_tree", 0.95),
+    ),
+    claim(
+        "Pruning half of them does.",
+        lambda results: compare(results, f"specvlm_50/{STRONG}", f"sd_tree/{STRONG}", 0.95),
+    ),
+    claim(
+        "Pruning guided by the target's attention accepts more than uniform pruning (SpecVLM).",
+        lambda results: by_drafter(results, "specvlm", "specvlm_uniform"),
+    ),
+    claim(
+        "The same with half of the columns.",
+        lambda results: compare(results, f"specvlm_50/{STRONG}", f"specvlm_uniform_50/{STRONG}"),
+    ),
+    claim(
+        "Ours: at temperature 1, exact acceptance under shared noise accepts more on a chain than rejection sampling.",
+        lambda results: compare(results, f"sd_chain_sampled/{STRONG}", f"rejection/{STRONG}"),
+    ),
+    _lossless_equal,
+)
+check_claims = partial(check_all, CHECKS)
+"""Check all claims on the contents of results/real_vision.json."""

@@ -1,0 +1,82 @@
+"""The settings of the vision pair's benchmark are jobs, and its claims read them and fall when their numbers do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.claims import Measured
+from benchmarks.real.vision import DRAFTERS, build_cases, job_of, settings
+from benchmarks.real.vision_claims import check_claims, num_to_decide
+from zoo.real_vision.quality import draw_asked
+from zoo.real_vision.scenes import SEED
+
+
+def results(length: float = 3.0) -> dict[str, Any]:
+    """Results of all settings with the same figures."""
+    cell = {
+        "num_cases": 36,
+        "mean_acceptance_length": length,
+        "acceptance_length_se": 0.01,
+        "drafted_per_step": 5.0,
+        "accuracy": 0.9,
+        "accuracy_se": 0.01,
+        "equal_share": 1.0,
+    }
+    kinds = dict.fromkeys(settings(), ("lossless", "exact"))
+    kinds |= {name: ("lossy", name.split("/")[0]) for name in kinds if name.split("/")[0] in ("lvspec", "random")}
+    return {
+        "methods": {
+            name: {"verify_mode": mode, "acceptance": rule, "scenarios": {"dense": dict(cell)}}
+            for name, (mode, rule) in kinds.items()
+        }
+    }
+
+
+@pytest.mark.parametrize("name", settings())
+def test_every_setting_is_a_valid_job(name: str) -> None:
+    setting = settings()[name]
+    job = job_of(setting, "float32")
+    assert (job.model.drafter is None) == (setting.drafter is None)
+    assert setting.drafter is None or setting.drafter in DRAFTERS
+    assert job.sampling.temperature == (1.0 if "sampled" in name or "rejection" in name else 0.0)
+
+
+def test_every_claim_reads_settings_that_are_measured() -> None:
+    found = check_claims(results())
+    assert [one["claim"] for one in found if "not run" in one["numbers"]] == []
+    assert all("not run" in one["numbers"] or "0 settings" in one["numbers"] for one in check_claims({"methods": {}}))
+
+
+def test_claims_fall_when_their_numbers_do() -> None:
+    changed = results()
+    cells = {name: one["scenarios"]["dense"] for name, one in changed["methods"].items()}
+    cells["specvlm/weak"]["mean_acceptance_length"] = 2.0
+    cells["lvspec/strong"]["accuracy"] = 0.5
+    cells["tabed_mt/weak"]["mean_acceptance_length"] = 1.0
+    cells["sd_tree/strong"]["equal_share"] = 0.9
+    verdicts = {one["claim"]: one["holds"] for one in check_claims(changed)}
+    for begin in ("TABED is best", "LVSpec keeps", "Pruning 90 %", "Every lossless"):
+        assert next(holds for text, holds in verdicts.items() if text.startswith(begin)) is False
+
+
+def test_the_number_that_would_decide_a_gap_follows_from_its_error() -> None:
+    own, other = Measured(3.1, 0.1, 36), Measured(3.0, 0.0, 36)
+    # The error falls with the root of the number: 2 · 0.1 / 0.1 = 2 needs four times as many.
+    assert num_to_decide(own, other) == "about 144 scenes would decide"
+    assert num_to_decide(own, own).startswith("no number")
+
+
+def test_cases_are_scored_by_the_true_captions_attributes() -> None:
+    (case, *_) = build_cases(3)
+    right, stated = case.score(case.truth)  # type: ignore[misc]
+    assert right == stated > 0
+    assert case.score("")[0] == 0  # type: ignore[misc]
+
+
+def test_training_scenes_are_no_held_out_scenes() -> None:
+    taught = {repr(scene.things) for scene, _ in draw_asked("train", 40, SEED)}
+    asked = {repr(scene.things) for scene, _ in draw_asked("held_out", 40, SEED)}
+    assert len(taught) == len(asked) == 40
+    assert not taught & asked
