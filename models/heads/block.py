@@ -1,14 +1,15 @@
 """Define the block drafter network (DFlash): one forward predicts a whole block of tokens from the target's states.
 
 The block is the pending token and mask tokens; its positions attend to each other in both directions, and to keys and
-values of the target's projected features at all earlier positions. The output at mask i predicts the token at its own
-position, the i-th after the pending one. Chen et al. 2026 (arXiv 2602.06036).
+values of the target's projected features at all earlier positions. Some layers may read a window of them only, or be
+causal inside the block. The output at mask i predicts the token at its own position, the i-th after the pending one.
+Chen et al. 2026 (arXiv 2602.06036).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,16 +23,43 @@ from transformers.models.qwen3.modeling_qwen3 import (
     apply_rotary_pos_emb,
 )
 
-from models.backends.attention import AttentionStep
+from models.backends.attention import AttentionStep, mask_bias
 from models.heads.eagle import LlamaStack
 from models.loading.vocabulary import SlicedHead
+
+
+@dataclass(frozen=True)
+class View:
+    """What the positions of a block read in one layer.
+
+    `window` W bounds the distance of positions that are read; None is no bound. With `from_anchor`, it is the distance
+    of earlier positions from the pending token: all positions of the block read the last W positions before it.
+    Otherwise each position reads those at a distance below W from itself. `is_causal` is whether a position of the
+    block reads none behind it.
+    """
+
+    window: int | None = None
+    is_causal: bool = False
+    from_anchor: bool = False
+
+    def mask(self, lens: Tensor, num_nodes: int, num_columns: int) -> Tensor:
+        """Return which KV positions a block reads, bool (r, 1, N, `num_columns`), behind `lens` (r,) committed ones."""
+        column, node = (torch.arange(count, device=lens.device) for count in (num_columns, num_nodes))
+        from_pending = column - lens[:, None, None]  # (r, 1, columns): below 0 is committed
+        ahead = from_pending - node[:, None]  # (r, N, columns): distance of the KV position from the own one
+        seen = (ahead <= 0) if self.is_causal else (from_pending < num_nodes)
+        if self.window is not None:
+            near = from_pending >= -self.window if self.from_anchor else ahead.abs() < self.window
+            seen = seen & near
+        return seen.expand(-1, num_nodes, -1)[:, None]
 
 
 @dataclass(frozen=True)
 class BlockShape:
     """Configuration of a block drafter.
 
-    `layers` configures the decoder layers. `feature_layers` are indices as for `models.kv.feature_layers`.
+    `layers` configures the decoder layers, whose `views` restrict attention; without them, every layer reads
+    everything. `feature_layers` are indices as for `models.kv.feature_layers`.
     `block_size` counts the pending token and the masks. The file may have an own token embedding and an own output
     layer, of `draft_vocab_size` rows; otherwise those of the target are used.
     """
@@ -43,6 +71,7 @@ class BlockShape:
     draft_vocab_size: int
     has_embedding: bool = False
     has_head: bool = False
+    views: tuple[View, ...] = ()
 
     @property
     def hidden_size(self) -> int:
@@ -84,6 +113,22 @@ class BlockNetwork(LlamaStack):
         if shape.has_head:
             self.lm_head = nn.Linear(self.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("token_ids", torch.arange(shape.draft_vocab_size), persistent=False)
+
+    def run_layers(
+        self, inputs: Tensor, position_ids: Tensor, lanes: AttentionStep | None = None, **kwargs: Any
+    ) -> Tensor:
+        """Run all layers over a block (r, N, D); with an attention step `lanes`, each layer reads its own view."""
+        positions = self.rotary(inputs, position_ids)
+        steps: dict[View, AttentionStep | None] = {View(): lanes}
+        for layer, view in zip(self.layers, self.shape.views or [View()] * len(self.layers), strict=True):
+            if view not in steps:
+                assert lanes is not None, "windows are defined over a KV cache"
+                # A block begins at the first position that is not committed.
+                mask = view.mask(lanes.columns[:, 0], inputs.shape[1], lanes.window)
+                steps[view] = replace(lanes, mask=mask_bias(mask, inputs.dtype), kernel=None, _on_device={})
+            given = {} if lanes is None else {"lanes": steps[view]}
+            inputs = layer(inputs, position_embeddings=positions, **given, **kwargs)
+        return inputs
 
     @property
     def context(self) -> BlockContext:

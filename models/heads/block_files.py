@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Qwen3Config
 
 from models.heads import files
-from models.heads.block import BlockNetwork, BlockShape
+from models.heads.block import BlockNetwork, BlockShape, View
 from models.heads.speculators import (
     IGNORED,
     MAX_LAYERS,
@@ -40,6 +40,7 @@ _FIELDS = (
     *("num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "max_position_embeddings", "attention_bias"),
     *("rope_parameters", "rope_theta", "rope_scaling"),
 )
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _DFLASH = "dflash_config"
 
@@ -82,6 +83,7 @@ def save_block(
     shape = network.shape
     assert not shape.has_embedding, "a trained block drafter uses the target's embedding"
     assert not shape.has_head, "a trained block drafter uses the target's output layer"
+    assert not shape.views, "a trained block drafter reads everything"
     config = written_config("dflash", "DFlashDraftModel", verifier, architectures, shape.max_levels)
     names = [name for name in _FIELDS if name not in ("rope_theta", "rope_scaling")]
     config |= {
@@ -115,7 +117,9 @@ def _shape(ref: CheckpointRef, num_target_layers: int) -> BlockShape:
     is_speculators = MODEL_TYPE in config
     # Newer files of DFlash have the block size inside.
     options = config if is_speculators or config.get("block_size") is not None else part(config, _DFLASH)
-    layers = _layer_config(part(config, "transformer_layer_config") if is_speculators else config, where)
+    inner = part(config, "transformer_layer_config") if is_speculators else config
+    layers = _layer_config(inner, where)
+    views = _views(inner, config, layers.num_hidden_layers, where)
     feature_layers = _feature_layers(config, where, num_target_layers)
     block_size = whole(options, "block_size", where, None)
     if not 2 <= block_size <= MAX_BLOCK_SIZE:
@@ -128,7 +132,38 @@ def _shape(ref: CheckpointRef, num_target_layers: int) -> BlockShape:
     num_drafted = whole(config, "draft_vocab_size", where, layers.vocab_size) if is_speculators else layers.vocab_size
     if num_drafted > layers.vocab_size:
         raise CheckpointError(f"{where}: draft_vocab_size is {num_drafted}, above vocab_size {layers.vocab_size}")
-    return BlockShape(layers, feature_layers, block_size, mask, num_drafted)
+    return BlockShape(layers, feature_layers, block_size, mask, num_drafted, views=views)
+
+
+def _views(given: Mapping[str, Any], config: Mapping[str, Any], num_layers: int, where: str) -> tuple[View, ...]:
+    """Return what each layer reads; empty if every layer reads everything.
+
+    In the format of speculators, layers with a window are causal inside the block unless `sliding_window_non_causal`,
+    and their window ends at the pending token (`create_anchor_block_mask_mod` of its code). In the format of DFlash,
+    the rules are those of vLLM (`_resolve_layer_attention` of its `qwen3_dflash`).
+    """
+    dflash = part(config, _DFLASH)
+    types = given.get("layer_types") or ()
+    if set(types) - {_FULL, _SLIDING} or (types and len(types) != num_layers):
+        raise CheckpointError(f"{where}: layer_types must name {_FULL} or {_SLIDING} for each of {num_layers} layers")
+    if given.get("use_sliding_window") and not types:
+        raise CheckpointError(f"{where}: use_sliding_window needs layer_types")
+    named = [one == _SLIDING for one in types] or [False] * num_layers
+    slides = named if any(named) or not dflash.get("use_swa") else [True] * num_layers
+    is_used = given.get("use_sliding_window") is not False
+    window = dflash.get("swa_window_size", given.get("sliding_window") if is_used else None)
+    if any(slides) and (type(window) is not int or window < 1):
+        raise CheckpointError(f"{where}: layers with sliding attention need sliding_window, and it is {window!r}")
+    if MODEL_TYPE in config:
+        is_causal = [one and not config.get("sliding_window_non_causal") for one in slides]
+    else:
+        given_causal = next((one for one in (config.get("is_causal"), dflash.get("causal")) if one is not None), None)
+        is_causal = named if given_causal is None else [bool(given_causal)] * num_layers
+    views = tuple(
+        View(window if one else None, causal, from_anchor=one and MODEL_TYPE in config)
+        for one, causal in zip(slides, is_causal, strict=True)
+    )
+    return views if set(views) != {View()} else ()
 
 
 def _layer_config(given: Mapping[str, Any], where: str) -> Qwen3Config:
@@ -137,8 +172,6 @@ def _layer_config(given: Mapping[str, Any], where: str) -> Qwen3Config:
     num_layers = whole(given, "num_hidden_layers", where, None)
     if num_layers > MAX_LAYERS:
         raise CheckpointError(f"{where}: {num_layers} layers are above the limit of {MAX_LAYERS}")
-    if set(given.get("layer_types") or ()) - {"full_attention"} or given.get("use_sliding_window"):
-        raise CheckpointError(f"{where}: only layers with full attention are supported, and it has sliding ones")
     fields = {name: given[name] for name in _FIELDS if given.get(name) is not None}
     rope = part(fields, "rope_parameters") or part(fields, "rope_scaling")
     kind = rope.get("rope_type", rope.get("type", "default"))

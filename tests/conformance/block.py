@@ -23,7 +23,7 @@ from decoding.acceptance import Exact
 from decoding.contracts import Judgement, TreePolicy
 from decoding.drafters import BlockDrafter
 from decoding.trees import DynamicTree
-from models.heads.block import BlockNetwork, BlockShape
+from models.heads.block import BlockNetwork, BlockShape, View
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
@@ -50,12 +50,22 @@ def shape() -> BlockShape:
     return BlockShape(layers, LAYERS, BLOCK_SIZE, MASK, toys.VOCAB_SIZE)
 
 
+def reads(view: View, length: int, own: int, place: int) -> bool:
+    """Whether the position `own` of a block behind `length` positions reads the position `place`."""
+    if view.is_causal and place > own:
+        return False
+    if view.window is None:
+        return True
+    return place >= length - view.window if view.from_anchor else abs(place - own) < view.window
+
+
 def slow_block(network: BlockNetwork, features: Tensor, embeds: Tensor) -> Tensor:
     """Outputs (n, B, D) of a block with inputs `embeds` (n, B, D) behind the `features` (n, L, F) of earlier tokens."""
     context, hidden = network.project(features), embeds
     length, size = features.shape[1], embeds.shape[1]
     cos, sin = network.rotary(embeds, torch.arange(length + size)[None])
-    for layer in network.layers:
+    views = network.shape.views or (View(),) * len(network.layers)
+    for layer, view in zip(network.layers, views, strict=True):
         attention: Any = layer.self_attn
         normed = layer.input_layernorm(hidden)  # type: ignore[operator]
         both = torch.cat([context, normed], dim=1)
@@ -68,7 +78,10 @@ def slow_block(network: BlockNetwork, features: Tensor, embeds: Tensor) -> Tenso
         query, key = attention.q_norm(query), attention.k_norm(key)
         query = query * cos[:, None, length:] + rotate_half(query) * sin[:, None, length:]
         key = key * cos[:, None] + rotate_half(key) * sin[:, None]
-        mixed = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+        seen = torch.tensor([
+            [reads(view, length, length + node, place) for place in range(length + size)] for node in range(size)
+        ])  # fmt: skip
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))  # type: ignore[operator]
     out: Tensor = network.norm(hidden)
@@ -104,17 +117,21 @@ def network(family: str) -> BlockNetwork:
     return made.requires_grad_(False).eval()
 
 
-def make_drafter(family: str, target: Target) -> BlockDrafter:
+VIEWS = {"windows from the anchor": (View(3, True, True), View()), "windows": (View(4, True), View(3))}
+
+
+def make_drafter(family: str, target: Target, views: tuple[View, ...] = ()) -> BlockDrafter:
     with toys.on("cpu"):
         trained = network(family)
     made = copy.deepcopy(trained).to(target.device)
+    made.shape = replace(made.shape, views=views)
     embed = made.embedding(target.decoder.get_input_embeddings())  # type: ignore[operator]
     return BlockDrafter(made, embed, made.output_layer(target.head, target.vocab_size))
 
 
-def make_engine(family: str, tree: str, slots: int) -> Engine:
+def make_engine(family: str, tree: str, slots: int, views: tuple[View, ...] = ()) -> Engine:
     target = toys.target(family)
-    return Engine(target, Method(make_drafter(family, target), TREES[tree](), Exact()), slots, 128)
+    return Engine(target, Method(make_drafter(family, target, views), TREES[tree](), Exact()), slots, 128)
 
 
 def watch_drafts(engine: Engine, family: str) -> list[int]:
@@ -146,9 +163,9 @@ def watch_drafts(engine: Engine, family: str) -> list[int]:
     return counted
 
 
-def check_drafts(family: str, tree: str) -> None:
+def check_drafts(family: str, tree: str, views: tuple[View, ...] = ()) -> None:
     """Every node's children equal those of the slow network over transformers' states, without batch or KV cache."""
-    engine = make_engine(family, tree, 3)
+    engine = make_engine(family, tree, 3, views)
     counted = watch_drafts(engine, family)
     wanted = checks.requests(family, 6)
     done = checks.run(engine, wanted)

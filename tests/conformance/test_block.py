@@ -23,6 +23,11 @@ def test_every_level_is_that_of_the_slow_network_over_the_targets_own_states(fam
     block.check_drafts(family, tree)
 
 
+@pytest.mark.parametrize("views", block.VIEWS)
+def test_layers_with_windows_read_what_the_slow_network_reads(views: str) -> None:
+    block.check_drafts("llama", "branching", block.VIEWS[views])
+
+
 @pytest.mark.parametrize(("family", "tree"), [("llama", "dynamic"), ("llava", "chain"), ("qwen2_5_vl", "branching")])
 def test_the_cache_equals_a_fresh_encoding_after_every_step(family: str, tree: str) -> None:
     block.check_memory(block.make_engine(family, tree, 3), family, checks.requests(family, 10))

@@ -13,6 +13,7 @@ from torch import Tensor
 from decoding.drafters import BlockDrafter
 from decoding.drafters.missed import MissedTokens
 from models.backends.attention import DecoderRunner
+from models.heads.block import BlockNetwork, View
 from models.kv.lanes import LaneModel
 from tests.conformance import block, checks, test_block
 
@@ -118,6 +119,33 @@ def a_refilled_slot_keeps_its_missed_features(patch: Patch) -> None:
     patch.setattr(BlockDrafter, "admit", stale)
 
 
+def windows_are_one_position_wider(patch: Patch) -> None:
+    mask = View.mask
+
+    def wider(view: View, *rest: Any) -> Tensor:
+        return mask(replace(view, window=None if view.window is None else view.window + 1), *rest)
+
+    patch.setattr(View, "mask", wider)
+
+
+def every_layer_has_the_windows_of_the_last(patch: Patch) -> None:
+    run = BlockNetwork.run_layers
+
+    def last(self: Any, *rest: Any, **kwargs: Any) -> Tensor:
+        shape = self.shape
+        self.shape = replace(shape, views=(shape.views[-1],) * len(self.layers))
+        try:
+            return run(self, *rest, **kwargs)
+        finally:
+            self.shape = shape
+
+    patch.setattr(BlockNetwork, "run_layers", last)
+
+
+def windows(views: str) -> Callable[[], None]:
+    return lambda: block.check_drafts("llama", "branching", block.VIEWS[views])
+
+
 def drafts(tree: str, family: str = "llama") -> Callable[[], None]:
     return lambda: block.check_drafts(family, tree)
 
@@ -139,6 +167,9 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (accepted_features_are_shifted_by_one, memory("chain")),
     (the_first_nodes_are_encoded_instead_of_the_accepted_ones, memory("branching")),
     (a_block_stays_in_the_cache, memory("chain")),
+    (windows_are_one_position_wider, windows("windows from the anchor")),
+    (windows_are_one_position_wider, windows("windows")),
+    (every_layer_has_the_windows_of_the_last, windows("windows from the anchor")),
     (a_missed_feature_is_forgotten, memory_after_rests),
     (a_refilled_slot_keeps_its_missed_features, memory_after_rests),
 ]

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.backends.attention import DecoderRunner
-from models.heads.block import BlockNetwork
+from models.heads.block import BlockNetwork, View
 from models.heads.block_files import load_block, read_block_shape
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -37,7 +39,7 @@ def batch(num_generated: int) -> SlotBatch:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", ["dflash", "dflash_speculators"])
+@pytest.mark.parametrize("case", ["dflash", "dflash_speculators", "dflash_speculators_sliding"])
 def test_two_blocks_equal_those_of_the_public_code(case: str) -> None:
     network = load(RECORDED / case)
     found = load_file(RECORDED / case / "recorded.safetensors")
@@ -96,6 +98,8 @@ def spoiled(tensor: Tensor) -> Tensor:
 
 DFLASH, SPECULATORS = "dflash", "dflash_speculators"
 INSIDE = "transformer_layer_config"
+FULL, SLIDING = "full_attention", "sliding_attention"
+SLIDES = {"layer_types": [SLIDING, FULL], "sliding_window": 8, "use_sliding_window": True}
 REFUSED: list[tuple[str, Change, str]] = [
     (DFLASH, without("dflash_config"), "it has neither dflash_config nor speculators_model_type"),
     (SPECULATORS, configured("speculators_model_type", "eagle3"), "'eagle3', which is no block drafter"),
@@ -114,11 +118,19 @@ REFUSED: list[tuple[str, Change, str]] = [
     (SPECULATORS, configured("aux_hidden_state_layer_ids", [7]), "names layer 7, and the target has 6 layers"),
     (DFLASH, configured("num_hidden_layers", 17), "17 layers are above the limit of 16"),
     (DFLASH, configured("hidden_size", 0), "it must give hidden_size as a positive whole number"),
-    (SPECULATORS, configured("layer_types", ["sliding_attention", "full_attention"], INSIDE), "has sliding ones"),
+    (SPECULATORS, configured("layer_types", [SLIDING, FULL], INSIDE), "need sliding_window, and it is None"),
+    (SPECULATORS, configured("layer_types", [SLIDING], INSIDE), "layer_types must name full_attention or"),
+    (
+        SPECULATORS,
+        configured("layer_types", [FULL, "linear_attention"], INSIDE),
+        "layer_types must name full_attention",
+    ),
+    (DFLASH, configured("use_swa", True, "dflash_config"), "need sliding_window, and it is None"),
     (DFLASH, configured("rope_parameters", {"rope_type": "dynamic"}), "rotary positions of type dynamic"),
     (SPECULATORS, configured("draft_vocab_size", 65), "draft_vocab_size is 65, above vocab_size 64"),
     (DFLASH, without("fc.weight"), "fc.weight is missing"),
-    (DFLASH, configured("num_hidden_layers", 1), "layers.1.* is not known"),
+    (DFLASH, configured("num_hidden_layers", 1), "layer_types must name full_attention or"),
+    (DFLASH, lambda config, _: config.update(num_hidden_layers=1, layer_types=[FULL]), "layers.1.* is not known"),
     (DFLASH, with_tensor("fc.weight", lambda one: one[:, :64]), r"fc.weight has shape \[32, 64\] instead of"),
     (DFLASH, with_tensor("norm.weight", spoiled), "norm.weight has values that are not finite"),
     (SPECULATORS, without("lm_head.weight"), "lm_head.weight is missing"),
@@ -143,9 +155,56 @@ def test_a_file_that_does_not_fit_is_refused_when_its_shape_is_read(
         load(tmp_path)
 
 
-def test_sliding_layers_of_a_published_layout_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="only layers with full attention are supported"):
-        load(RECORDED / "dflash_speculators_sliding")
+@pytest.mark.parametrize(
+    ("case", "changes", "views"),
+    [
+        ("dflash_speculators_sliding", {}, (View(4, True, True), View())),
+        ("dflash_speculators_sliding", {"sliding_window_non_causal": True}, (View(4, False, True), View())),
+        (DFLASH, {}, ()),
+        (DFLASH, {"layer_types": [FULL, FULL]}, ()),
+        (DFLASH, SLIDES, (View(8, True), View())),
+        (DFLASH, SLIDES | {"is_causal": False}, (View(8), View())),
+        (DFLASH, {"dflash_config": {"use_swa": True, "swa_window_size": 6}}, (View(6), View(6))),
+        (
+            DFLASH,
+            {"layer_types": [FULL, FULL], "dflash_config": {"use_swa": True, "swa_window_size": 6}},
+            (View(6),) * 2,
+        ),
+        (DFLASH, {"dflash_config": {"causal": True}}, (View(None, True), View(None, True))),
+    ],
+)
+def test_views_of_layers_are_read_from_both_formats(
+    case: str, changes: dict[str, Any], views: tuple[View, ...], tmp_path: Path
+) -> None:
+    shutil.copytree(RECORDED / case, tmp_path / "one")
+    config = json.loads((tmp_path / "one/config.json").read_text())
+    for name, value in changes.items():
+        config[name] = config[name] | value if isinstance(value, dict) else value
+    (tmp_path / "one/config.json").write_text(json.dumps(config))
+    assert load(tmp_path / "one").shape.views == views
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.data())
+def test_a_view_reads_the_positions_of_its_definition(num_nodes: int, lens: list[int], data: st.DataObject) -> None:
+    view = View(data.draw(st.none() | st.integers(1, 12)), data.draw(st.booleans()), data.draw(st.booleans()))
+    num_columns = max(lens) + num_nodes + 2
+    seen = view.mask(torch.tensor(lens), num_nodes, num_columns)
+    assert seen.shape == (len(lens), 1, num_nodes, num_columns)
+    for row, length in enumerate(lens):
+        for node in range(num_nodes):
+            own = length + node
+            for column in range(num_columns):
+                if column >= length + num_nodes:
+                    wanted = False  # beyond the block
+                elif view.is_causal and column > own:
+                    wanted = False
+                elif view.window is None:
+                    wanted = True
+                elif view.from_anchor:
+                    wanted = column >= length - view.window
+                else:
+                    wanted = abs(column - own) < view.window
+                assert bool(seen[row, 0, node, column]) == wanted
 
 
 def test_the_last_state_may_be_a_feature_and_the_block_size_may_be_inside(tmp_path: Path) -> None:
