@@ -1,7 +1,8 @@
 """Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
 
     python -m zoo.real                 # once: the model and the prompts
-    python -m benchmarks.real          # equality and acceptance; writes results/real.json
+    python -m benchmarks.learning      # if methods with a trained head are wanted; an hour
+    python -m benchmarks.real          # equality and acceptance that results/real.json lacks
     python -m benchmarks.real --speed  # tokens per second, added to the same file
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
@@ -31,9 +32,9 @@ from benchmarks.harness.results import (
     write_results,
 )
 from benchmarks.real.text import (
+    HEAD,
     HELD_OUT,
     MAX_NEW_TOKENS,
-    METHODS,
     NUM_PROMPTS,
     SLOTS,
     SPEED_METHODS,
@@ -41,10 +42,22 @@ from benchmarks.real.text import (
     measure_equality,
     measure_speed,
     prepare,
+    settings,
     speed_table,
 )
 
 RESULTS = results_file("real")
+
+
+def run_missing(results: Results, num_prompts: int, scratch: Path) -> None:
+    """Measure the settings that `results` lacks with this number of prompts, writing the file after each."""
+    wanted = settings(HEAD.exists())
+    kept = [row for row in results.get("equality", []) if row["num_prompts"] == num_prompts]
+    found = {(row["method"], row["temperature"]): row for row in kept}
+    for row in measure_equality([one for one in wanted if one not in found], num_prompts, scratch):
+        found[row["method"], row["temperature"]] = row
+        results["equality"] = [found[one] for one in wanted if one in found]
+        write_results(RESULTS, results)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
-        results["equality"] = measure_equality(list(METHODS), options.prompts, options.scratch)
+        run_missing(results, options.prompts, options.scratch)
     write_results(RESULTS, results)
     print(speed_table(results) if options.speed else equality_table(results))
     return 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Name → the method, as overrides of the job file."""
+HEAD = Path("out/real/heads/1")
+"""The EAGLE-3 head that `python -m benchmarks.learning` trains on all answers."""
+_CHAIN = "drafter: {kind: eagle3}, tree: {kind: chain, length: 4}"
+LEARNED: dict[str, tuple[str, ...]] = {
+    "eagle3": (f"method={{{_CHAIN}}}", f"model.drafter.path={HEAD}"),
+    "eagle3, tree": ("method=eagle3_25", f"model.drafter.path={HEAD}"),
+    "eagle3, rejection": (f"method={{{_CHAIN}, acceptance: {{kind: rejection}}}}", f"model.drafter.path={HEAD}"),
+}
+"""The same for methods with the head."""
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
 SPEED_METHODS = ("plain", "lookup", "suffix")
 BATCHES, NUM_ROUNDS = (1, 8, 32), 3
@@ -46,8 +56,12 @@ SEED = 0
 
 def prepare(name: str, dtype: str) -> Pair:
     """Load the target and the drafter of a method."""
-    overrides = (*METHODS[name], f"model.target.dtype={dtype}", "model.target.device=cpu")
-    return load(load_job(CaptionJob, CONFIG, overrides))
+    overrides = [*(METHODS | LEARNED)[name], f"model.target.dtype={dtype}", "model.target.device=cpu"]
+    if name in LEARNED:
+        overrides += [f"model.drafter.dtype={dtype}", "model.drafter.device=cpu"]
+    if name == "eagle3, rejection":
+        overrides.append("sampling.temperature=1")
+    return load(load_job(CaptionJob, CONFIG, tuple(overrides)))
 
 
 def read_prompts(pair: Pair, limit: int) -> list[str]:
@@ -96,39 +110,62 @@ def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[di
     return reference_of(work, scratch)
 
 
-def measure_equality(names: Sequence[str], num_prompts: int, scratch: Path) -> list[Results]:
-    """Run every method greedily and sampled in float32; return a row per method and temperature."""
-    rows: list[Results] = []
-    reference: list[dict[str, Any]] = []
-    sampled_plain: list[list[int]] = []
-    for name in names:
+def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scratch: Path) -> Iterator[Results]:
+    """Run methods at temperatures in float32; yield a row for each.
+
+    Greedy outputs are compared with `generate`, sampled ones with plain sampling under the same noise. Outputs of
+    rejection sampling have other tokens and are not compared.
+    """
+    plain = prepare("plain", "float32")
+    prompts = read_prompts(plain, num_prompts)
+
+    @cache
+    def reference() -> list[dict[str, Any]]:
+        return make_reference(prompts, plain, scratch)
+
+    @cache
+    def sampled() -> list[list[int]]:
+        done, _ = decode(plain, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature=1.0)), SLOTS)
+        return [list(one.token_ids) for one in done]
+
+    for name, temperature in missing:
         pair = prepare(name, "float32")
-        prompts = read_prompts(pair, num_prompts)
-        reference = reference or make_reference(prompts, pair, scratch)
-        for temperature in TEMPERATURES:
-            sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
-            done, spent_s = decode(pair, requests_of(prompts, sampling), SLOTS)
-            outputs = [list(one.token_ids) for one in done]
-            row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
-            if temperature == 0.0:
-                row |= asdict(judge(outputs, reference, "float32"))
-            else:
-                sampled_plain = sampled_plain or outputs
-                differing = [first_difference(*both) for both in zip(outputs, sampled_plain, strict=True)]
-                row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
-            num_tokens = sum(map(len, outputs))
-            row |= acceptance_of(done)
-            row |= {
-                "num_tokens": num_tokens,
-                "target_forwards_per_token": sum(one.telemetry.target_forwards for one in done) / num_tokens,
-                "drafter_forwards_per_token": sum(one.telemetry.drafter_forwards for one in done) / num_tokens,
-            }
-            rows.append(row)
-            progress(
-                f"{name:13s} T = {temperature:g}: {row['num_equal']} of {row['num_sequences']} equal, length "
-                f"{row['mean_acceptance_length']:.2f}, {spent_s:.0f} s"
-            )
-    return rows
+        done, spent_s = decode(pair, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature)), SLOTS)
+        outputs = [list(one.token_ids) for one in done]
+        row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
+        if temperature == 0.0:
+            row |= asdict(judge(outputs, reference(), "float32"))
+        elif pair.config.method.acceptance.kind != "rejection":
+            differing = [first_difference(*both) for both in zip(outputs, sampled(), strict=True)]
+            row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
+        num_tokens = sum(map(len, outputs))
+        row |= acceptance_of(done)
+        row |= {
+            "num_tokens": num_tokens,
+            "target_forwards_per_token": sum(one.telemetry.target_forwards for one in done) / num_tokens,
+            "drafter_forwards_per_token": sum(one.telemetry.drafter_forwards for one in done) / num_tokens,
+        }
+        progress(
+            f"{name:17s} T = {temperature:g}: {equal_rows(row)} equal, length {row['mean_acceptance_length']:.2f}, "
+            f"{spent_s:.0f} s"
+        )
+        yield row
+
+
+def equal_rows(row: Results) -> str:
+    """Return the number of equal outputs as text."""
+    if "num_equal" not in row:
+        return "–"
+    others = ""
+    if row["num_equal"] < row["num_sequences"] and "num_close" in row:
+        others = f" ({row['num_close']} at ties, {row['num_different']} beyond)"
+    return f"{row['num_equal']} of {row['num_sequences']}{others}"
+
+
+def settings(with_head: bool) -> list[tuple[str, float]]:
+    """Return all methods and temperatures that are measured, those with the head if it exists."""
+    names = [*METHODS, *(LEARNED if with_head else ())]
+    return [(name, one) for name in names for one in TEMPERATURES if one or name != "eagle3, rejection"]
 
 
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
@@ -175,14 +212,11 @@ def equality_table(results: Results) -> str:
     """Render equality and acceptance of every method at both temperatures."""
     lines = []
     for row in results["equality"]:
-        others = ""
-        if row["num_equal"] < row["num_sequences"] and "num_close" in row:
-            others = f" ({row['num_close']} at ties, {row['num_different']} beyond)"
         lines.append(
             [
                 row["method"],
                 f"{row['temperature']:g}",
-                f"{row['num_equal']} of {row['num_sequences']}{others}",
+                equal_rows(row),
                 f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
                 f"{row['target_forwards_per_token']:.2f}",
                 f"{row['drafter_forwards_per_token']:.2f}",
