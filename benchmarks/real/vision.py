@@ -14,6 +14,7 @@ compared with plain decoding token by token, under the same noise if they are sa
 from __future__ import annotations
 
 import functools
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ FOLDER = Path("out/real_vision")
 DRAFTERS = {"strong": FOLDER / "drafter", "weak": FOLDER / "weak_drafter"}
 SCENARIO = "dense"
 NUM_CASES, SEED = 36, 41
+FIGURES = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy", "mean_acceptance_length")
 HALF = "{kind: pruned, ratio: 0.5%s}"
 
 
@@ -150,8 +152,41 @@ def save(results: Results) -> None:
     """Write the results in the order of the settings, with their claims."""
     measured = results["methods"]
     results["methods"] = {name: measured[name] for name in settings() if name in measured}
-    results["claims"] = check_claims(results)
+    results["drafters"], results["claims"] = trained_drafters(), check_claims(results)
     write_results(RESULTS, results)
+
+
+def trained_drafters() -> Results:
+    """Return layers and measurements of the drafters that are trained, by name."""
+    found: Results = {}
+    for name, folder in DRAFTERS.items():
+        if (folder / "training.json").exists():
+            measured = json.loads((folder / "training.json").read_text(encoding="utf-8"))["measured"]
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            figures = {key: measured[key] for key in FIGURES}
+            found[name] = {"num_layers": config["text_config"]["num_hidden_layers"], **figures}
+    return found
+
+
+def drafters_table(results: Results) -> str:
+    """Render what the drafters learned, and how long it took."""
+    rows = [
+        [
+            name,
+            one["num_layers"],
+            one["num_taught_rows"],
+            one["num_epochs"],
+            f"{one['seconds'] / 60:.0f} min",
+            percent(one["top1_accuracy"]),
+            percent(one["top3_accuracy"]),
+            f"{one['mean_acceptance_length']:.2f}",
+        ]
+        for name, one in results["drafters"].items()
+    ]
+    titles = (
+        "drafter | layers | scenes learned | epochs begun | training | top-1 | top-3 | acceptance length, chain of 4"
+    )
+    return table(titles, rows)
 
 
 def speed_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
@@ -186,6 +221,7 @@ def methods_table(results: Results) -> str:
 
 
 TABLES = {
+    "real_vision_drafters": drafters_table,
     "real_vision_methods": methods_table,
     "real_vision_claims": lambda results: claims_table(results["claims"]),
     "real_vision_speed": speed_table,
