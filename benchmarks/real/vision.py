@@ -14,6 +14,7 @@ compared with plain decoding token by token, under the same noise if they are sa
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import sys
 import time
@@ -126,6 +127,7 @@ def run_missing(results: Results, num_cases: int) -> None:
         if setting.drafter is not None and not (DRAFTERS[setting.drafter] / "training.json").exists():
             progress(f"{name:28s} left out: {DRAFTERS[setting.drafter]} is not trained")
             continue
+        gc.collect()  # frees the engines of the setting before, which are in reference cycles
         start_s = time.perf_counter()
         pair = load(job_of(setting, "float32"))
         config = pair.config
