@@ -112,7 +112,8 @@ def build_method(
     tree = build_tree(config)
     controller = Controller()
     if config.controller.kind == "measured":
-        controller = GoodputController(tree.max_levels, config.controller.max_exploration)
+        max_drafts = tree.max_nodes - 1 if config.controller.per_row else None
+        controller = GoodputController(tree.max_levels, config.controller.max_exploration, max_drafts)
     drafter = _drafter(config, drafter_model, target, {} if corpora is None else corpora)
     if config.forced_tokens:
         drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
