@@ -181,7 +181,7 @@ class Method(Section):
             )
         if self.controller.per_row and self.drafter.kind in ("grammar", "jacobi", "lookup", "suffix"):
             raise ValueError(
-                f"controller.per_row: drafts of '{self.drafter.kind}' have no probabilities to be compared by; leave it out"
+                f"controller.per_row: drafts of '{self.drafter.kind}' have no probabilities to compare; leave it out"
             )
         if self.controller.per_row and self.tree.kind not in ("chain", "dynamic", "static"):
             raise ValueError(

@@ -16,7 +16,8 @@ Reason = Literal["fixed", "last", "start", "best", "explore"]
 class Choice:
     """Choice of at most `levels` tree levels for the next step; 0 is plain decoding without the drafter.
 
-    `num_drafts` is the number of drafts that are verified over all rows, None for all drafts. `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, 0 if unknown.
+    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, 0 if unknown.
+    `num_drafts` is the number of drafts that are verified over all rows, None for all of them; `share` is their share.
     """
 
     levels: int
@@ -25,7 +26,6 @@ class Choice:
     plain_tokens_per_s: float = 0.0
     num_drafts: int | None = None
     share: float = 1.0
-    """Share of the drafts that are verified."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class GoodputController(Controller):
         self.max_exploration = max_exploration
         self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
         self.limits_drafts = max_drafts is not None
-        self._max_drafts = max_drafts or 0
+        self.max_drafts = max_drafts or 0
         self.gains = RowGains()
         self._shares: dict[tuple[int, int], float] = {}
         self.step_times = StepTimeModel()
@@ -162,7 +162,7 @@ class GoodputController(Controller):
 
     def _drafts_of(self, levels: int) -> float:
         """Return the drafts of a row's tree with `levels` levels, in proportion to those of the whole tree."""
-        return self._max_drafts * levels / self.depths[-1]
+        return self.max_drafts * levels / self.depths[-1]
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         reason = choice.reason

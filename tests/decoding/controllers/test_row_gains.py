@@ -1,4 +1,4 @@
-"""Rows that compete for the drafts of a step: expected tokens by brute force, and the controller in a simulated world."""
+"""Rows that compete for the drafts of a step: expected tokens by brute force, and the controller in a simulation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_gains_follow_what_was_verified_and_not_what_the_drafter_believed() -> N
         high.add(drafts([[0.97, 0.3]], [[ACCEPTED, ACCEPTED]]))
         high.add(drafts([[0.97, 0.3]], [[NOT_VERIFIED, NOT_VERIFIED]]))
     assert low.gains()[np.searchsorted(EDGES, 0.97, side="right")] < 0.2
-    assert high.gains()[np.searchsorted(EDGES, 0.3, side="right")] > 0.95
+    assert high.gains()[np.searchsorted(EDGES, 0.3, side="right")] > 0.9
     for one in (low, high):
         assert len(one.gains()) == len(EDGES) + 1
         assert bool((np.diff(one.gains()) >= 0).all())
