@@ -130,7 +130,7 @@ class DraftTree:
         assert self.confidence is not None
         b = self.tokens.shape[0]
         ranked = torch.where(self.valid, self.confidence, -1.0)
-        ranked[:, 0] = 2.0
+        ranked = torch.where(self.valid & (self.depth == 0), 2.0, ranked)  # roots
         kept = ranked.flatten().argsort(descending=True, stable=True)[: b + num_drafts]
         chosen = torch.zeros_like(self.valid).flatten().scatter_(0, kept, True).view_as(self.valid)
         valid = self.valid & chosen
