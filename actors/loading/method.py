@@ -15,6 +15,7 @@ from configs import drafters as choices
 from configs.acceptance import LanternAcceptance
 from configs.contexts import EnsembleChoice
 from configs.load import ConfigError
+from configs.method import MeasuredController, NoController
 from configs.method import Method as MethodChoice
 from configs.section import Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
@@ -110,9 +111,7 @@ def build_method(
     else:
         rule = _build(ACCEPTANCES, config.acceptance)
     tree = build_tree(config)
-    controller = Controller()
-    if config.controller.kind == "measured":
-        controller = GoodputController(tree.max_levels, config.controller.max_exploration)
+    controller = make_controller(config.controller, tree)
     drafter = _drafter(config, drafter_model, target, {} if corpora is None else corpora)
     if config.forced_tokens:
         drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
@@ -122,6 +121,13 @@ def build_method(
 def plain_method() -> Method:
     """Build the method of plain decoding, without a drafter."""
     return Method(NoDrafter(), Chain(1), Exact())
+
+
+def make_controller(choice: NoController | MeasuredController, tree: TreePolicy) -> Controller:
+    """Return the configured controller for one engine with this tree."""
+    if not isinstance(choice, MeasuredController):
+        return Controller()
+    return GoodputController(tree.max_levels, choice.max_exploration, tree.max_nodes - 1 if choice.per_row else None)
 
 
 def build_tree(config: MethodChoice) -> TreePolicy:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
 from decoding.controllers.base import Choice, Controller, Outcome, Reason, batch_class
-from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
+from decoding.controllers.row_gains import RowGains
+from decoding.controllers.step_times import SHARES, PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, in addition to the tree's maximum depth."""
@@ -39,6 +40,15 @@ HOPE = 0.25
 """Relative bonus on the estimated goodput of depths that were never measured."""
 
 
+NODE_STEP = 4
+"""Nodes of a step that verifies some of the drafts are a multiple of this, so that few shapes occur."""
+
+
+def round_drafts(num_drafts: float, num_active: int) -> int:
+    """Round a number of drafts up so that roots and drafts of `num_active` rows are a multiple of `NODE_STEP`."""
+    return math.ceil((num_active + num_drafts) / NODE_STEP) * NODE_STEP - num_active
+
+
 @dataclass
 class _Trial:
     levels: int
@@ -48,15 +58,22 @@ class _Trial:
 
 
 class GoodputController(Controller):
-    """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`."""
+    """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`.
+
+    With `max_drafts`, the number of drafts of the whole tree, it also chooses how many drafts of all rows are verified.
+    """
 
     can_be_off = True
 
-    def __init__(self, max_levels: int, max_exploration: float = 0.01) -> None:
+    def __init__(self, max_levels: int, max_exploration: float = 0.01, max_drafts: int | None = None) -> None:
         assert max_levels >= 1, max_levels
         assert 0.0 <= max_exploration < 1.0, max_exploration
         self.max_exploration = max_exploration
         self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
+        self.limits_drafts = max_drafts is not None
+        self.max_drafts = max_drafts or 0
+        self.gains = RowGains()
+        self._shares: dict[tuple[int, int], float] = {}
         self.step_times = StepTimeModel()
         self.rates = AcceptanceRates()
         self.prefill_times = PrefillTimeModel()
@@ -98,7 +115,11 @@ class GoodputController(Controller):
         promised = plain = 0.0
         if self.step_times.is_fitted:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        return Choice(levels, reason, promised, plain)
+        share = self._share(num_active, levels)
+        num_drafts = None
+        if share < 1.0:
+            num_drafts = round_drafts(share * num_active * self._drafts_of(levels), num_active)
+        return Choice(levels, reason, promised, plain, num_drafts, share)
 
     def speed(self, num_active: int, levels: int) -> float:
         """Return the expected goodput in tokens per second, summed over rows, with the drafter's prefill."""
@@ -111,7 +132,37 @@ class GoodputController(Controller):
 
     def _step_speed(self, num_active: int, levels: int) -> float:
         """Return the expected tokens per second of steps without prefill."""
-        return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
+        if not levels or not self.gains.depth:
+            return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
+        return self._share_speed(num_active, levels, self._share(num_active, levels))
+
+    def _share_speed(self, num_active: int, levels: int, share: float) -> float:
+        """Return the expected tokens per second of steps that verify a share of the drafts."""
+        known = min(levels, self.gains.depth)
+        # Levels that no recent step had gain what the acceptance rates say of them.
+        deeper = self.rates.tokens(levels) - self.rates.tokens(known)
+        tokens = self.gains.tokens(levels, share) + share * deeper
+        return num_active * tokens / self.step_times.seconds(num_active, levels, share)
+
+    def _share(self, num_active: int, levels: int) -> float:
+        """Return the share of drafts to verify: the one that was chosen at the last review."""
+        return self._shares.get((batch_class(num_active), levels), 1.0) if levels else 1.0
+
+    def _review_shares(self, num_active: int, size: int) -> None:
+        """Change the shares of all depths to the best ones, if their gain exceeds `MIN_GAIN`."""
+        if not self.limits_drafts or not self.gains.depth:
+            return
+        for levels in self.depths[1:]:
+            if not self.step_times.num_measured(num_active, levels):
+                continue  # a depth is first measured with all drafts
+            speeds = {share: self._share_speed(num_active, levels, share) for share in SHARES}
+            best, present = max(speeds, key=speeds.__getitem__), self._share(num_active, levels)
+            if speeds[best] > (1.0 + MIN_GAIN) * speeds[present]:
+                self._shares[size, levels] = best
+
+    def _drafts_of(self, levels: int) -> float:
+        """Return the drafts of a row's tree with `levels` levels, in proportion to those of the whole tree."""
+        return self.max_drafts * levels / self.depths[-1]
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         reason = choice.reason
@@ -123,9 +174,10 @@ class GoodputController(Controller):
         self.num_steps += 1
         self.spent_s += outcome.seconds + outcome.prefill.seconds
         self.rates.add(outcome.accepted, outcome.offered)
-        self.step_times.add(
-            outcome.num_active, outcome.levels, outcome.seconds, is_usual=not (outcome.num_missed or outcome.is_late)
-        )
+        if outcome.drafts is not None:
+            self.gains.add(outcome.drafts)
+        is_usual = not (outcome.num_missed or outcome.is_late)
+        self.step_times.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual, choice.share)
         self.num_start_steps += reason == "start"
         more_s = 0.0
         if outcome.num_missed and self.step_times.num_measured(outcome.num_active, outcome.levels):
@@ -211,6 +263,7 @@ class GoodputController(Controller):
     def _review(self, num_active: int, size: int) -> None:
         """Change to the best depth if its gain exceeds `MIN_GAIN`."""
         self.step_times.refresh()
+        self._review_shares(num_active, size)
         speeds = self._speeds(num_active)
         best = max(speeds, key=speeds.__getitem__)
         present = self._current.get(size)

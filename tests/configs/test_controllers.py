@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.loading.method import build_method
+from actors.loading.method import build_method, build_tree, make_controller
 from configs.method import MeasuredController, Method
 from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
@@ -48,6 +48,40 @@ def test_plain_decoding_has_no_depth_to_choose() -> None:
 def test_an_impossible_share_of_trials_is_refused(value: Any) -> None:
     with pytest.raises(ValidationError, match="max_exploration"):
         method(drafter=LOOKUP, controller={**MEASURED, "max_exploration": value})
+
+
+PER_ROW = {**MEASURED, "per_row": True}
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"drafter": LOOKUP}, "controller.per_row: drafts of 'lookup' have no probabilities"),
+        ({"drafter": {"kind": "suffix"}}, "drafts of 'suffix' have no probabilities"),
+        ({"drafter": {"kind": "model"}, "tree": {"kind": "sage"}}, "the tree 'sage' plans nodes row by row itself"),
+    ],
+)
+def test_rows_compete_only_where_drafts_can_be_compared(sections: dict[str, Any], reason: str) -> None:
+    assert method(**sections, controller=MEASURED)
+    with pytest.raises(ValidationError, match=reason):
+        method(**sections, controller=PER_ROW)
+
+
+@pytest.mark.parametrize(
+    ("tree", "max_drafts"),
+    [
+        ({"kind": "chain", "length": 4}, 4),
+        ({"kind": "static", "branching": [2, 2]}, 6),
+        ({"kind": "dynamic", "top_k": 3, "depth": 2, "total_tokens": 12}, 11),
+    ],
+)
+def test_rows_compete_for_all_drafts_of_the_tree(tree: dict[str, Any], max_drafts: int) -> None:
+    config = method(drafter={"kind": "eagle"}, tree=tree, controller=PER_ROW)
+    controller = make_controller(config.controller, build_tree(config))
+    assert isinstance(controller, GoodputController)
+    assert controller.limits_drafts
+    assert controller.max_drafts == max_drafts
+    assert not make_controller(MeasuredController(), build_tree(config)).limits_drafts
 
 
 def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:

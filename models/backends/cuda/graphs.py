@@ -21,6 +21,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
+from models.backends.packed_nodes import Packing
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class _Recording:
     columns: Tensor
     mask: Tensor | None
     trees: TreeAttention | None
+    packing: Packing | None
     out: Tensor
     replay: Callable[[], None]
 
@@ -127,7 +129,7 @@ class CapturedDecoder(DecoderRunner):
         extra: dict[str, Any],
         wanted: Sequence[int] = (),
     ) -> Tensor:
-        num_rows, num_nodes, _ = embeds.shape
+        num_rows, num_nodes = step.columns.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
         is_step = not (step.num_leading_rows is None or step.is_prefill) and step.cache.is_made
         if step.is_prefill and step.probe is None and step.cache.is_made and num_rows * num_nodes >= MIN_FUSED_TOKENS:
@@ -140,13 +142,15 @@ class CapturedDecoder(DecoderRunner):
         trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
         # The tree kernel has a length per row and does not depend on the window.
         width = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
-        key = (size, num_nodes, positions.dim(), tuple(wanted), width)
+        num_packed = 0 if step.packing is None else embeds.shape[1]
+        key = (size, num_nodes, num_packed, positions.dim(), tuple(wanted), width)
         one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
         if one is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         recordings[key] = one
-        one.embeds[:num_rows].copy_(embeds)
-        one.positions[..., :num_rows, :].copy_(positions)
+        num_inputs = embeds.shape[0]
+        one.embeds[:num_inputs].copy_(embeds)
+        one.positions[..., :num_inputs, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)
         # Unused rows write after the last readable position.
         one.columns[num_rows:].fill_(step.cache.capacity)
@@ -157,8 +161,12 @@ class CapturedDecoder(DecoderRunner):
             for buffer, part in zip(one.trees.changing, trees.changing, strict=True):
                 buffer[:num_rows].copy_(part)
                 buffer[num_rows:].fill_(0)
+        if step.packing is not None and one.packing is not None:
+            one.packing.source.copy_(step.packing.source)
+            one.packing.packed[:num_rows].copy_(step.packing.packed)
+            one.packing.packed[num_rows:].fill_(0)
         one.replay()
-        return one.out[:num_rows].clone()
+        return one.out[:num_inputs].clone()
 
     def _record(
         self,
@@ -170,10 +178,14 @@ class CapturedDecoder(DecoderRunner):
         wanted: Sequence[int],
     ) -> _Recording | None:
         """Return a recording of this size; None if the decoder cannot be captured."""
-        num_nodes, width = embeds.shape[1:]
+        num_nodes, num_inputs = step.columns.shape[1], size if step.packing is None else 1
         # Each graph has its own buffers. Unused rows read the first position, because a fully masked row gives NaN.
-        inputs = embeds.new_zeros(size, num_nodes, width)
-        places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
+        inputs = embeds.new_zeros(num_inputs, *embeds.shape[1:])
+        places = positions.new_zeros(*positions.shape[:-2], num_inputs, embeds.shape[1])
+        packing = None
+        if step.packing is not None:
+            numbers = step.packing.source.new_zeros(size, num_nodes)
+            packing = Packing(torch.zeros_like(step.packing.source), numbers)
         columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
         mask = None
         if step.mask is not None:
@@ -181,7 +193,7 @@ class CapturedDecoder(DecoderRunner):
             mask[..., 0] = 0.0
         idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
         rows = torch.arange(size, device=embeds.device)
-        static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
+        static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle, packing=packing)
         try:
             out, replay = self._capture(inputs, places, static, wanted)
         except torch.OutOfMemoryError:
@@ -192,7 +204,7 @@ class CapturedDecoder(DecoderRunner):
             )
             self._has_failed, self._fused = True, None
             return None
-        return _Recording(inputs, places, rows, columns, mask, idle, out, replay)
+        return _Recording(inputs, places, rows, columns, mask, idle, packing, out, replay)
 
     def _capture(
         self, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
