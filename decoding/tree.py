@@ -57,7 +57,7 @@ class DraftTree:
     drafts. `num_levels` D is the largest depth, `max_siblings` the largest number of children of a node. If `is_chain`,
     each node's child is the next node. `num_drafted` (b,) is the number of valid drafts, set by `within`. `ancestry`
     (b, N, N) is the result of `visible` if the policy has computed it. `confidence` (b, N) is the drafter's probability
-    of the path to each node, 1 at the root and at most the parent's; None unless the policy was told to compute it.
+    of the path to each node, 1 at the root and at most the parent's; None without `EngineSpec.scores_nodes`.
     """
 
     tokens: Tensor

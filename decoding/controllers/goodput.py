@@ -115,10 +115,10 @@ class GoodputController(Controller):
         promised = plain = 0.0
         if self.step_times.is_fitted:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        share = self._share(num_active, levels)
-        num_drafts = None
-        if share < 1.0:
-            num_drafts = round_drafts(share * num_active * self._drafts_of(levels), num_active)
+        share, num_all = self._share(num_active, levels), num_active * self._drafts_of(levels)
+        num_drafts = round_drafts(share * num_all, num_active)
+        if share == 1.0 or num_drafts >= num_all:
+            return Choice(levels, reason, promised, plain)
         return Choice(levels, reason, promised, plain, num_drafts, share)
 
     def speed(self, num_active: int, levels: int) -> float:
@@ -152,6 +152,7 @@ class GoodputController(Controller):
         """Change the shares of all depths to the best ones, if their gain exceeds `MIN_GAIN`."""
         if not self.limits_drafts or not self.gains.depth:
             return
+        self.gains.refresh()
         for levels in self.depths[1:]:
             if not self.step_times.num_measured(num_active, levels):
                 continue  # a depth is first measured with all drafts

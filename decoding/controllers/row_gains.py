@@ -60,7 +60,7 @@ class RowGains:
         return max((one.num_levels for one in self._recent), default=0)
 
     def add(self, drafts: Drafts) -> None:
-        """Add the drafts of a step."""
+        """Add the drafts of a step; they count for `tokens` after the next `refresh`."""
         self._recent.append(drafts)
         is_known = (drafts.outcome != NOT_VERIFIED) & (drafts.confidence > 0)
         classes = np.searchsorted(EDGES, drafts.confidence[is_known], side="right")
@@ -69,6 +69,9 @@ class RowGains:
         keep = (1.0 - 1.0 / MEMORY_DRAFTS) ** offers
         self._offers = keep * self._offers + offers
         self._takes = keep * self._takes + np.bincount(classes[taken], minlength=len(self._priors))
+
+    def refresh(self) -> None:
+        """Use the drafts of the latest steps from now on."""
         self._tokens.clear()
 
     def gains(self) -> Floats:

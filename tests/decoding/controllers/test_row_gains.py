@@ -40,6 +40,7 @@ def test_shallow_steps_say_nothing_of_deep_ones() -> None:
     deep = gains.tokens(3, 1.0)
     for _ in range(40):
         gains.add(drafts([[0.99]], [[ACCEPTED]]))
+    gains.refresh()
     assert gains.tokens(3, 1.0) == pytest.approx(deep, rel=0.02)
     assert gains.tokens(1, 1.0) < 2.0 < deep
 
