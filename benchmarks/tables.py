@@ -78,6 +78,14 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **speed_plots.TABLES,
 }
 """Name → the results of a table, and the function that renders it."""
+MODULES = {
+    "audit": "guarantees.audit",
+    "estimate": "guarantees.estimate",
+    "real_vision": "real.vision",
+    "scale_before": "scale.before",
+    "verification": "guarantees.verification",
+}
+"""Results → the module that makes them, if its name is another one."""
 
 
 def read_results() -> dict[str, Results]:
@@ -91,7 +99,7 @@ def fill(text: str, results: dict[str, Results]) -> str:
 
     def render(found: re.Match[str]) -> str:
         source, table = TABLES[found["name"]]
-        missing = f"`python -m benchmarks.{source}` was not run yet."
+        missing = f"`python -m benchmarks.{MODULES.get(source, source)}` was not run yet."
         return found[1] + (table(results[source]) if source in results else missing) + "\n" + found[3]
 
     return MARK.sub(render, text)

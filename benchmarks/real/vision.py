@@ -82,18 +82,18 @@ def settings() -> dict[str, Setting]:
         "tree: {kind: chain, length: 3}}"
     )
     both = (
-        *("sd_chain", "sd_chain_text", "sd_chain_pooled", "tabed_mt", "sd_tree", "tabed_m_tree", "tabed_t_tree"),
-        *("tabed_mt_tree", "specvlm", "specvlm_uniform", "sage", "sd_chain_pruned", "lvspec"),
+        *("sd_chain", "sd_chain_text", "tabed_mt", "sd_tree", "specvlm", "specvlm_uniform", "sage"),
+        *("sd_chain_pruned", "lvspec"),
     )
-    found |= {f"{name}/{drafter}": Setting(name, drafter) for drafter in DRAFTERS for name in both}
-    one = ("tabed_m_tree3", "tabed_t_tree3", "tabed_mt_tree3", "sage_expansion", "sage_online", "typical", "random")
-    found |= {f"{name}/strong": Setting(name, "strong") for name in one}
+    strong = ("sd_chain_pooled", "tabed_m_tree", "tabed_t_tree", "tabed_mt_tree", "sage_expansion", "random", "typical")
+    found |= {f"{name}/strong": Setting(name, "strong") for name in (*both, *strong)}
     for name, guidance in (("specvlm", ", guidance: attention"), ("specvlm_uniform", "")):
         half = (f"method.contexts=[{HALF % guidance}]",)
         found[f"{name}_50/strong"] = Setting(name, "strong", half)
     found |= {f"{name}_sampled/strong": Setting(name, "strong", hot) for name in ("sd_chain", "sd_tree")}
     found["rejection/strong"] = Setting("rejection", "strong", hot)
     found["pruned_drafter_alone/strong"] = Setting("lvspec", "strong", follow_drafter=True)
+    found |= {f"{name}/weak": Setting(name, "weak") for name in both}
     return found
 
 

@@ -139,7 +139,7 @@ class GoodputController(Controller):
     def _share_speed(self, num_active: int, levels: int, share: float) -> float:
         """Return the expected tokens per second of steps that verify a share of the drafts."""
         known = min(levels, self.gains.depth)
-        # Levels that no recent step had gain what the acceptance rates say of them.
+        # Levels that no recent step had are estimated by the acceptance rates.
         deeper = self.rates.tokens(levels) - self.rates.tokens(known)
         tokens = self.gains.tokens(levels, share) + share * deeper
         return num_active * tokens / self.step_times.seconds(num_active, levels, share)

@@ -1,8 +1,8 @@
 """Estimates the tokens of a step that verifies only the most promising drafts of all rows.
 
 A draft's gain is the probability that its whole path is accepted. It is estimated from the drafter's confidence by
-counting how often verified drafts of similar confidence were accepted. The confidences of recent steps, verified or
-not, say how many drafts of each gain the next step will have.
+counting how often verified drafts of similar confidence were accepted. The next step is expected to have drafts of the
+same confidences as recent steps, verified or not.
 """
 
 from __future__ import annotations
