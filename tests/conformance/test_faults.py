@@ -34,14 +34,18 @@ PENALISED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.
 
 def rotary_position_one_too_far(patch: Patch) -> None:
     forward = LaneModel.forward
-    patch.setattr(LaneModel, "forward", lambda self, s, t, depth, *rest: forward(self, s, t, depth + 1, *rest))
+
+    def later(self: Any, slots: Any, tokens: Tensor, depth: Tensor, *rest: Any, **more: Any) -> Tensor:
+        return forward(self, slots, tokens, depth + 1, *rest, **more)
+
+    patch.setattr(LaneModel, "forward", later)
 
 
 def rotary_position_by_node_instead_of_depth(patch: Patch) -> None:
     forward = LaneModel.forward
 
-    def by_node(self: Any, slots: Any, tokens: Tensor, depth: Tensor, *rest: Any) -> Tensor:
-        return forward(self, slots, tokens, torch.arange(tokens.shape[1]).expand_as(depth), *rest)
+    def by_node(self: Any, slots: Any, tokens: Tensor, depth: Tensor, *rest: Any, **more: Any) -> Tensor:
+        return forward(self, slots, tokens, torch.arange(tokens.shape[1]).expand_as(depth), *rest, **more)
 
     patch.setattr(LaneModel, "forward", by_node)
 
@@ -49,8 +53,10 @@ def rotary_position_by_node_instead_of_depth(patch: Patch) -> None:
 def siblings_see_each_other(patch: Patch) -> None:
     forward = LaneModel.forward
 
-    def everything_before(self: Any, slots: Any, tokens: Tensor, depth: Tensor, visible: Tensor, *rest: Any) -> Tensor:
-        return forward(self, slots, tokens, depth, torch.ones_like(visible).tril(), *rest)
+    def everything_before(
+        self: Any, slots: Any, tokens: Tensor, depth: Tensor, visible: Tensor, *rest: Any, **more: Any
+    ) -> Tensor:
+        return forward(self, slots, tokens, depth, torch.ones_like(visible).tril(), *rest, **more)
 
     patch.setattr(LaneModel, "forward", everything_before)
 

@@ -26,11 +26,11 @@ def drafts_remain_behind_the_tree(patch: Patch) -> None:
 def drafts_are_written_one_position_too_early(patch: Patch) -> None:
     forward = LaneModel.forward
 
-    def early(self: Any, slots: Any, *args: Any) -> Tensor:
+    def early(self: Any, slots: Any, *args: Any, **more: Any) -> Tensor:
         is_draft = len(args) > 4
         if is_draft:
             self.cache.lens -= 1
-        out = forward(self, slots, *args)
+        out = forward(self, slots, *args, **more)
         if is_draft:
             self.cache.lens += 1
         return out
@@ -95,8 +95,8 @@ def only_the_trees_nodes_have_room(patch: Patch) -> None:
 def the_unconditional_lane_is_not_drafted(patch: Patch) -> None:
     forward = LaneModel.forward
 
-    def alone(self: Any, slots: Any, *args: Any) -> Tensor:
-        out = forward(self, slots, *args)
+    def alone(self: Any, slots: Any, *args: Any, **more: Any) -> Tensor:
+        out = forward(self, slots, *args, **more)
         return out[:, :1].expand_as(out) if len(args) > 4 else out
 
     patch.setattr(LaneModel, "forward", alone)

@@ -11,8 +11,9 @@ import torch
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
+    # Models contain reference cycles, and tests count packed weights.
     torch._dynamo.reset()
+    gc.collect()
     yield
     torch._dynamo.reset()
-    # Models contain reference cycles; other tests count packed weights.
     gc.collect()

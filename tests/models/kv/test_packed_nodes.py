@@ -45,6 +45,7 @@ def batch(ids: tuple[int, ...], generated: int) -> SlotBatch:
     return SlotBatch(torch.tensor(ids), ids, (generated,) * len(ids))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
