@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from benchmarks.harness.claims import Measured
-from benchmarks.real.vision import DRAFTERS, build_cases, job_of, settings
+from benchmarks.real.vision import DRAFTERS, RESULTS, build_cases, job_of, settings
 from benchmarks.real.vision_claims import check_claims, num_to_decide
 from zoo.real_vision.quality import draw_asked
 from zoo.real_vision.scenes import SEED
@@ -80,3 +81,9 @@ def test_training_scenes_are_no_held_out_scenes() -> None:
     asked = {repr(scene.things) for scene, _ in draw_asked("held_out", 40, SEED)}
     assert len(taught) == len(asked) == 40
     assert not taught & asked
+
+
+def test_the_committed_claims_follow_from_the_committed_numbers() -> None:
+    measured = json.loads(RESULTS.read_text())
+    assert measured["claims"] == check_claims(measured)
+    assert set(measured["methods"]) <= set(settings())
