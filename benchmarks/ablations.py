@@ -22,7 +22,7 @@ from benchmarks.harness.engines import plain_step_s
 from benchmarks.harness.markdown import percent, table
 from benchmarks.harness.plots import trade_off, weight_traces
 from benchmarks.harness.results import command_line, progress, results_file, write_results
-from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_method
+from benchmarks.methods.runs import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios
 from configs.load import load_preset
 from configs.schema import CaptionJob

@@ -20,7 +20,7 @@ from actors.loading.pair import load
 from benchmarks.harness.engines import acceptance_of
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import command_line, finish, progress, results_file
-from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases
+from benchmarks.methods.runs import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases
 from benchmarks.methods.scenarios import build_scenarios
 from configs.load import load_preset
 from configs.schema import CaptionJob

@@ -60,6 +60,17 @@ class Measured:
         return decide(gap, math.hypot(self.error, factor * other.error), min(self.num, other.num))
 
 
+TIE = 0.005
+"""Acceptance lengths that differ by less are equal."""
+
+
+def never_third(lengths: Sequence[Measured], label: str) -> Finding:
+    """Return whether the last of three methods accepts at least as much as one of the others, up to `TIE`."""
+    *others, own = lengths
+    holds = any_of(own.above(other, slack=TIE) for other in others)
+    return holds, f"{label} " + " / ".join(f"{one.value:.2f}" for one in lengths)
+
+
 def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
     """Return the standard error of Σ above / Σ below over independent samples."""
     total = sum(below)

@@ -8,16 +8,17 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness.claims import (
+    TIE,
     Check,
     Finding,
     Holds,
     Measured,
     all_equal,
     all_of,
-    any_of,
     check_all,
     claim,
     combine,
+    never_third,
     steps_error,
 )
 from benchmarks.methods.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
@@ -28,8 +29,6 @@ SCENARIOS = (*IN_DISTRIBUTION, *OUT_OF_DISTRIBUTION)
 TURNS = {"first turn": ("single", "two_images", "clip"), "second turn": ("second_turn",), "OOD": OUT_OF_DISTRIBUTION}
 """Scenarios of the columns of TABED's Table 3."""
 SINGLES = {"M": "sd_chain", "T": "sd_chain_text", "C": "sd_chain_caption", "P": "sd_chain_pooled"}
-TIE = 0.005
-"""Acceptance lengths that differ by less are equal."""
 
 
 def length_error(cell: Results) -> float:
@@ -73,17 +72,11 @@ def _no_single_winner(results: Results) -> Finding:
     return all_of(map(loses, names)), numbers
 
 
-def _never_third(methods: Results, names: tuple[str, str, str], keys: Keys, label: str) -> tuple[Holds, str]:
-    """Return whether the last of three methods accepts at least as much as one of the others, up to `TIE`."""
-    *others, own = (mean_length(methods, name, keys) for name in names)
-    holds = any_of(own.above(other, slack=TIE) for other in others)
-    return holds, f"{label} " + " / ".join(f"{one.value:.2f}" for one in (*others, own))
-
-
 def _tabed_never_third(results: Results) -> Finding:
     """TABED is best or second best in every scenario (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "tabed_mt")
-    return combine((_never_third(results["methods"], names, (key,), key) for key in SCENARIOS), "M / T / MT: ")
+    each = {key: [mean_length(results["methods"], name, (key,)) for name in names] for key in SCENARIOS}
+    return combine((never_third(lengths, key) for key, lengths in each.items()), "M / T / MT: ")
 
 
 def _tabed_trees(results: Results) -> Finding:
@@ -93,7 +86,8 @@ def _tabed_trees(results: Results) -> Finding:
     for width, last in ((2, "tree"), (3, "tree3")):
         names = (f"tabed_m_{last}", f"tabed_t_{last}", f"tabed_mt_{last}")
         for group, keys in (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION)):
-            parts.append(_never_third(results["methods"], names, keys, f"d = {width}, {group}:"))
+            lengths = [mean_length(results["methods"], name, keys) for name in names]
+            parts.append(never_third(lengths, f"d = {width}, {group}:"))
     return combine(parts, "M / T / MT: ")
 
 

@@ -2,7 +2,7 @@
 
     python -m zoo.real                 # once: the model and the prompts
     python -m benchmarks.learning      # if methods with a trained head are wanted; an hour
-    python -m benchmarks.real          # equality and acceptance that results/real.json lacks
+    python -m benchmarks.real          # equality and acceptance; writes results/real.json, resumes from .bench/real
     python -m benchmarks.real --speed  # tokens per second, added to the same file
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
@@ -49,15 +49,16 @@ from benchmarks.real.text import (
 RESULTS = results_file("real")
 
 
-def run_missing(results: Results, num_prompts: int, scratch: Path) -> None:
-    """Measure the settings that `results` lacks with this number of prompts, writing the file after each."""
-    wanted = settings(HEAD.exists())
-    kept = [row for row in results.get("equality", []) if row["num_prompts"] == num_prompts]
-    found = {(row["method"], row["temperature"]): row for row in kept}
+def run_equality(num_prompts: int, scratch: Path) -> list[Results]:
+    """Measure all settings, and keep each in the scratch folder, from where an interrupted run goes on."""
+    wanted, partial = settings(HEAD.exists()), scratch / f"equality-{num_prompts}.json"
+    rows = read_results(partial)["equality"] if partial.exists() else []
+    found = {(row["method"], row["temperature"]): row for row in rows}
+    scratch.mkdir(parents=True, exist_ok=True)
     for row in measure_equality([one for one in wanted if one not in found], num_prompts, scratch):
         found[row["method"], row["temperature"]] = row
-        results["equality"] = [found[one] for one in wanted if one in found]
-        write_results(RESULTS, results)
+        write_results(partial, {"equality": list(found.values())})
+    return [found[one] for one in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
-        run_missing(results, options.prompts, options.scratch)
+        results["equality"] = run_equality(options.prompts, options.scratch)
     write_results(RESULTS, results)
     print(speed_table(results) if options.speed else equality_table(results))
     return 0

@@ -43,9 +43,14 @@ _CHAIN = "drafter: {kind: eagle3}, tree: {kind: chain, length: 4}"
 LEARNED: dict[str, tuple[str, ...]] = {
     "eagle3": (f"method={{{_CHAIN}}}", f"model.drafter.path={HEAD}"),
     "eagle3, tree": ("method=eagle3_25", f"model.drafter.path={HEAD}"),
-    "eagle3, rejection": (f"method={{{_CHAIN}, acceptance: {{kind: rejection}}}}", f"model.drafter.path={HEAD}"),
+    "eagle3, rejection": (
+        f"method={{{_CHAIN}, acceptance: {{kind: rejection}}}}",
+        f"model.drafter.path={HEAD}",
+        "sampling.temperature=1",
+    ),
 }
 """The same for methods with the head."""
+SAMPLED_ONLY = ("eagle3, rejection",)
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
 SPEED_METHODS = ("plain", "lookup", "suffix")
 BATCHES, NUM_ROUNDS = (1, 8, 32), 3
@@ -59,8 +64,6 @@ def prepare(name: str, dtype: str) -> Pair:
     overrides = [*(METHODS | LEARNED)[name], f"model.target.dtype={dtype}", "model.target.device=cpu"]
     if name in LEARNED:
         overrides += [f"model.drafter.dtype={dtype}", "model.drafter.device=cpu"]
-    if name == "eagle3, rejection":
-        overrides.append("sampling.temperature=1")
     return load(load_job(CaptionJob, CONFIG, tuple(overrides)))
 
 
@@ -113,8 +116,8 @@ def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[di
 def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scratch: Path) -> Iterator[Results]:
     """Run methods at temperatures in float32; yield a row for each.
 
-    Greedy outputs are compared with `generate`, sampled ones with plain sampling under the same noise. Outputs of
-    rejection sampling have other tokens and are not compared.
+    Greedy outputs are compared with `generate`, sampled ones with plain sampling under the same noise. Rejection
+    sampling (`SAMPLED_ONLY`) has other tokens, which are not compared.
     """
     plain = prepare("plain", "float32")
     prompts = read_prompts(plain, num_prompts)
@@ -135,7 +138,7 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
         row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
         if temperature == 0.0:
             row |= asdict(judge(outputs, reference(), "float32"))
-        elif pair.config.method.acceptance.kind != "rejection":
+        elif name not in SAMPLED_ONLY:
             differing = [first_difference(*both) for both in zip(outputs, sampled(), strict=True)]
             row |= {"num_sequences": len(outputs), "num_equal": sum(one is None for one in differing)}
         num_tokens = sum(map(len, outputs))
@@ -165,7 +168,7 @@ def equal_rows(row: Results) -> str:
 def settings(with_head: bool) -> list[tuple[str, float]]:
     """Return all methods and temperatures that are measured, those with the head if it exists."""
     names = [*METHODS, *(LEARNED if with_head else ())]
-    return [(name, one) for name in names for one in TEMPERATURES if one or name != "eagle3, rejection"]
+    return [(name, one) for name in names for one in TEMPERATURES if one or name not in SAMPLED_ONLY]
 
 
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:

@@ -37,7 +37,7 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.methods.__main__ import Completions, run_method
+from benchmarks.methods.runs import Completions, run_method
 from benchmarks.methods.scenarios import Case
 from benchmarks.real.text import measure_speed, speed_table
 from benchmarks.real.vision_claims import check_claims
@@ -246,11 +246,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress(f"refused: {FOLDER / 'target'} does not exist; run `python -m zoo.real_vision` first")
         return 2
     torch.set_num_threads(options.threads)
-    about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
+    about = {"machine": machine(), "torch": torch.__version__}
     results: Results = read_results(RESULTS) if RESULTS.exists() else {}
     if options.speed:
         pairs = {name: load(job_of(one, "bfloat16")) for name, one in SPEED_SETTINGS.items()}
-        results |= {"speed_setting": about, "speed": measure_speed(pairs, speed_requests)}
+        results |= {
+            "speed_setting": about | {"threads": options.threads},
+            "speed": measure_speed(pairs, speed_requests),
+        }
         write_results(RESULTS, results)
         print(speed_table(results))
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import partial
 
 from benchmarks.harness.claims import (
@@ -14,17 +13,15 @@ from benchmarks.harness.claims import (
     Measured,
     all_equal,
     all_of,
-    any_of,
     check_all,
     claim,
     combine,
+    never_third,
 )
 from benchmarks.harness.markdown import Results
 
 DENSE = "dense"
 STRONG, WEAK = "strong", "weak"
-TIE = 0.005
-"""Acceptance lengths that differ by less are equal."""
 
 
 def measured(results: Results, name: str, what: str = "mean_acceptance_length") -> Measured:
@@ -68,29 +65,17 @@ def by_drafter(results: Results, one: str, other: str, factor: float = 1.0) -> F
     return combine(parts)
 
 
-def _never_third(results: Results, settings: Iterable[tuple[str, str, str]]) -> Finding:
-    """Return whether the last of three settings accepts at least as much as one of the others, up to `TIE`."""
-    parts = []
-    for names in settings:
-        *others, own = (measured(results, name) for name in names)
-        holds = any_of(own.above(other, slack=TIE) for other in others)
-        label = names[-1].replace("/", ", ")
-        parts.append((holds, f"{label}: " + " / ".join(f"{one.value:.2f}" for one in (*others, own))))
-    return combine(parts, "M / T / MT: ")
-
-
 def _tabed_chains(results: Results) -> Finding:
     """TABED is best or second best (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "tabed_mt")
-    measured_with = drafters(results, *names)
-    return _never_third(
-        results, [(f"{names[0]}/{one}", f"{names[1]}/{one}", f"{names[2]}/{one}") for one in measured_with]
-    )
+    each = {one: [measured(results, f"{name}/{one}") for name in names] for one in drafters(results, *names)}
+    return combine((never_third(lengths, f"{one} drafter:") for one, lengths in each.items()), "M / T / MT: ")
 
 
 def _tabed_trees(results: Results) -> Finding:
     """TABED on token trees of width 2 is best or second best (TABED, Table 2), with the strong drafter."""
-    return _never_third(results, [(f"tabed_m_tree/{STRONG}", f"tabed_t_tree/{STRONG}", f"tabed_mt_tree/{STRONG}")])
+    names = (f"tabed_m_tree/{STRONG}", f"tabed_t_tree/{STRONG}", f"tabed_mt_tree/{STRONG}")
+    return never_third([measured(results, name) for name in names], "M / T / MT:")
 
 
 def _beats_static(results: Results, name: str) -> Finding:

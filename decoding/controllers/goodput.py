@@ -3,7 +3,8 @@
 With k levels and n rows, a step yields n · (1 + Σ_{i ≤ k} S_i) tokens in T(n, k) seconds. S_i is the probability of at
 least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); tokens / T is the goodput of Liu et
 al. 2024 (arXiv 2406.14066). In a full batch, the time of the drafter's prompt prefill per generated token is added. In
-a draining batch, only the prefill and catch-up of the current rows are added.
+a draining batch, only the prefill and catch-up of the current rows are added. If rows compete for drafts, both depend
+on the share of drafts that is verified (`draft_shares`), and each depth is compared with its best share.
 
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch class larger than
 all before is measured with plain decoding and its estimated best depth, a smaller one with the next larger depth.
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
 from decoding.controllers.base import Choice, Controller, Outcome, Reason, batch_class
-from decoding.controllers.row_gains import RowGains
-from decoding.controllers.step_times import SHARES, PrefillTimeModel, StepTimeModel
+from decoding.controllers.draft_shares import DraftShares
+from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, in addition to the tree's maximum depth."""
@@ -38,15 +39,6 @@ FIRST_PAUSE_STEPS, LAST_PAUSE_STEPS = 64, 4096
 """Steps between two trials of the same depth; the first value doubles with each trial up to the second."""
 HOPE = 0.25
 """Relative bonus on the estimated goodput of depths that were never measured."""
-
-
-NODE_STEP = 4
-"""Nodes of a step that verifies some of the drafts are a multiple of this, so that few shapes occur."""
-
-
-def round_drafts(num_drafts: float, num_active: int) -> int:
-    """Round a number of drafts up so that roots and drafts of `num_active` rows are a multiple of `NODE_STEP`."""
-    return math.ceil((num_active + num_drafts) / NODE_STEP) * NODE_STEP - num_active
 
 
 @dataclass
@@ -70,12 +62,10 @@ class GoodputController(Controller):
         assert 0.0 <= max_exploration < 1.0, max_exploration
         self.max_exploration = max_exploration
         self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
-        self.limits_drafts = max_drafts is not None
-        self.max_drafts = max_drafts or 0
-        self.gains = RowGains()
-        self._shares: dict[tuple[int, int], float] = {}
         self.step_times = StepTimeModel()
         self.rates = AcceptanceRates()
+        self.limits_drafts = max_drafts is not None
+        self.shares = DraftShares(self.step_times, self.rates, max_levels, max_drafts or 0)
         self.prefill_times = PrefillTimeModel()
         self.num_steps = 0
         self.num_start_steps = 0
@@ -115,11 +105,7 @@ class GoodputController(Controller):
         promised = plain = 0.0
         if self.step_times.is_fitted:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        share, num_all = self._share(num_active, levels), num_active * self._drafts_of(levels)
-        num_drafts = round_drafts(share * num_all, num_active)
-        if share == 1.0 or num_drafts >= num_all:
-            return Choice(levels, reason, promised, plain)
-        return Choice(levels, reason, promised, plain, num_drafts, share)
+        return Choice(levels, reason, promised, plain, *self.shares.choose(num_active, levels))
 
     def speed(self, num_active: int, levels: int) -> float:
         """Return the expected goodput in tokens per second, summed over rows, with the drafter's prefill."""
@@ -132,38 +118,7 @@ class GoodputController(Controller):
 
     def _step_speed(self, num_active: int, levels: int) -> float:
         """Return the expected tokens per second of steps without prefill."""
-        if not levels or not self.gains.depth:
-            return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
-        return self._share_speed(num_active, levels, self._share(num_active, levels))
-
-    def _share_speed(self, num_active: int, levels: int, share: float) -> float:
-        """Return the expected tokens per second of steps that verify a share of the drafts."""
-        known = min(levels, self.gains.depth)
-        # Levels that no recent step had are estimated by the acceptance rates.
-        deeper = self.rates.tokens(levels) - self.rates.tokens(known)
-        tokens = self.gains.tokens(levels, share) + share * deeper
-        return num_active * tokens / self.step_times.seconds(num_active, levels, share)
-
-    def _share(self, num_active: int, levels: int) -> float:
-        """Return the share of drafts to verify: the one that was chosen at the last review."""
-        return self._shares.get((batch_class(num_active), levels), 1.0) if levels else 1.0
-
-    def _review_shares(self, num_active: int, size: int) -> None:
-        """Change the shares of all depths to the best ones, if their gain exceeds `MIN_GAIN`."""
-        if not self.limits_drafts or not self.gains.depth:
-            return
-        self.gains.refresh()
-        for levels in self.depths[1:]:
-            if not self.step_times.num_measured(num_active, levels):
-                continue  # a depth is first measured with all drafts
-            speeds = {share: self._share_speed(num_active, levels, share) for share in SHARES}
-            best, present = max(speeds, key=speeds.__getitem__), self._share(num_active, levels)
-            if speeds[best] > (1.0 + MIN_GAIN) * speeds[present]:
-                self._shares[size, levels] = best
-
-    def _drafts_of(self, levels: int) -> float:
-        """Return the drafts of a row's tree with `levels` levels, in proportion to those of the whole tree."""
-        return self.max_drafts * levels / self.depths[-1]
+        return self.shares.speed(num_active, levels, self.shares.of(num_active, levels))
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         reason = choice.reason
@@ -176,7 +131,7 @@ class GoodputController(Controller):
         self.spent_s += outcome.seconds + outcome.prefill.seconds
         self.rates.add(outcome.accepted, outcome.offered)
         if outcome.drafts is not None:
-            self.gains.add(outcome.drafts)
+            self.shares.gains.add(outcome.drafts)
         is_usual = not (outcome.num_missed or outcome.is_late)
         self.step_times.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual, choice.share)
         self.num_start_steps += reason == "start"
@@ -264,7 +219,7 @@ class GoodputController(Controller):
     def _review(self, num_active: int, size: int) -> None:
         """Change to the best depth if its gain exceeds `MIN_GAIN`."""
         self.step_times.refresh()
-        self._review_shares(num_active, size)
+        self.shares.review(num_active, self.depths[1:], MIN_GAIN)
         speeds = self._speeds(num_active)
         best = max(speeds, key=speeds.__getitem__)
         present = self._current.get(size)

@@ -17,8 +17,6 @@ SWEEPS = 60
 RIDGE = (1e-3, 1e-3, 1e-3, 1e-3, 1e-1)
 """L2 regularisation of the weights of the scaled features; time is that of drafts only if it cannot be that of verified
 ones, which are the target's."""
-SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15)
-"""Shares of a step's drafts that may be verified."""
 LEAST_SHARE = 0.1
 """Minimum time of a step without drafts, as a share of the fastest step."""
 
@@ -55,11 +53,10 @@ class StepTimeModel:
                 del self._cells[other]
                 self._filter.forget(other)
 
-    def num_measured(self, num_active: int, levels: int, share: float | None = None) -> int:
-        """Return the number of measured steps of this batch class, depth and share; None is any share."""
+    def num_measured(self, num_active: int, levels: int) -> int:
+        """Return the number of measured steps of this batch class and depth, with any share."""
         size = batch_class(num_active)
-        kinds = [one for one in self._cells if one[:2] == (size, levels) and share in (None, one[2])]
-        return sum(self._filter.count(one) for one in kinds)
+        return sum(self._filter.count(one) for one in self._cells if one[:2] == (size, levels))
 
     def is_current(self, num_active: int, levels: int) -> bool:
         """Return whether step times did not suddenly change after this batch class and depth was last measured."""

@@ -106,21 +106,22 @@ def _begun_inside(ranges: pa.Table, owners: Ints, facts: pa.Table, begins: Ints)
 
     A record that spans lines, as a quoted field of CSV does, can cross the beginning of a range.
     """
+    lists = facts["row_group_bytes"].combine_chunks()
+    ends = np.append(0, np.cumsum(lists.values.to_numpy()))[lists.offsets.to_numpy()]
+    sizes, stops = np.diff(ends), ranges["stop"].fill_null(NO_BOUND).to_numpy()
+    is_known = np.ones(int(owners[-1]) + 1 if len(owners) else 0, bool)
+    is_known[owners[facts["num_samples"].is_null().to_numpy()]] = False
+    is_first = np.append(True, np.diff(owners) != 0)
     found: dict[int, int] = {}
-    counts = np.bincount(owners)
-    for file in np.flatnonzero(counts > 1).tolist():
-        first, end = int(np.searchsorted(owners, file)), 0
-        indices = range(first, first + int(counts[file]))
-        if any(not facts["num_samples"][index].is_valid for index in indices):
-            continue  # the number of samples of the file is unknown
-        for index in indices:
-            if begins[index] < 0:
-                continue  # no record begins in this range
-            if begins[index] != end:
-                stop = ranges["stop"][index].as_py()
-                found[index] = end if stop is None else min(end, stop)
-            num_bytes = int(np.sum(facts["row_group_bytes"][index].values.to_numpy()))
-            end = max(end, int(begins[index]) + num_bytes)
+    end = 0
+    for index in np.flatnonzero(is_known[owners] & (np.bincount(owners)[owners] > 1)).tolist():
+        if is_first[index]:
+            end = 0
+        if begins[index] < 0:
+            continue  # no record begins in this range
+        if begins[index] != end:
+            found[index] = min(end, int(stops[index]))
+        end = max(end, int(begins[index] + sizes[index]))
     return found
 
 

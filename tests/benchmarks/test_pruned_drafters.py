@@ -11,6 +11,7 @@ from actors.loading.method import build_method
 from actors.loading.pair import load
 from benchmarks.methods import __main__ as methods
 from benchmarks.methods.pruned_drafters import FollowDrafter, count_seen_cells, seen_cells
+from benchmarks.methods.runs import run_cases
 from benchmarks.methods.scenarios import VIDEO, build_scenarios, build_video_scenarios
 from decoding import Engine, Sampling
 from decoding.contexts import Full
@@ -33,17 +34,17 @@ def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_
     assert isinstance(second, Target)
     drafter = replace(pair, target=pair.drafter)
     followed = Method(ModelDrafter(second, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
-    alone = methods.run_cases(drafter, Engine(pair.drafter, followed, 4, 512), cases, sampling, 0)
+    alone = run_cases(drafter, Engine(pair.drafter, followed, 4, 512), cases, sampling, 0)
     plain = build_method(methods.presets()["plain"].method, None, pair.drafter)
-    expected = methods.run_cases(drafter, Engine(pair.drafter, plain, 4, 512), cases, sampling, 0)
+    expected = run_cases(drafter, Engine(pair.drafter, plain, 4, 512), cases, sampling, 0)
     assert {name: one.token_ids for name, one in alone.items()} == {
         name: one.token_ids for name, one in expected.items()
     }
     # Under another target it is still the drafter's text behind the first token, not the target's.
     followed = Method(ModelDrafter(pair.drafter, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
-    under = methods.run_cases(pair, Engine(pair.target, followed, 4, 512), cases, sampling, 0)
+    under = run_cases(pair, Engine(pair.target, followed, 4, 512), cases, sampling, 0)
     target = build_method(methods.presets()["plain"].method, None, pair.target)
-    own = methods.run_cases(pair, Engine(pair.target, target, 4, 512), cases, sampling, 0)
+    own = run_cases(pair, Engine(pair.target, target, 4, 512), cases, sampling, 0)
     for name, one in under.items():
         if one.token_ids[0] == expected[name].token_ids[0]:
             # Nothing is drafted for the last token that the limit leaves.
@@ -57,7 +58,7 @@ def test_only_chains_can_be_followed() -> None:
     built = build_method(job.method, pair.drafter, pair.target)
     engine = Engine(pair.target, Method(built.drafter, built.tree, FollowDrafter()), 4, 512)
     with pytest.raises((ValueError, RuntimeError), match="along chains only"):
-        methods.run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
+        run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
 
 
 def test_cells_are_squares_of_a_picture() -> None:

@@ -80,7 +80,7 @@ def test_rows_compete_for_all_drafts_of_the_tree(tree: dict[str, Any], max_draft
     controller = make_controller(config.controller, build_tree(config))
     assert isinstance(controller, GoodputController)
     assert controller.limits_drafts
-    assert controller.max_drafts == max_drafts
+    assert controller.shares.max_drafts == max_drafts
     assert not make_controller(MeasuredController(), build_tree(config)).limits_drafts
 
 

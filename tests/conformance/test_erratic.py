@@ -62,10 +62,12 @@ def test_no_number_of_drafts_at_any_step_changes_a_token(name: str, mode: str) -
     assert len(set(controller_of(engine).most_drafts)) > 4
 
 
+@pytest.mark.parametrize("limits_drafts", [False, True])
 @pytest.mark.parametrize("name", ["eagle2", "sd-tree", "medusa"])
-def test_no_depth_changes_a_code_of_a_guided_image(name: str) -> None:
+def test_no_depth_and_no_number_of_drafts_changes_a_code_of_a_guided_image(name: str, limits_drafts: bool) -> None:
     target = image_toys.target("text", guided=True)
-    engine = Engine(target, unsettled(images.METHODS[name](target, "text"), 5), 3, 64)
+    method = unsettled(images.METHODS[name](target, "text"), 5, limits_drafts=limits_drafts)
+    engine = Engine(target, method, 3, 64)
     wanted = image_toys.requests("text", 4, images.MODES["sampled-guided"])
     done = checks.run(engine, wanted)
     reference = images.expected("text", wanted, "sampled-guided")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decoding.controllers.base import Outcome
-from decoding.controllers.goodput import NODE_STEP, GoodputController, round_drafts
+from decoding.controllers.draft_shares import NODE_STEP, SHARES, round_drafts
+from decoding.controllers.goodput import GoodputController
 from decoding.controllers.row_gains import ACCEPTED, EDGES, NOT_VERIFIED, REJECTED, Drafts, RowGains
-from decoding.controllers.step_times import SHARES
 
 LEVELS = 6
 

@@ -1,0 +1,83 @@
+"""Runs one method on scenarios, and computes acceptance, cost, quality and equality from its completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from actors.loading.method import build_method
+from actors.loading.pair import Pair
+from benchmarks.harness.claims import ratio_error
+from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
+from benchmarks.methods.pruned_drafters import FollowDrafter
+from benchmarks.methods.scenarios import Case, attribute_overlap
+from configs.method import Method as MethodChoice
+from decoding import Completion, Engine, Request, Sampling
+from decoding.contracts import Method
+
+MAX_NEW_TOKENS = 160
+SLOTS = 32
+MAX_CONTEXT_TOKENS = 768
+Completions = dict[str, dict[str, Completion]]
+"""Scenario → case id → completion."""
+
+
+def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling, seed: int) -> dict[str, Completion]:
+    """Return all completions of one scenario by case id; raise RuntimeError if one failed."""
+    requests = [Request(c.case_id, pair.render(c.messages), c.images, sampling, seed, videos=c.videos) for c in cases]
+    return {completion.sample_id: completion for completion in run_requests(engine, requests)}
+
+
+def measure(
+    cases: list[Case], done: dict[str, Completion], plain: dict[str, Completion] | None, target_forwards: int
+) -> dict[str, Any]:
+    """Return the metrics of one method on one scenario; `…_se` are standard errors over cases."""
+    completions = [done[case.case_id] for case in cases]
+    telemetry = [one.telemetry for one in completions]
+    tokens, steps = sum(len(one.token_ids) for one in completions), sum(one.num_spec_steps for one in telemetry)
+    cell: dict[str, Any] = {
+        "num_cases": len(cases),
+        "num_tokens": tokens,
+        **acceptance_of(completions),
+        "target_forwards_per_token": sum(one.target_forwards for one in telemetry) / tokens,
+        "drafter_forwards_per_step": sum(one.drafter_forwards for one in telemetry) / max(1, steps),
+        "acceptance_histogram": sum_histograms(completions),
+        "batch_forwards": target_forwards,
+    }
+
+    def add_share(name: str, above: Sequence[int], below: Sequence[int]) -> None:
+        cell[name], cell[f"{name}_se"] = sum(above) / max(1, sum(below)), ratio_error(above, below)
+
+    scores = [case.score(done[case.case_id].text) for case in cases if case.score is not None]
+    if scores:
+        add_share("accuracy", *zip(*scores, strict=True))
+    words = [attribute_overlap(done[case.case_id].text, case.truth) for case in cases if case.truth]
+    if words:
+        add_share("attribute_f1", [2 * both for both, _, _ in words], [output + true for _, output, true in words])
+    if plain is not None:
+        same = sum(done[case.case_id].token_ids == plain[case.case_id].token_ids for case in cases)
+        cell["equal_share"] = same / len(cases)
+    return cell
+
+
+def run_method(
+    pair: Pair,
+    choice: MethodChoice,
+    scenarios: dict[str, list[Case]],
+    sampling: Sampling,
+    plain: Completions | None,
+    seed: int,
+    follow_drafter: bool = False,
+) -> tuple[dict[str, Any], Completions]:
+    """Run one method over all scenarios; return metrics and completions. `follow_drafter` accepts every draft."""
+    cells: dict[str, Any] = {}
+    completions: Completions = {}
+    for name, cases in scenarios.items():
+        method = build_method(choice, pair.drafter, pair.target)
+        if follow_drafter:
+            method = Method(method.drafter, method.tree, FollowDrafter())
+        engine = Engine(pair.target, method, SLOTS, MAX_CONTEXT_TOKENS)
+        completions[name] = run_cases(pair, engine, cases, sampling, seed)
+        target_forwards = engine.stats.target_forwards
+        cells[name] = measure(cases, completions[name], plain[name] if plain else None, target_forwards)
+    return cells, completions
