@@ -1,6 +1,7 @@
 """Measures rows that compete for the drafts of a step, beside the depth controller and plain decoding.
 
     python -m benchmarks.row_budgets    # writes results/row_budgets.json; about half an hour on two CPU cores
+    python -m benchmarks.row_budgets --batches 128 --rounds 3    # some batch sizes; rows of the others are kept
 
 The text pair is inflated. Engines stay as they are over all rounds, so that controllers learn only once, in the untimed
 round; the methods of a round run one after the other over the same prompts, and every speed is relative to plain
@@ -19,7 +20,7 @@ import torch
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import acceptance_of, run_requests
 from benchmarks.harness.markdown import Results, figure, table
-from benchmarks.harness.results import command_line, cores, finish, machine, progress, results_file
+from benchmarks.harness.results import command_line, cores, finish, machine, progress, read_results, results_file
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import drafter_shape, named_shape
@@ -119,6 +120,7 @@ def budgets_table(results: Results) -> str:
         [
             row["batch"],
             row["controller"],
+            row["rounds"],
             f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
             f"{row['drafts_per_row_step']:.2f}",
             figure(row["tokens_per_s"], 0),
@@ -128,7 +130,7 @@ def budgets_table(results: Results) -> str:
         ]
         for row in results["rows"]
     ]
-    titles = "batch | drafts | acceptance length | verified drafts per row and step | tokens/s | over plain"
+    titles = "batch | drafts | rounds | acceptance length | verified drafts per row and step | tokens/s | over plain"
     return table(f"{titles} | over one depth | rows equal to plain", lines)
 
 
@@ -146,18 +148,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     options.scratch.mkdir(parents=True, exist_ok=True)
     folders = write_pair(options.scratch, options.dtype)
-    results: Results = {
-        "machine": machine(),
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "shape": SHAPE,
-        "ratio": RATIO,
-        "dtype": options.dtype,
-        "rounds": options.rounds,
-        "rows": [],
-    }
+    setting = {"torch": torch.__version__, "shape": SHAPE, "ratio": RATIO, "dtype": options.dtype}
+    run = {"machine": machine(), "threads": options.threads, "rounds": options.rounds}
+    known = read_results(RESULTS) if RESULTS.exists() else {"setting": setting, "rows": []}
+    if known["setting"] != setting:
+        parser.error(f"{RESULTS} has other settings: {known['setting']}")
+    rows = [row for row in known["rows"] if row["batch"] not in options.batches]
     for batch in options.batches:
-        results["rows"] += measure(folders, batch, options.rounds, options.dtype)
+        rows += [run | row for row in measure(folders, batch, options.rounds, options.dtype)]
+    results = {"setting": setting, "rows": sorted(rows, key=lambda row: row["batch"])}
     return finish(RESULTS, results, budgets_table)
 
 

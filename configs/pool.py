@@ -114,8 +114,8 @@ class Pool(EnginePool):
     processor: Literal["auto", "tasks", "actor"] = "auto"
     """Where the target's processor runs: in decoding `tasks`, ahead of the engine, or in the `actor`, beside it; `auto`
     is `tasks` for GPU actors that read images or videos. See [sizing](../guides/sizing.md#processors)."""
-    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
-    """CPUs that one decoding task reserves."""
+    decode_cpus: Annotated[float, Field(gt=0.0)] = 0.9
+    """CPUs that one decoding task reserves. The default leaves a tenth of each CPU to the tasks that cut blocks."""
     decode_label_selector: Labels | None = None
     """Labels of nodes for tasks that read and decode rows, in the format of `label_selector`."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3

@@ -34,7 +34,7 @@ _SAME_NAME = (
     *("tabed_m_tree", "tabed_m_tree3", "tabed_mt", "tabed_mt_tree", "tabed_mt_tree3"),
     *("tabed_t_tree", "tabed_t_tree3"),
 )
-_ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
+_ZOO: dict[str, tuple[str, ...]] = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "fly": ("zoo_caption", "fly_zoo"),
     "fly_gate": ("zoo_caption", "fly_gate_zoo"),
     "images_class_lantern": ("zoo_images_class", "lantern_zoo"),
@@ -50,7 +50,11 @@ _ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "lookup": ("zoo_caption_plain", "lookup"),
     "suffix": ("zoo_caption_plain", "suffix"),
     "tabed_mtcp": ("zoo_caption", "tabed_mtcp_zoo"),
+    "video_block": ("zoo_videos", "block_8", "zoo/checkpoints/video_block"),
+    "video_eagle2": ("zoo_videos", "eagle2_25", "zoo/checkpoints/video_eagle"),
+    "video_eagle3": ("zoo_videos", "eagle3_25", "zoo/checkpoints/video_eagle3"),
     "video_jacobi": ("zoo_videos_plain", "jacobi"),
+    "video_layer_skip": ("zoo_videos_plain", "layer_skip_zoo"),
     "video_lvspec": ("zoo_videos", "lvspec"),
     "video_sage": ("zoo_videos", "sage"),
     "video_sd": ("zoo_videos", "sd_chain"),
@@ -58,7 +62,7 @@ _ZOO = {name: ("zoo_caption", name) for name in _SAME_NAME} | {
     "video_specvlm": ("zoo_videos", "specvlm"),
     "video_suffix": ("zoo_videos_plain", "suffix"),
 }
-"""Job file and method of each preset `zoo_NAME`, which writes to `out/zoo_NAME`."""
+"""Preset `zoo_NAME`, which writes to `out/zoo_NAME` → job file, method, and drafter if it is not the job file's."""
 
 PRESETS: dict[str, tuple[str, ...]] = {
     "caption_llava15_tabed_mtcp": ("caption_llava15_tabed", "method=tabed_mtcp", f"{CAPTIONS}/tabed_mtcp"),
@@ -81,7 +85,15 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "zoo_plain": ("zoo_caption_plain",),
     "zoo_rejection": ("zoo_caption", "method=rejection", "sampling.temperature=1.0", "sink.path=out/zoo_rejection"),
     "zoo_video_plain": ("zoo_videos_plain",),
-    **{f"zoo_{name}": (job, f"method={method}", f"sink.path=out/zoo_{name}") for name, (job, method) in _ZOO.items()},
+    **{
+        f"zoo_{name}": (
+            job,
+            f"method={method}",
+            f"sink.path=out/zoo_{name}",
+            *(f"model.drafter.path={path}" for path in head),
+        )
+        for name, (job, method, *head) in _ZOO.items()
+    },
 }
 """Maps names of presets to the job file's stem and its overrides."""
 

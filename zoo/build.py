@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +16,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
-from actors.training.learner import save_head
-from models.heads.files import keep_as_safetensors
-from models.heads.training.block_loss import fresh_block
-from models.heads.training.eagle3_loss import fresh_eagle3
-from models.heads.training.losses import HeadTask, fresh_eagle, fresh_medusa
-from models.heads.training.teacher import TrainingSample
-from models.heads.training.trainer import Pace, Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.vq_files import load_vq, save_vq
 from models.loading.checkpoints import CheckpointRef
-from models.target import Target
 from zoo import pair
+from zoo.heads import HEADS, build_head
 from zoo.image.gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
 from zoo.image.text import load_t5, train_t5
 from zoo.image.vq import polish_decoder, train_vq
-from zoo.pair import CHECKPOINTS, NUM_VISUAL_TOKENS
+from zoo.pair import CHECKPOINTS
 from zoo.quality import load_captioner
 from zoo.samples import Batch, draw_batches
 from zoo.text import pair as text_pair
@@ -54,6 +46,9 @@ RECIPES = {
     "caption_block": Recipe(1200, 16, 1e-3),
     "video_target": Recipe(1400, 24, 1.5e-3, tower_steps=700, rounds=2),
     "video_drafter": Recipe(700, 24, 2e-3, tower_steps=300, filler_odds=DRAFTER_FILLER_ODDS),
+    "video_eagle": Recipe(1200, 16, 1e-3),
+    "video_eagle3": Recipe(1200, 16, 1e-3),
+    "video_block": Recipe(1200, 16, 1e-3),
     "text_target": Recipe(1500, 24, 1e-3),
     "text_drafter": Recipe(1000, 24, 3e-3, filler_odds=DRAFTER_FILLER_ODDS),
     "image_vq": Recipe(1400, 16, 2.5e-3, polish_steps=900),
@@ -68,18 +63,6 @@ POLISH_SHARE = 0.2
 """Learning rates of a caption model's last stage, relative to the stages before."""
 DECODER_LR = 1.5e-3
 """Learning rate of the VQ model's decoder in its last stage."""
-NUM_MEDUSA_HEADS, BLOCK_SIZE, MASK_TOKEN_ID = 4, 8, 0
-HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int], HeadTask]]] = {
-    "eagle": (7, torch.float32, fresh_eagle),
-    "medusa": (8, torch.float32, lambda target, seed: fresh_medusa(target, seed, NUM_MEDUSA_HEADS)),
-    "eagle3": (9, torch.bfloat16, lambda target, seed: fresh_eagle3(target, seed, token_ids=drafted_words(target))),
-    "block": (
-        10,
-        torch.bfloat16,
-        lambda target, seed: fresh_block(target, seed, MASK_TOKEN_ID, BLOCK_SIZE, num_layers=1),
-    ),
-}
-"""Kind of head → what is added to the seed of its conversations, the type of its GEMMs, and its constructor."""
 LABEL_WEIGHT = 0.2
 """Loss weight of the labels in a video model's second stage: enough that the tower keeps its features while the
 language model learns to read them."""
@@ -87,8 +70,8 @@ language model learns to read them."""
 
 def build_caption(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
     """Train one caption model, or one head for the target in `folder`."""
-    if role not in pair.ARCHITECTURES:
-        build_head(role, recipe, seed, folder)
+    if role in HEADS:
+        build_head("caption", role, recipe, seed, folder)
         return
     model = pair.build_model(role, pair.build_tokenizer(), seed)
     tower, width = model.model.vision_tower, pair.ARCHITECTURES[role]["vision"]
@@ -111,56 +94,6 @@ def train_captions(model: LlavaForConditionalGeneration, recipe: Recipe, seed: i
     groups = [{"params": tower, "lr": recipe.tuned_tower_lr}, {"params": rest, "lr": recipe.lr}]
     batches = draw_batches("train", seed, recipe.batch, pair.build_tokenizer(), recipe.filler_odds)
     fit_tokens(model, batches, groups, recipe, max_warmup_steps=200)
-
-
-def build_head(kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train one head for the target in `folder`, and save it in the same folder."""
-    target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
-    seed_offset, dtype, make_head = HEADS[kind]
-    batches = draw_batches("train", seed + seed_offset, recipe.batch, pair.build_tokenizer())
-    pace = Pace(
-        recipe.steps,
-        recipe.lr,
-        seed,
-        warmup_steps=recipe.steps // 10,
-        schedule="cosine",
-        clip="norm",
-        clip_limit=1.0,
-        noise_tokens=None,
-    )
-    head = make_head(target, seed)
-    trainer, total = Trainer(target, head, pace, dtype=dtype), 0.0
-    for step, batch in enumerate(islice(batches, recipe.steps), start=1):
-        taught = training_samples_of(batch, target)
-        total += trainer.learn(list(enumerate(taught, start=(step - 1) * len(taught)))) or 0.0
-        if step % 100 == 0 or step == recipe.steps:
-            report(f"step {step}/{recipe.steps} loss {total / (step % 100 or 100):.4f}")
-            total = 0.0
-    out = folder / f"caption_{kind}"
-    save_head(head, target, out, torch.bfloat16, name="caption_target", own_embedding=False)
-    keep_as_safetensors(out)
-
-
-def drafted_words(target: Target) -> list[int]:
-    """Return the token ids of the grammar's words, and of the end of an answer."""
-    tokenizer = target.front_end.tokenizer
-    used = {token for text in pair.grammar_texts(800, 0) for token in tokenizer(text)["input_ids"]}
-    return sorted(used | set(target.eos_ids))
-
-
-def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:
-    """Return the conversations of a batch one by one, without padding."""
-    training_samples, used = [], 0
-    config: Any = target.model.config
-    for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
-        ids = batch.ids[row, :size]
-        num_images = int((ids == config.image_token_id).sum()) // NUM_VISUAL_TOKENS
-        inputs = {"input_ids": ids[None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
-        if num_images:
-            inputs["pixel_values"] = batch.inputs["pixel_values"][used : used + num_images]
-        used += num_images
-        training_samples.append(TrainingSample(target.prefix(inputs), batch.weights[row, :size] > 0))
-    return training_samples
 
 
 def build_text(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
@@ -190,7 +123,10 @@ def fit_tokens(
 
 
 def build_video(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train one model of the video pair."""
+    """Train one model of the video pair, or one head for the target in `folder`."""
+    if role in HEADS:
+        build_head("video", role, recipe, seed, folder)
+        return
     tokenizer = video_pair.build_tokenizer()
     processor = video_pair.build_processor(tokenizer)
     model = video_pair.build_model(role, tokenizer, seed)

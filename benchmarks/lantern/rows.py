@@ -5,8 +5,8 @@ Values of k are the papers', of 16,384 codes; `World.share` scales them to the c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.method import Method
@@ -32,8 +32,8 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`; `fill` is an
-    option of the drafter `jacobi`."""
+    """One row of the tables; plain decoding if `acceptance` is None. k is scaled unless `published_k`; `options` are
+    those of the drafter."""
 
     name: str
     label: str
@@ -42,7 +42,7 @@ class Row:
     other_seed: bool = False
     drafter: str = "eagle"
     published_k: bool = False
-    fill: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def method(self, share: Callable[[int], int]) -> Method:
         """Return the configured method; `share` scales k to the codebook."""
@@ -51,7 +51,7 @@ class Row:
         acceptance = dict(self.acceptance)
         if "k" in acceptance and not self.published_k:
             acceptance["k"] = share(acceptance["k"])
-        drafter = {"kind": self.drafter} | ({} if self.fill is None else {"fill": self.fill})
+        drafter = {"kind": self.drafter, **self.options}
         return Method.model_validate({"drafter": drafter, "tree": TREES[self.tree], "acceptance": acceptance})
 
 
@@ -68,7 +68,9 @@ def _plus(name: str, what: str, published_k: bool) -> Row:
 
 
 def _jacobi(name: str, what: str, fill: str) -> Row:
-    return Row(name, f"Jacobi, 16 drafts, {what}", {"kind": "exact"}, tree="window", drafter="jacobi", fill=fill)
+    return Row(
+        name, f"Jacobi, 16 drafts, {what}", {"kind": "exact"}, tree="window", drafter="jacobi", options={"fill": fill}
+    )
 
 
 _JACOBI = _jacobi("jacobi", "last code repeated", "repeat")
@@ -109,7 +111,22 @@ NAIVE = (
 
 GUIDANCE = (1.0, 2.0, 4.0, 7.5)
 """Scales of guidance; the paper samples with 7.5, the zoo's models draw best at 2."""
-GUIDED_ROWS = (PLAIN, "eagle2_coupled", "lantern_paper_0.4", "eagle2_rejection", "lantern_paper_0.1", "jacobi")
+LOSSLESS = (
+    Row("eagle3_coupled", "EAGLE-3, coupled noise", {"kind": "exact"}, drafter="eagle3"),
+    Row(
+        "layer_skip",
+        "layer skip, 4 of 6 layers, chain of 5",
+        {"kind": "exact"},
+        tree="chain",
+        drafter="layer_skip",
+        options={"layers": [0, 2, 3, 5]},
+    ),
+)
+"""Further lossless rows at temperature 1."""
+GUIDED_ROWS = (
+    *(PLAIN, "eagle2_coupled", "eagle3_coupled", "layer_skip", "jacobi"),
+    *("lantern_paper_0.4", "eagle2_rejection", "lantern_paper_0.1"),
+)
 """Rows at temperature 1 for every scale of guidance, text-conditional."""
 
 SWEEP = tuple(
@@ -133,7 +150,7 @@ def rows_of(kind: str) -> list[tuple[float, Row]]:
     main = [(temperature, row) for temperature, rows in MAIN.items() for row in rows]
     if kind != "text":
         return main
-    return [*main, *((0.0, row) for row in NAIVE), *((1.0, row) for row in (*SWEEP, *ABLATIONS))]
+    return [*main, *((0.0, row) for row in NAIVE), *((1.0, row) for row in (*LOSSLESS, *SWEEP, *ABLATIONS))]
 
 
 def row_named(name: str) -> Row:

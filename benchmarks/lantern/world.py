@@ -22,7 +22,8 @@ from models.heads.medusa import MedusaHeads, load_medusa
 from models.llamagen.checkpoints import load_gpt, revision_of
 from models.llamagen.condition import T5Condition, load_t5
 from models.llamagen.eagle import load_image_eagle
-from models.llamagen.shape import GptShape
+from models.llamagen.eagle3 import load_image_eagle3
+from models.llamagen.gpt import Gpt
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
@@ -118,7 +119,7 @@ NAMES = {
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
 DRAFTERS = {
-    "text": {"eagle": "image_eagle", "model": "image_drafter", "medusa": "image_medusa"},
+    "text": {"eagle": "image_eagle", "eagle3": "image_eagle3", "model": "image_drafter", "medusa": "image_medusa"},
     "class": {"eagle": "image_class_eagle"},
 }
 TOP_K = {"text": 1000, "class": 0}
@@ -148,18 +149,20 @@ def load_world(kind: str, num_images: int, seed: int) -> World:
         sampling=Sampling(gpt.shape.num_image_tokens, top_k=top_k, guidance_scale=GUIDANCE[kind]),
         revisions={role: revision_of(ref) for role, ref in refs.items()},
         drafters={
-            drafter: _load_drafter(drafter, CHECKPOINTS / name, gpt.shape)
+            drafter: _load_drafter(drafter, CHECKPOINTS / name, gpt)
             for drafter, name in DRAFTERS[kind].items()
             if (CHECKPOINTS / name).is_dir()
         },
     )
 
 
-def _load_drafter(kind: str, folder: Path, shape: GptShape) -> tuple[Drafter, str]:
+def _load_drafter(kind: str, folder: Path, gpt: Gpt) -> tuple[Drafter, str]:
     ref = CheckpointRef(str(folder))
     model: Drafter
     if kind == "eagle":
-        model = load_image_eagle(ref, shape, "float32", _CPU)
+        model = load_image_eagle(ref, gpt.shape, "float32", _CPU)
+    elif kind == "eagle3":
+        model = load_image_eagle3(ref, gpt, "float32", _CPU)
     elif kind == "medusa":
         model = load_medusa(ref, "float32", _CPU)
     else:

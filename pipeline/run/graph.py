@@ -63,6 +63,11 @@ MAX_CALLS_PER_WORKER = 64
 MAX_PROCESSOR_CALLS_PER_WORKER = 1024
 """The same for tasks that run the target's processor, whose import and loading take several seconds of CPU; images and
 videos are decoded in a subprocess, which is replaced more often."""
+CUT_CPUS = 0.1
+"""CPUs of one task that cuts blocks: it waits for room for its output most of the time."""
+RESERVED_SHARE = 0.1
+"""Share of the resources that Ray Data reserves for its operators in equal parts. Its default, a half, keeps CPUs from
+decoding that reading and cutting do not use (decision 45)."""
 PREPARE_CPUS = 0.5
 """CPUs of one task that prepares prompts. A resource request that differs from other stages prevents fusion."""
 
@@ -76,6 +81,7 @@ def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
     limits = context.execution_options.resource_limits
     context.execution_options.resource_limits = limits.copy(object_store_memory=max_ahead_bytes or math.inf)
     context.target_max_block_size = None
+    context.op_resource_reservation_ratio = RESERVED_SHARE
     context.enable_progress_bars = False  # the job draws its own
     # This detector warns of every actor that holds a model without `memory=`.
     context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
@@ -181,7 +187,9 @@ def _free_remote_arguments() -> Iterator[None]:
 
 def cut(rows: Dataset, batch_rows: int) -> Dataset:
     """Repartition into blocks of exactly `batch_rows` rows; the last block may have fewer."""
-    return rows.repartition(target_num_rows_per_block=batch_rows, strict=True)
+    dataset = rows.repartition(target_num_rows_per_block=batch_rows, strict=True)
+    dataset._logical_plan.dag.ray_remote_args["num_cpus"] = CUT_CPUS  # no public option sets it
+    return dataset
 
 
 def map_tasks(

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
-from ray.data import Dataset
+from ray.data import DataContext, Dataset
 from ray.data._internal.logical.optimizers import get_execution_plan
 
 from actors.results import Stamp
 from pipeline.rows.schemas import result_schema
-from pipeline.run.graph import caption_dataset, pool_strategy
+from pipeline.run.graph import CUT_CPUS, RESERVED_SHARE, caption_dataset, pool_strategy
 from tests.actors.fakes import fake_job
 from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
 
@@ -130,6 +130,17 @@ def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> No
         assert arguments["label_selector"] == {"pool": "!gpu"}
     plain = remote_arguments(dataset_of(spans_of(8, 8)))
     assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []
+
+
+def test_tasks_that_cut_blocks_leave_the_cpus_to_decoding() -> None:
+    stages = remote_arguments(dataset_of(spans_of(8, 8)))
+    cpus = {name: arguments.get("num_cpus") for name, arguments in stages.items()}
+    cut = next(value for name, value in cpus.items() if name.startswith("StreamingRepartition"))
+    decode = next(value for name, value in cpus.items() if "decode" in name)
+    # As many decoding tasks as CPUs fit beside as many cuts.
+    assert cut == CUT_CPUS
+    assert decode + cut <= 1.0
+    assert DataContext.get_current().op_resource_reservation_ratio == RESERVED_SHARE
 
 
 def test_a_pool_starts_with_the_requested_number_of_actors() -> None:

@@ -12,11 +12,14 @@ from transformers import AutoModelForImageTextToText
 from models.heads.training.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo.build import BUILDERS, RECIPES, build_caption, build_head, main, training_samples_of
+from zoo.build import BUILDERS, RECIPES, build_caption, main
+from zoo.heads import build_head, draw_samples, image_inputs, training_samples_of, video_inputs
 from zoo.pair import CHECKPOINTS, build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
 from zoo.tower import draw_crowded, label_patches
 from zoo.training import Recipe
+from zoo.video import pair as video_pair
+from zoo.video import samples as video_samples
 from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing, scene_rng, split_of
 
 TINY = Recipe(2, 4, 1e-3, tower_steps=2, tuned_tower_lr=1e-3, sharpen_steps=2, polish_steps=1)
@@ -37,7 +40,7 @@ def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_
 
 def test_every_shipped_model_that_a_builder_trains_has_a_recipe() -> None:
     # The drafters of the image models are trained by `jobs.train_drafter`.
-    by_the_job = {"image_eagle", "image_class_eagle", "image_medusa"}
+    by_the_job = {"image_eagle", "image_class_eagle", "image_eagle3", "image_medusa"}
     assert {*RECIPES} == {path.name for path in CHECKPOINTS.iterdir()} - by_the_job
 
 
@@ -80,11 +83,17 @@ def test_crowded_scenes_stay_in_their_split_and_are_mostly_small() -> None:
     assert sizes.count("small") / len(sizes) == pytest.approx(0.6, abs=0.06)
 
 
-def test_lessons_are_the_conversations_of_a_batch_without_their_pads() -> None:
-    tokenizer = build_tokenizer(0)
-    target = Target.load(CheckpointRef(str(CHECKPOINTS / "caption_target")), "float32", "cpu")
-    batch = next(draw_batches("train", 3, 6, tokenizer))
-    training_samples = training_samples_of(batch, target)
+@pytest.mark.parametrize("part", ["caption", "video"])
+def test_training_samples_are_the_conversations_of_a_batch_without_their_pads(part: str) -> None:
+    target = Target.load(CheckpointRef(str(CHECKPOINTS / f"{part}_target")), "float32", "cpu")
+    if part == "caption":
+        batch = next(draw_batches("train", 3, 6, build_tokenizer(0)))
+        media = image_inputs(batch, target)
+    else:
+        videos = video_pair.build_processor(video_pair.build_tokenizer()).video_processor
+        batch = next(video_samples.draw_batches("train", 3, 6, video_pair.build_tokenizer(), videos))
+        media = video_inputs(batch)
+    training_samples = training_samples_of(batch, target, media)
     with torch.no_grad():
         whole = target.model.base_model(
             input_ids=batch.ids, attention_mask=batch.mask, **batch.inputs, use_cache=False
@@ -97,9 +106,18 @@ def test_lessons_are_the_conversations_of_a_batch_without_their_pads() -> None:
         torch.testing.assert_close(states.hidden[row, :size], whole[row, :size], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_a_head_is_built_beside_its_target_by_a_few_steps(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "caption_target").symlink_to(CHECKPOINTS / "caption_target")
-    build_head(kind, Recipe(2, 32, 1e-3), 0, tmp_path)
-    (file,) = (tmp_path / f"caption_{kind}").glob("*.safetensors")
-    assert {value.dtype for value in load_file(file).values()} == {torch.bfloat16}
+@pytest.mark.parametrize("part", ["caption", "video"])
+def test_samples_of_heads_repeat_with_their_seed(part: str) -> None:
+    target = Target.load(CheckpointRef(str(CHECKPOINTS / f"{part}_target")), "float32", "cpu")
+    drawn = [next(draw_samples(part, seed, 3, target)) for seed in (1, 1, 2)]
+    ids = [[one.prefix.token_ids.tolist() for one in samples] for samples in drawn]
+    assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize(("part", "kind"), [("caption", "eagle"), ("caption", "medusa"), ("video", "eagle3")])
+def test_a_head_is_built_beside_its_target_by_a_few_steps(part: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / f"{part}_target").symlink_to(CHECKPOINTS / f"{part}_target")
+    build_head(part, kind, Recipe(2, 32, 1e-3), 0, tmp_path)
+    (file,) = (tmp_path / f"{part}_{kind}").glob("*.safetensors")
+    dtypes = {value.dtype for value in load_file(file).values() if value.is_floating_point()}
+    assert dtypes == {torch.bfloat16}

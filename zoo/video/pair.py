@@ -61,16 +61,20 @@ ARCHITECTURES = {
 }
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer of both models."""
-    texts = ["user\n", "assistant\n", *motion.PROMPTS.values()]
-    texts += [f" {word}" for words in motion.FILLERS.values() for word in words]
-    for index in range(800):
+def grammar_texts(num_clips: int) -> list[str]:
+    """Return texts in which every word of the captions of videos occurs."""
+    texts = [f" {word}" for words in motion.FILLERS.values() for word in words]
+    for index in range(num_clips):
         rng = scene_rng("train", 0, index)
         drawn = motion.draw_motion(rng, "train")
         texts += [motion.write_motion(drawn, phrasing, rng) for phrasing in motion.PROMPTS]
+    return texts
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer of both models."""
     return train_tokenizer(
-        texts,
+        ["user\n", "assistant\n", *motion.PROMPTS.values(), *grammar_texts(800)],
         [AddedToken(word, special=True, normalized=False) for word in SPECIALS],
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
