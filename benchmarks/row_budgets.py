@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folders = write_pair(options.scratch, options.dtype)
     setting = {"torch": torch.__version__, "shape": SHAPE, "ratio": RATIO, "dtype": options.dtype}
     run = {"machine": machine(), "threads": options.threads, "rounds": options.rounds}
-    known = read_results(RESULTS) if RESULTS.exists() else {"setting": setting, "rows": []}
+    known: Results = read_results(RESULTS) if RESULTS.exists() else {"setting": setting, "rows": []}
     if known["setting"] != setting:
         parser.error(f"{RESULTS} has other settings: {known['setting']}")
     rows = [row for row in known["rows"] if row["batch"] not in options.batches]

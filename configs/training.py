@@ -49,8 +49,8 @@ class BlockHead(Section):
     num_layers: Annotated[int, Field(ge=1, le=16)] = 2
     """Number of decoder layers."""
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
-    """The token that represents a mask, which no answer may have. If left out, it is the tokenizer's mask, padding,
-    unknown or first token (bos), the first that exists and ends no answer."""
+    """The token that represents a mask; no answer may have it, and its embedding is not zero. If left out, it is the
+    first of the tokenizer's mask, padding, unknown and first token (bos) that fits."""
     feature_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=16)] | None = None
     """As of `eagle3`."""
 

@@ -26,7 +26,7 @@ from benchmarks.lantern.quality import (
     signal_to_noise,
 )
 from benchmarks.lantern.recorder import Setting, pick, record
-from benchmarks.lantern.rows import DELTAS, GUIDANCE, row_named, rows_of
+from benchmarks.lantern.rows import DELTAS, GUIDANCE, LOSSLESS, row_named, rows_of
 from benchmarks.lantern.store import Store
 from benchmarks.lantern.tables import TABLES, draw_trade_off, guidance_line
 from benchmarks.lantern.world import ImagePrompt, World, codes_of
@@ -59,6 +59,13 @@ class ToyJudge:
         return np.stack([picture[:2, :2].reshape(-1) for picture in pictures]).astype(np.float64)
 
 
+@pytest.fixture(autouse=True)
+def _layers_of_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows skip layers of the shipped target, and toys have fewer."""
+    rows = [replace(row, options={"layers": (0,)}) if row.drafter == "layer_skip" else row for row in LOSSLESS]
+    monkeypatch.setattr("benchmarks.lantern.rows.LOSSLESS", tuple(rows))
+
+
 def world(kind: str) -> World:
     target = images.target(kind)
     torch.manual_seed(0)
@@ -70,6 +77,7 @@ def world(kind: str) -> World:
     sampling = Sampling(images.GRID**2, top_k=40, guidance_scale=2.0)
     drafters: dict[str, Any] = {"eagle": (images.eagle_network(target), "")}
     if kind == "text":
+        drafters["eagle3"] = (images.eagle3_network(target), "")
         torch.manual_seed(1)
         shape = MedusaShape(num_heads=3, num_blocks=1, hidden_size=32, vocab_size=images.CODES)
         drafters["medusa"] = (MedusaHeads(shape).eval().requires_grad_(False), "heads")

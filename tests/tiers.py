@@ -12,7 +12,80 @@ _SHARD_IDS = "tests/pipeline/run/test_shard_ids.py::test_kills_overlaps_and_retr
 _SHARDS = "tests/pipeline/run/test_shards.py::test_kills_and_overlapping_attempts_of_shards_cost_no_row_and_double_none"
 _DYING_SHARD = "tests/pipeline/run/test_shard_ids.py::test_a_shard_that_dies_while_ids_are_compared_is_taken_up"
 
+# Of these products of cases, `make test` runs every method, family and kind of tree in some of its cases.
+_IMAGES = "tests/conformance/test_images.py"
+_EQUAL_IMAGES = f"{_IMAGES}::test_every_image_equals_the_slow_reference"
+_IMAGE_METHODS = (
+    *("eagle2", "eagle3", "jacobi", "jacobi+lantern-zero", "lantern-zero", "layer-skip"),
+    *("medusa", "plain", "sd-chain", "sd-dynamic", "sd-tree", "suffix"),
+)
+_NO_SYNC = f"{_IMAGES}::test_a_guided_step_asks_the_device_nothing"
+_LOSSLESS = "tests/conformance/test_lossless.py"
+_PACKED = "tests/models/inputs/test_packed_requests.py::test_tokens_and_acceptance_equal_those_of_pixels"
+_LAYERS = "tests/models/kv/test_feature_layers.py::test_features_are_the_inputs_of_layers_in_transformers"
+_ROUNDED = "tests/models/loading/test_quantization.py::test_output_is_that_of_transformers_with_the_rounded_weights"
+_EXPORTS = "tests/pipeline/exports/test_kills.py::test_a_second_export_at_the_same_time_changes_nothing"
+_MEMORY = f"{_LOSSLESS}::test_every_row_of_memory_equals_a_fresh_prefill"
+_ORDER = f"{_LOSSLESS}::test_output_and_acceptance_do_not_depend_on_batch_order_or_slot"
+_FAULTS = "tests/conformance/test_faults.py::test_a_planted_fault_is_caught"
+_DEADLINE = "tests/pipeline/sources/test_web.py::test_one_deadline_bounds_every_part_of_an_answer"
+_LEVELS = "tests/models/backends/cuda/test_tree_attention.py::test_a_drafters_level_sees_the_levels_before_it"
+_RESUME = "tests/pipeline/run/test_resume.py::test_a_second_run_makes_only_what_is_missing"
+_FURTHER_CASES = (
+    *(f"{_EQUAL_IMAGES}[{method}-{case}" for method in _IMAGE_METHODS for case in ("class-9", "text-1")),
+    *(f"{_EQUAL_IMAGES}[{method}-class" for method in ("jacobi-above", "jacobi-wide", "layer-skip-tree")),
+    *(f"{_NO_SYNC}[{method}]" for method in ("jacobi+lantern-zero", "jacobi-above", "jacobi-wide", "layer-skip-tree")),
+    *(f"{_NO_SYNC}[{method}]" for method in ("eagle3", "medusa", "sd-dynamic", "suffix")),
+    f"{_IMAGES}::test_an_independent_drafter",
+    f"{_IMAGES}::test_the_codes_keep_the_targets_distribution_under_guidance_and_top_k[rejection",
+    *(
+        f"{_LOSSLESS}::test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls[{case}"
+        for case in ("llava-b", "llava-c")
+    ),
+    f"{_LOSSLESS}::test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls[llama-chain",
+    f"{_LOSSLESS}::test_sampled_output_equals_plain_sampling_under_shared_noise[llama-chain",
+    f"{_LOSSLESS}::test_sampled_output_equals_plain_sampling_under_shared_noise[llava-branching",
+    f"{_LOSSLESS}::test_a_stop_string_ends_the_text_and_is_cut_off[llama",
+    *(f"{_PACKED}[{case}" for case in ("llava_next-attention", "llava_next-full", "llava_onevision-attention")),
+    *(f"{_PACKED}[{case}" for case in ("llava-a", "llava-p", "llava_onevision-p", "qwen2_5_vl-f", "qwen2_5_vl-p")),
+    *(f"{_LAYERS}[{case}" for case in ("llama-captured", "llava-compiled", "llava-eager", "qwen2_5_vl-captured")),
+    *(f"{_LAYERS}[{case}" for case in ("qwen3_vl-captured", "qwen3_vl-compiled")),
+    *(f"{_ROUNDED}[{case}" for case in ("fp8-chain", "fp8-plain", "int8-tree")),
+    *(f"{_EXPORTS}[{case}]" for case in ("append json", "overwrite", "skip")),
+    *(
+        f"tests/conformance/test_zoo_pair.py::test_greedy_output_equals_generate[{case}"
+        for case in ("chain-4", "chain-9", "static")
+    ),
+    "tests/conformance/test_structures.py::test_tokens_equal_those_of_generate[grammar+tree-greedy",
+    "tests/conformance/test_structures.py::test_masks_follow_the_last_step_with_asynchronous_output_processing[tree",
+    "tests/models/backends/cuda/test_tree_attention.py::test_a_tree_kernel_gives_the_output_of_masked_attention[llava-5",
+    *(
+        f"{_LOSSLESS}::test_greedy_output_equals_generate[{family}-{drafter}-{tree}-{slots}]"
+        for family in ("llama", "llava")
+        for drafter in ("perturbed", "right", "wrong")
+        for tree in ("branching", "chain")
+        for slots in (1, 9)
+    ),
+    *(f"{_MEMORY}[llava-{case}" for case in ("none", "perturbed-chain", "right")),
+    *(f"{_MEMORY}[llama-{case}" for case in ("perturbed-branching", "right-chain")),
+    *(f"{_ORDER}[{case}" for case in ("branching-greedy", "chain")),
+    *(
+        f"{_FAULTS}[{fault}"
+        for fault in ("noise_is_keyed_by_slot", "refill_keeps", "residual_reuses", "second_sibling")
+    ),
+    *(
+        f"{_DEADLINE}[{part}]"
+        for part in ("100 Continue", "body to the end", "chunk extension", "chunk size", "header name")
+    ),
+    *(f"{_LEVELS}[interpreted-{case}" for case in ("1-2", "1-4", "3-4")),
+    *(f"{_LEVELS}[interpreted, split-{case}" for case in ("1-2", "3-4")),
+    *(f"{_RESUME}[{case}" for case in ("1-", "3-images", "3-lines", "3-tars")),
+    "tests/pipeline/sources/test_csv.py::test_an_index_of_ranges",
+    "tests/pipeline/media/test_prompt_processor.py::test_a_processor_that_hangs",
+)
+
 SLOW = (
+    *_FURTHER_CASES,
     "tests/actors/auto/test_trial.py",
     "tests/actors/serving/test_heartbeat.py",
     "tests/actors/test_poison.py",
@@ -65,6 +138,7 @@ SLOW = (
     "tests/jobs/test_audit.py",
     "tests/jobs/test_auto.py",
     "tests/jobs/test_caption.py::test_a_limited_run",
+    "tests/jobs/test_caption.py::test_every_row_of_tars",
     "tests/jobs/test_caption.py::test_plain_decoding_gives_the_same_texts",
     "tests/jobs/test_caption_videos.py",
     "tests/jobs/test_cluster.py",
@@ -113,12 +187,13 @@ SLOW = (
     "tests/pipeline/media/video/test_shots.py::test_ids_of_shots",
     "tests/pipeline/media/video/test_shots.py::test_shots_cover",
     "tests/pipeline/media/video/test_worker.py",
-    *(f"{_INVENTORIES}[{rows}-{seed}" for rows in ("one row", "two rows") for seed in range(1, 4)),
+    *(f"{_INVENTORIES}[one row-{seed}" for seed in range(1, 4)),
+    f"{_INVENTORIES}[two rows",
     "tests/pipeline/reports/test_report_in_chromium.py",
     "tests/pipeline/run/test_fencing.py",
     "tests/pipeline/run/test_resume_on_s3.py",
     *(f"{_SHARD_IDS}[{seed}" for seed in range(1, 8)),
-    *(f"{_SHARDS}[{seed}" for seed in range(1, 5)),
+    _SHARDS,
     *(f"{_DYING_SHARD}[{num_writes}" for num_writes in range(3, 9)),
     "tests/pipeline/storage/test_checkpoint_cache.py",
     "tests/pipeline/storage/test_checkpoints.py",
@@ -133,10 +208,15 @@ HEAVY = (
     "tests/actors/",
     "tests/benchmarks/",
     "tests/conformance/",
+    "tests/decoding/controllers/test_row_gains.py::test_rows_that_are_certain",
+    "tests/decoding/drafters/test_heads_on_device.py",
+    "tests/decoding/scheduling/",
+    "tests/decoding/trees/test_best_drafts.py",
     "tests/jobs/",
     "tests/models/backends/",
     "tests/models/heads/",
     "tests/models/inputs/",
+    "tests/models/kv/",
     "tests/models/loading/",
     "tests/pipeline/exports/",
     "tests/pipeline/media/",
@@ -145,6 +225,7 @@ HEAVY = (
     "tests/pipeline/output/",
     "tests/pipeline/sources/",
     "tests/pipeline/storage/",
+    "tests/pipeline/training/",
     "tests/test_layers.py",
     "tests/zoo/",
 )

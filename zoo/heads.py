@@ -25,24 +25,26 @@ from zoo.training import Recipe, report
 from zoo.video import pair as video_pair
 from zoo.video import samples as video_samples
 
-NUM_MEDUSA_HEADS, BLOCK_SIZE, MASK_TOKEN_ID = 4, 8, 0
+NUM_MEDUSA_HEADS, BLOCK_SIZE = 4, 8
+MASKS = {"caption": "<unk>", "video": "<|image_pad|>"}
+"""Part of the zoo → the token that represents masks: no answer has it, and its embedding is not zero."""
 TEXTS: dict[str, Callable[[], list[str]]] = {
     "caption": lambda: pair.grammar_texts(800, 0),
     "video": lambda: video_pair.grammar_texts(800),
 }
 """Part of the zoo → texts in which every word of its answers occurs."""
-HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int, list[str]], HeadTask]]] = {
+HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int, str], HeadTask]]] = {
     "eagle": (7, torch.float32, lambda target, seed, _: fresh_eagle(target, seed)),
     "medusa": (8, torch.float32, lambda target, seed, _: fresh_medusa(target, seed, NUM_MEDUSA_HEADS)),
     "eagle3": (
         9,
         torch.bfloat16,
-        lambda target, seed, texts: fresh_eagle3(target, seed, token_ids=drafted_words(target, texts)),
+        lambda target, seed, part: fresh_eagle3(target, seed, token_ids=drafted_words(target, TEXTS[part]())),
     ),
     "block": (
         10,
         torch.bfloat16,
-        lambda target, seed, _: fresh_block(target, seed, MASK_TOKEN_ID, BLOCK_SIZE, num_layers=1),
+        lambda target, seed, part: fresh_block(target, seed, mask_of(target, part), BLOCK_SIZE, num_layers=1),
     ),
 }
 """Kind of head → what is added to the seed of its conversations, the type of its GEMMs, and its constructor."""
@@ -63,7 +65,7 @@ def build_head(part: str, kind: str, recipe: Recipe, seed: int, folder: Path) ->
         clip_limit=1.0,
         noise_tokens=None,
     )
-    head = make_head(target, seed, TEXTS[part]())
+    head = make_head(target, seed, part)
     trainer, total = Trainer(target, head, pace, dtype=dtype), 0.0
     for step, taught in enumerate(islice(batches, recipe.steps), start=1):
         total += trainer.learn(list(enumerate(taught, start=(step - 1) * len(taught)))) or 0.0
@@ -73,6 +75,12 @@ def build_head(part: str, kind: str, recipe: Recipe, seed: int, folder: Path) ->
     out = folder / f"{part}_{kind}"
     save_head(head, target, out, torch.bfloat16, name=f"{part}_target", own_embedding=False)
     keep_as_safetensors(out)
+
+
+def mask_of(target: Target, part: str) -> int:
+    """Return the id of the token that represents masks."""
+    token_id: int = target.front_end.tokenizer.convert_tokens_to_ids(MASKS[part])
+    return token_id
 
 
 def drafted_words(target: Target, texts: list[str]) -> list[int]:
@@ -106,14 +114,14 @@ def image_inputs(batch: Batch, target: Target) -> list[dict[str, Tensor]]:
     """Return the pixels of each row's images; rows without images have none."""
     config: Any = target.model.config
     counts = (batch.ids == config.image_token_id).sum(dim=1) // pair.NUM_VISUAL_TOKENS
-    pixels = batch.inputs.get("pixel_values", torch.empty(0)).split(counts.tolist())
+    pixels = torch.split(batch.inputs.get("pixel_values", torch.empty(0)), counts.tolist())
     return [{"pixel_values": one} if len(one) else {} for one in pixels]
 
 
 def video_inputs(batch: Batch) -> list[dict[str, Tensor]]:
     """Return the patches, the grid, the frame distance and the token types of each row's clip."""
     grids, types = batch.inputs["video_grid_thw"], batch.inputs["mm_token_type_ids"]
-    patches = batch.inputs["pixel_values_videos"].split(grids.prod(dim=1).tolist())
+    patches = torch.split(batch.inputs["pixel_values_videos"], grids.prod(dim=1).tolist())
     sizes = batch.mask.sum(dim=1).tolist()
     return [
         {

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
@@ -159,18 +160,31 @@ def _layers(head: LayerCutHead, num_layers: int) -> tuple[int, ...]:
 
 
 def _fresh_block(head: BlockHead, target: Target, seed: int) -> HeadTask:
-    tokenizer = target.front_end.tokenizer
-    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk", "bos"))
-    usual = (token for token in named if token is not None and token not in target.eos_ids)
-    mask = next(usual, None) if head.mask_token_id is None else head.mask_token_id
+    mask = _mask_token_id(target) if head.mask_token_id is None else head.mask_token_id
     if mask is None:
-        raise ConfigError("head.mask_token_id: the tokenizer's special tokens all end answers; give a token's id")
-    rows: int = target.decoder.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-    if mask >= rows or mask in target.eos_ids:
-        problem = "ends answers" if mask in target.eos_ids else f"is outside the {rows} tokens of the target"
+        raise ConfigError("head.mask_token_id: no special token of the tokenizer can be the mask; give a token's id")
+    if problem := _unfit_mask(mask, target):
         raise ConfigError(f"head.mask_token_id: {mask} {problem}")
     _check_feature_layers(head.feature_layers, target)
     return fresh_block(target, seed, mask, head.block_size, head.num_layers, head.feature_layers)
+
+
+def _mask_token_id(target: Target) -> int | None:
+    """Return the first fitting one of the tokenizer's mask, padding, unknown and first token."""
+    tokenizer = target.front_end.tokenizer
+    named = (getattr(tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk", "bos"))
+    return next((token for token in named if token is not None and not _unfit_mask(token, target)), None)
+
+
+def _unfit_mask(token_id: int, target: Target) -> str | None:
+    """Return why a token cannot represent masks, None if it can."""
+    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    if token_id in target.eos_ids:
+        return "ends answers"
+    if token_id >= len(embedding):
+        return f"is outside the {len(embedding)} tokens of the target"
+    # Attention of a mask without an embedding is uniform, so the drafter learns no positions.
+    return None if embedding[token_id].any() else "has an embedding of zeros, with which a drafter learns nothing"
 
 
 def _check_feature_layers(layers: tuple[int, ...] | None, target: TargetModel) -> None:

@@ -119,7 +119,7 @@ LOSSLESS = (
         {"kind": "exact"},
         tree="chain",
         drafter="layer_skip",
-        options={"layers": [0, 2, 3, 5]},
+        options={"layers": (0, 2, 3, 5)},
     ),
 )
 """Further lossless rows at temperature 1."""

@@ -18,6 +18,7 @@ from decoding import Completion, Engine, Request, Sampling
 from decoding.contracts import Method
 from models.contract import Condition
 from models.heads.eagle import EagleNetwork
+from models.heads.eagle3 import Eagle3Network
 from models.heads.medusa import MedusaHeads, load_medusa
 from models.llamagen.checkpoints import load_gpt, revision_of
 from models.llamagen.condition import T5Condition, load_t5
@@ -36,7 +37,7 @@ from zoo.world.grain import draw_grainy_scene, render_grainy, sample_grainy
 from zoo.world.scene import COLOURS, SHAPES, Scene, scene_rng
 
 Pictures = list[NDArray[np.uint8]]
-Drafter = EagleNetwork | LlamaGenTarget | MedusaHeads
+Drafter = Eagle3Network | EagleNetwork | LlamaGenTarget | MedusaHeads
 KINDS = ("text", "class")
 SLOTS = 48
 NUM_REFERENCE = 512

@@ -272,7 +272,9 @@ class Run:
         shutil.rmtree(head, ignore_errors=True)
         self.learner.save(head, dtype)
         keep_as_safetensors(head)
+        mode = (head / "config.json").stat().st_mode
         for file in sorted(head.iterdir()):
+            file.chmod(mode)  # safetensors creates files that only their owner can read
             os.replace(file, folder / file.name)
         head.rmdir()
         job = self.job.model_dump(mode="json")

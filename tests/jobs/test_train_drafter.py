@@ -61,6 +61,7 @@ Weights = dict[str, torch.Tensor]
 
 def weights_of(folder: Path) -> Weights:
     (file,) = folder.glob("*.safetensors")
+    assert file.stat().st_mode == (folder / "config.json").stat().st_mode, "others cannot read it"
     return load_file(file)
 
 
@@ -472,6 +473,7 @@ def test_two_runs_never_share_a_folder(begun: Path, source: Path, capsys: pytest
         (("head.kind=other",), "head"),
         (("head={kind: block, mask_token_id: 2}",), "head.mask_token_id: 2 ends answers"),
         (("head={kind: block, mask_token_id: 806}",), "head.mask_token_id: 806 is outside the 806 tokens"),
+        (("head={kind: block, mask_token_id: 3}",), "head.mask_token_id: 3 has an embedding of zeros"),
         (("head={kind: block, feature_layers: [3]}",), "head.feature_layers: 3 is no state below a layer"),
         (("head={kind: block, block_size: 33}",), "head.block_size"),
         (("head={kind: block, feature_layers: []}",), "head.feature_layers"),

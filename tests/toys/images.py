@@ -20,6 +20,7 @@ from decoding.contracts import Drafter
 from decoding.drafters import EagleDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.eagle3 import Eagle3Network
 from models.heads.training.eagle3_loss import fresh_eagle3
 from models.llamagen.eagle import pair_rotary
 from models.llamagen.gpt import Gpt
@@ -134,9 +135,13 @@ def eagle(of: LlamaGenTarget, seed: int = 0) -> Drafter:
 
 def eagle3(of: LlamaGenTarget) -> Drafter:
     """An EAGLE-3 drafter with random weights over `of`, which drafts half of the codes."""
-    rotary = pair_rotary(of.gpt.shape, of.gpt.shape.head_dim)
-    network = fresh_eagle3(of, 0, token_ids=range(0, CODES, 2), feature_layers=(0, 1), rotary=rotary).network
+    network = eagle3_network(of)
     return EagleDrafter(network, network.output_layer(of.vocab_size), of.num_lanes, merge_of(of))
+
+
+def eagle3_network(of: LlamaGenTarget) -> Eagle3Network:
+    rotary = pair_rotary(of.gpt.shape, of.gpt.shape.head_dim)
+    return fresh_eagle3(of, 0, token_ids=range(0, CODES, 2), feature_layers=(0, 1), rotary=rotary).network
 
 
 def eagle_network(of: LlamaGenTarget, seed: int = 0) -> EagleNetwork:
