@@ -51,8 +51,6 @@ _ZOO: dict[str, tuple[str, ...]] = {name: ("zoo_caption", name) for name in _SAM
     "suffix": ("zoo_caption_plain", "suffix"),
     "tabed_mtcp": ("zoo_caption", "tabed_mtcp_zoo"),
     "video_block": ("zoo_videos", "block_8", "zoo/checkpoints/video_block"),
-    "video_eagle2": ("zoo_videos", "eagle2_25", "zoo/checkpoints/video_eagle"),
-    "video_eagle3": ("zoo_videos", "eagle3_25", "zoo/checkpoints/video_eagle3"),
     "video_jacobi": ("zoo_videos_plain", "jacobi"),
     "video_layer_skip": ("zoo_videos_plain", "layer_skip_zoo"),
     "video_lvspec": ("zoo_videos", "lvspec"),

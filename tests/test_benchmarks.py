@@ -89,8 +89,8 @@ def test_a_claim_whose_method_was_not_run_is_marked() -> None:
 
 def test_every_preset_of_the_zoo_is_in_the_results() -> None:
     assert set(METHODS["methods"]) == set(methods.presets()) | {"drafter_alone", "pruned_drafter_alone"}
-    alone = {"video_drafter_alone", "video_pruned_drafter_alone"}
-    assert set(METHODS["video"]["methods"]) == set(methods.presets(video=True)) | alone
+    others = {"video_drafter_alone", "video_pruned_drafter_alone", *methods.BUILT}
+    assert set(METHODS["video"]["methods"]) == set(methods.presets(video=True)) | others
 
 
 def test_the_expected_speed_up_is_that_of_the_paper() -> None:

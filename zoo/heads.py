@@ -51,8 +51,11 @@ HEADS: dict[str, tuple[int, torch.dtype, Callable[[Target, int, str], HeadTask]]
 
 
 def build_head(part: str, kind: str, recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train one head for the target of a part (`caption`, `video`) in `folder`, and save it in the same folder."""
-    target = Target.load(CheckpointRef(str(folder / f"{part}_target")), "float32", "cpu")
+    """Train one head for the target of a part (`caption`, `video`), and save it in `folder`; the target is the one in
+    `folder`, or else the shipped one."""
+    own = folder / f"{part}_target"
+    path = own if own.is_dir() else pair.CHECKPOINTS / own.name
+    target = Target.load(CheckpointRef(str(path)), "float32", "cpu")
     seed_offset, dtype, make_head = HEADS[kind]
     batches = draw_samples(part, seed + seed_offset, recipe.batch, target)
     pace = Pace(

@@ -120,8 +120,13 @@ NAMES = {
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
 DRAFTERS = {
-    "text": {"eagle": "image_eagle", "eagle3": "image_eagle3", "model": "image_drafter", "medusa": "image_medusa"},
-    "class": {"eagle": "image_class_eagle"},
+    "text": {
+        "eagle": CHECKPOINTS / "image_eagle",
+        "eagle3": Path("out/zoo_image_eagle3"),  # does not ship; zoo/README.md trains it
+        "model": CHECKPOINTS / "image_drafter",
+        "medusa": CHECKPOINTS / "image_medusa",
+    },
+    "class": {"eagle": CHECKPOINTS / "image_class_eagle"},
 }
 TOP_K = {"text": 1000, "class": 0}
 """The paper's top-k, relative to its own codebook (0: off)."""
@@ -150,9 +155,9 @@ def load_world(kind: str, num_images: int, seed: int) -> World:
         sampling=Sampling(gpt.shape.num_image_tokens, top_k=top_k, guidance_scale=GUIDANCE[kind]),
         revisions={role: revision_of(ref) for role, ref in refs.items()},
         drafters={
-            drafter: _load_drafter(drafter, CHECKPOINTS / name, gpt)
-            for drafter, name in DRAFTERS[kind].items()
-            if (CHECKPOINTS / name).is_dir()
+            drafter: _load_drafter(drafter, folder, gpt)
+            for drafter, folder in DRAFTERS[kind].items()
+            if folder.is_dir()
         },
     )
 

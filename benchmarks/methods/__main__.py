@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,10 @@ ALONE = {"drafter_alone": ("plain", "sd_chain"), "video_drafter_alone": ("video_
 """Name → (preset to run with the drafter as its target, preset that the drafter is taken from)."""
 PRUNED_ALONE = {"pruned_drafter_alone": "lvspec", "video_pruned_drafter_alone": "video_lvspec"}
 """Name of LVSpec's pruned drafter alone → its preset."""
+BUILT = {"video_eagle2": ("eagle2_25", "video_eagle"), "video_eagle3": ("eagle3_25", "video_eagle3")}
+"""Name → method, and the head that `python -m zoo.build video --only HEAD --out out/zoo` trains; these heads do not
+ship, and their rows are measured if they exist."""
+BUILT_HEADS = Path("out/zoo")
 PRUNINGS = ("specvlm", "specvlm_uniform")
 
 
@@ -46,6 +51,15 @@ def presets(video: bool = False) -> dict[str, CaptionJob]:
         name.removeprefix("zoo_"): load_preset(CaptionJob, name)
         for name in names
         if not name.startswith("zoo_images_") and name.startswith("zoo_video_") == video
+    }
+
+
+def built_jobs() -> dict[str, CaptionJob]:
+    """Return the jobs of `BUILT` whose heads exist."""
+    return {
+        name: load_preset(CaptionJob, "zoo_videos", (f"method={method}", f"model.drafter.path={BUILT_HEADS / head}"))
+        for name, (method, head) in BUILT.items()
+        if (BUILT_HEADS / head).is_dir()
     }
 
 
@@ -83,13 +97,14 @@ def run_all(
 def run_missing(results: dict[str, Any]) -> None:
     """Run the methods that `results` lacks, writing the file after each."""
     num_cases, seed = results["num_cases"], results["seed"]
-    for jobs, build, place in (
-        (presets(), build_scenarios, results["methods"]),
-        (presets(video=True), build_video_scenarios, results["video"]["methods"]),
+    for jobs, built, build, place in (
+        (presets(), (), build_scenarios, results["methods"]),
+        (presets(video=True) | built_jobs(), BUILT, build_video_scenarios, results["video"]["methods"]),
     ):
         alone = {**{name: preset for name, (preset, _) in ALONE.items()}, **PRUNED_ALONE}
-        names = [*jobs, *(name for name, preset in alone.items() if preset in jobs)]
-        missing = [name for name in names if name not in place]
+        alone = {name: preset for name, preset in alone.items() if preset in jobs}
+        names = [*dict.fromkeys([*jobs, *built]), *alone]
+        missing = [name for name in names if name not in place and (name in jobs or name in alone)]
         scenarios = build(num_cases, seed) if missing else {}
         for name, found in run_all(jobs, missing, scenarios, seed):
             place[name] = found

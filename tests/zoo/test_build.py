@@ -39,9 +39,9 @@ def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_
 
 
 def test_every_shipped_model_that_a_builder_trains_has_a_recipe() -> None:
-    # The drafters of the image models are trained by `jobs.train_drafter`.
-    by_the_job = {"image_eagle", "image_class_eagle", "image_eagle3", "image_medusa"}
-    assert {*RECIPES} == {path.name for path in CHECKPOINTS.iterdir()} - by_the_job
+    # The drafters of the image models are trained by `jobs.train_drafter`. Two heads of videos do not ship.
+    by_the_job = {"image_eagle", "image_class_eagle", "image_medusa"}
+    assert {*RECIPES} - {"video_eagle", "video_eagle3"} == {path.name for path in CHECKPOINTS.iterdir()} - by_the_job
 
 
 @pytest.mark.parametrize("part", BUILDERS)
@@ -116,7 +116,6 @@ def test_samples_of_heads_repeat_with_their_seed(part: str) -> None:
 
 @pytest.mark.parametrize(("part", "kind"), [("caption", "eagle"), ("caption", "medusa"), ("video", "eagle3")])
 def test_a_head_is_built_beside_its_target_by_a_few_steps(part: str, kind: str, tmp_path: Path) -> None:
-    (tmp_path / f"{part}_target").symlink_to(CHECKPOINTS / f"{part}_target")
     build_head(part, kind, Recipe(2, 32, 1e-3), 0, tmp_path)
     (file,) = (tmp_path / f"{part}_{kind}").glob("*.safetensors")
     dtypes = {value.dtype for value in load_file(file).values() if value.is_floating_point()}
