@@ -274,7 +274,8 @@ class Run:
         keep_as_safetensors(head)
         mode = (head / "config.json").stat().st_mode
         for file in sorted(head.iterdir()):
-            file.chmod(mode)  # safetensors creates files that only their owner can read
+            if file.is_file():
+                file.chmod(mode)  # safetensors creates files that only their owner can read
             os.replace(file, folder / file.name)
         head.rmdir()
         job = self.job.model_dump(mode="json")
