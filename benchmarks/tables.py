@@ -20,7 +20,6 @@ from benchmarks import (
     exported,
     learning,
     pipeline,
-    processors,
     row_budgets,
     scheduling,
     speed_plots,
@@ -36,6 +35,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
+from benchmarks.processors import __main__ as processors
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before

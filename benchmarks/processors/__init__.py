@@ -1,0 +1,1 @@
+"""Measures where the target's processor runs."""
