@@ -131,6 +131,15 @@ def keep_as_safetensors(folder: Path) -> None:
         file.unlink()
 
 
+def make_readable(folder: Path) -> None:
+    """Give the files of a checkpoint the mode of its config.json: safetensors creates files that only their owner can
+    read."""
+    mode = (folder / "config.json").stat().st_mode
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(mode)
+
+
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError unless names and shapes of the tensors `found` equal those `expected`."""
     wrong = [f"{name} is missing" for name in expected if name not in found]

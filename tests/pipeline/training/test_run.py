@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from pipeline.media.image_decoding import DecodeOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
 from pipeline.source.datasource import SpanDatasource
+from pipeline.training import run
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 
 SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
@@ -104,3 +107,23 @@ def test_answers_to_videos_are_not_asked_of_their_clips(tmp_path: Path) -> None:
     source = {"kind": "webdataset", "path": str(tmp_path), "video": {"clip_s": 2.0}}
     with pytest.raises(ConfigError, match=r"source\.video\.clip_s"):
         job(tmp_path, answer_column="a", source=source)
+
+
+@pytest.mark.parametrize(("image", "kept"), [(None, 2), ({"columns": {"codes": "codes", "label": "label"}}, 1)])
+def test_the_best_weights_are_those_of_the_best_first_choice_and_for_images_of_the_best_three(
+    image: dict[str, Any] | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = iter([(0.5, 0.9), (0.6, 0.8), (0.4, 0.7)])
+
+    def accuracy(*_: Any) -> dict[str, float]:
+        return dict(zip(("top1_accuracy", "top3_accuracy"), next(evaluations), strict=True))
+
+    monkeypatch.setattr(run, "accuracy", accuracy)
+    prompt = {} if image else {"prompt": "say {q}", "answer_column": "a"}
+    made = job(tmp_path / "rows.parquet", **prompt, image=image)
+    trainer = SimpleNamespace(step=0, weights=lambda: trainer.step)
+    fields = {"job": made, "trainer": trainer, "_best": None, "_history": [], "_log": lambda line: None}
+    state: Any = SimpleNamespace(**fields, learner=MagicMock(), _feed=MagicMock())
+    for trainer.step in (1, 2, 3):
+        run.Run._measure(state)
+    assert state._best["weights"] == state._best["step"] == kept
