@@ -11,26 +11,18 @@ outputs differ from the target's own (fp32) beyond rounding has no speed.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness.process import PeerError
-from benchmarks.harness.results import cores, describe_pair, pair_command_line, results_file, write_results
-from benchmarks.harness.verdict import TOLERANCE_ULPS
+from benchmarks.harness.results import describe_pair, pair_command_line, results_file, write_results
 from benchmarks.inflate.shapes import InflationError
-from benchmarks.peers.environment import (
-    EnvironmentRefused,
-    base_variables,
-    make_environment,
-    preloads,
-    python_of,
-    vllm_variables,
-)
-from benchmarks.peers.rounds import CONTENDERS, Cell, Contender, Launched, measure_cells
+from benchmarks.peers.compare import compare
+from benchmarks.peers.environment import EnvironmentRefused
+from benchmarks.peers.rounds import CONTENDERS, Cell, Contender
 from benchmarks.peers.tables import peers_table
-from benchmarks.peers.work import GAMMA, make_work, reference_of
+from benchmarks.peers.work import make_work
 from models.loading.checkpoints import CheckpointError
 from zoo.text.samples import held_out_prompts
 
@@ -42,7 +34,6 @@ MAX_NEW_TOKENS = 64
 
 def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dict[str, Any]:
     """Measure all contenders at all batch sizes."""
-    scratch, dtype = options.scratch, options.dtype
     description = describe_pair(options)
     cells = [
         Cell(batch, batch * per_slot, repeats)
@@ -50,34 +41,8 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
     ]
     prompts = held_out_prompts(max(cell.num_requests for cell in cells), SEED)
     work = make_work(options, prompts, MAX_NEW_TOKENS, max(BATCHES))
-    variables = base_variables(options.threads, scratch, os.environ)
-    pythons = {True: str(python_of(scratch / "vllm")), False: sys.executable}
-    environments = {True: variables, False: variables}
-    if any(one.is_vllm for one in contenders):
-        make_environment(scratch / "vllm")
-        own = vllm_variables(cores()[: options.threads], scratch)
-        environments[True] = {**variables, **own, "LD_PRELOAD": preloads(scratch / "vllm")}
-    reference = reference_of(work, scratch)
-    launched = [Launched(one, pythons[one.is_vllm], environments[one.is_vllm]) for one in contenders]
-    timed, versions = measure_cells(launched, scratch / "work.json", cells, options.launches, reference, dtype)
-    return {
-        "target": "text_target",
-        "drafter": "text_drafter",
-        **description,
-        "gamma": GAMMA,
-        "max_new_tokens": work.max_new_tokens,
-        "ignore_eos": work.ignore_eos,
-        "launches": options.launches,
-        "tolerance_ulps": TOLERANCE_ULPS,
-        "versions": versions,
-        "rows": [
-            {"batch": cell.batch, "name": one.name, "row": one.row, "variant": one.variant}
-            | found[one.name].row(reference[: cell.num_requests], dtype)
-            for cell, found in timed.items()
-            for one in contenders
-            if one.name in found
-        ],
-    }
+    found = compare(work, contenders, cells, options.launches, options.scratch)
+    return {"target": "text_target", "drafter": "text_drafter", **description, **found}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

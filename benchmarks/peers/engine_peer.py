@@ -1,4 +1,4 @@
-"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled|eagle3[/PIECE]`.
+"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK MODE[/PIECE]`.
 
 With a piece of the CPU backend (`PIECES`), the engine runs without it.
 """
@@ -19,7 +19,7 @@ from actors.loading.method import DrafterModel, build_method
 from actors.loading.pair import load_target
 from benchmarks.harness.engines import encode, outcome_of, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
-from configs.drafters import Eagle3Drafter, ModelDrafter
+from configs.drafters import Eagle3Drafter, LookupDrafter, ModelDrafter
 from configs.method import MeasuredController, Method, NoController
 from configs.schema import Checkpoint
 from configs.trees import ChainTree
@@ -45,9 +45,12 @@ def load_model(path: str, dtype: str) -> Target:
 
 
 def choose_method(mode: str, gamma: int) -> Method:
-    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `eagle3`."""
+    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, `eagle3`, or `lookup`
+    of n-grams in the prompt and the output."""
     if mode == "plain":
         return Method()
+    if mode == "lookup":
+        return Method(drafter=LookupDrafter(), tree=ChainTree(length=gamma))
     if mode == "eagle3":
         return Method(drafter=Eagle3Drafter(), tree=ChainTree(length=gamma))
     controller = MeasuredController() if mode == "controlled" else NoController()

@@ -24,6 +24,8 @@ from zoo.pair import CHECKPOINTS
 GAMMA = 5
 """Drafts per step."""
 REFERENCE_BATCH = 16
+WORK_FILE = "work.json"
+"""The file in the scratch folder that all peers read."""
 
 
 def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -38,18 +40,32 @@ def inflated_pair(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def make_work(options: argparse.Namespace, texts: list[str], max_new_tokens: int, max_batch: int) -> Work:
-    """Return the pair, prompts and limits for all peers, and write them to `work.json` in the scratch folder.
+    """Return the pair, prompts and limits for all peers, and write them in the scratch folder."""
+    target, drafter = inflated_pair(options)
+    folders = (str(target), str(drafter))
+    return write_work(folders, options.dtype, options.threads, texts, max_new_tokens, max_batch, options.scratch)
+
+
+def write_work(
+    folders: tuple[str, str],
+    dtype: str,
+    threads: int,
+    texts: list[str],
+    max_new_tokens: int,
+    max_batch: int,
+    scratch: Path,
+) -> Work:
+    """Write `WORK_FILE` in the scratch folder for the folders of a target and a drafter, which may be ""; return it.
 
     The context window has room for a whole draft after the last token.
     """
-    target, drafter = inflated_pair(options)
-    ids = encode(front_end_of(target), texts)
+    ids = encode(front_end_of(Path(folders[0])), texts)
     longest = max(map(len, ids)) + max_new_tokens + GAMMA + 1
     work = Work(
-        target=str(target),
-        drafter=str(drafter),
-        dtype=options.dtype,
-        threads=options.threads,
+        target=folders[0],
+        drafter=folders[1],
+        dtype=dtype,
+        threads=threads,
         gamma=GAMMA,
         max_batch=max_batch,
         max_context_tokens=-(-longest // 32) * 32,
@@ -58,7 +74,8 @@ def make_work(options: argparse.Namespace, texts: list[str], max_new_tokens: int
         prompt_texts=texts,
         prompt_ids=ids,
     )
-    work.write(options.scratch / "work.json")
+    scratch.mkdir(parents=True, exist_ok=True)
+    work.write(scratch / WORK_FILE)
     return work
 
 

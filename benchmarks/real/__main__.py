@@ -1,14 +1,12 @@
 """Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
 
-    python -m zoo.real                 # once: the model and the prompts
-    python -m benchmarks.learning      # if methods with a trained head are wanted; an hour
+    python -m zoo.real                 # once: the model, a drafter and the prompts
     python -m benchmarks.real          # equality and acceptance; writes results/real.json, resumes from .bench/real
-    python -m benchmarks.real --speed  # tokens per second, added to the same file
+    python -m benchmarks.real --peers  # tokens per second beside transformers and vLLM, added to the same file
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
 float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
-sampling under the same noise. Speed is measured in bfloat16; the methods of a round run one after the other, and every
-speed is relative to plain decoding in the same round.
+sampling under the same noise. Speed is measured in bfloat16, all engines in turn.
 """
 
 from __future__ import annotations
@@ -31,19 +29,16 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
+from benchmarks.real.peers import compare_engines, engines_table
 from benchmarks.real.text import (
-    HEAD,
+    DRAFTER,
     HELD_OUT,
     MAX_NEW_TOKENS,
     NUM_PROMPTS,
     SLOTS,
-    SPEED_METHODS,
     equality_table,
     measure_equality,
-    measure_speed,
-    prepare,
     settings,
-    speed_table,
 )
 
 RESULTS = results_file("real")
@@ -51,7 +46,7 @@ RESULTS = results_file("real")
 
 def run_equality(num_prompts: int, scratch: Path) -> list[Results]:
     """Measure all settings, and keep each in the scratch folder, from where an interrupted run goes on."""
-    wanted, partial = settings(HEAD.exists()), scratch / f"equality-{num_prompts}.json"
+    wanted, partial = settings(), scratch / f"equality-{num_prompts}.json"
     rows = read_results(partial)["equality"] if partial.exists() else []
     found = {(row["method"], row["temperature"]): row for row in rows}
     scratch.mkdir(parents=True, exist_ok=True)
@@ -63,28 +58,29 @@ def run_equality(num_prompts: int, scratch: Path) -> list[Results]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real", __doc__)
-    parser.add_argument("--speed", action="store_true", help="measure speed; the file must have the other rows")
+    parser.add_argument("--peers", action="store_true", help="measure speed; the file must have the other rows")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
     options: argparse.Namespace = parser.parse_args(arguments)
-    if not HELD_OUT.exists():
-        progress(f"refused: {HELD_OUT} does not exist; run `python -m zoo.real` first")
-        return 2
+    for needed in (HELD_OUT, DRAFTER):
+        if not needed.exists():
+            progress(f"refused: {needed} does not exist; run `python -m zoo.real` first")
+            return 2
     torch.set_num_threads(options.threads)
     about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
     about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
     results: Results = read_results(RESULTS) if RESULTS.exists() else {}
-    if options.speed:
-        results |= {
-            "speed_setting": about,
-            "speed": measure_speed({name: prepare(name, "bfloat16") for name in SPEED_METHODS}),
-        }
+    if options.peers:
+        found = compare_engines(options)
+        if found is None:
+            return 1
+        results["peers"] = found
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
         results["equality"] = run_equality(options.prompts, options.scratch)
     write_results(RESULTS, results)
-    print(speed_table(results) if options.speed else equality_table(results))
+    print(engines_table(results) if options.peers else equality_table(results))
     return 0
 
 

@@ -37,34 +37,24 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Name → the method, as overrides of the job file."""
-HEAD = Path("out/real/heads/1")
-"""The EAGLE-3 head that `python -m benchmarks.learning` trains on all answers."""
-_CHAIN = "drafter: {kind: eagle3}, tree: {kind: chain, length: 4}"
-LEARNED: dict[str, tuple[str, ...]] = {
-    "eagle3": (f"method={{{_CHAIN}}}", f"model.drafter.path={HEAD}"),
-    "eagle3, tree": ("method=eagle3_25", f"model.drafter.path={HEAD}"),
-    "eagle3, rejection": (
-        f"method={{{_CHAIN}, acceptance: {{kind: rejection}}}}",
-        f"model.drafter.path={HEAD}",
-        "sampling.temperature=1",
-    ),
-}
-"""The same for methods with the head."""
-SAMPLED_ONLY = ("eagle3, rejection",)
+DRAFTER = Path("out/real/drafter")
+"""The shipped drafter, which `python -m zoo.real` builds."""
+DRAFTED = ("sd_chain", "sd_tree", "rejection")
+"""Methods with the drafter."""
+SAMPLED_ONLY = ("rejection",)
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
-SPEED_METHODS = ("plain", "lookup", "suffix")
 BATCHES, NUM_ROUNDS = (1, 8, 32), 3
 SPEED_NEW_TOKENS = 64
 TEMPERATURES = (0.0, 1.0)
 SEED = 0
 
 
-def prepare(name: str, dtype: str) -> Pair:
-    """Load the target and the drafter of a method."""
-    overrides = [*(METHODS | LEARNED)[name], f"model.target.dtype={dtype}", "model.target.device=cpu"]
-    if name in LEARNED:
-        overrides += [f"model.drafter.dtype={dtype}", "model.drafter.device=cpu"]
-    return load(load_job(CaptionJob, CONFIG, tuple(overrides)))
+def job_of(name: str, dtype: str) -> CaptionJob:
+    """Return the caption job of a method, on the CPU."""
+    overrides = [*METHODS.get(name, (f"method={name}",)), f"model.target.dtype={dtype}", "model.target.device=cpu"]
+    if name in DRAFTED:
+        overrides.append(f"model.drafter={{path: {DRAFTER}, dtype: {dtype}, device: cpu}}")
+    return load_job(CaptionJob, CONFIG, tuple(overrides))
 
 
 def read_prompts(pair: Pair, limit: int) -> list[str]:
@@ -119,7 +109,7 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
     Greedy outputs are compared with `generate`, sampled ones with plain sampling under the same noise. Rejection
     sampling (`SAMPLED_ONLY`) has other tokens, which are not compared.
     """
-    plain = prepare("plain", "float32")
+    plain = load(job_of("plain", "float32"))
     prompts = read_prompts(plain, num_prompts)
 
     @cache
@@ -132,7 +122,7 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
         return [list(one.token_ids) for one in done]
 
     for name, temperature in missing:
-        pair = prepare(name, "float32")
+        pair = load(job_of(name, "float32"))
         done, spent_s = decode(pair, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature)), SLOTS)
         outputs = [list(one.token_ids) for one in done]
         row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
@@ -165,10 +155,9 @@ def equal_rows(row: Results) -> str:
     return f"{row['num_equal']} of {row['num_sequences']}{others}"
 
 
-def settings(with_head: bool) -> list[tuple[str, float]]:
-    """Return all methods and temperatures that are measured, those with the head if it exists."""
-    names = [*METHODS, *(LEARNED if with_head else ())]
-    return [(name, one) for name in names for one in TEMPERATURES if one or name not in SAMPLED_ONLY]
+def settings() -> list[tuple[str, float]]:
+    """Return all methods and temperatures that are measured."""
+    return [(name, one) for name in (*METHODS, *DRAFTED) for one in TEMPERATURES if one or name not in SAMPLED_ONLY]
 
 
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
@@ -247,6 +236,3 @@ def speed_table(results: Results) -> str:
         for row in results["speed"]
     ]
     return table("method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines)
-
-
-TABLES = {"real_equality": equality_table, "real_speed": speed_table}

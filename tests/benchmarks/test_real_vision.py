@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.harness.claims import Measured
-from benchmarks.real.vision import DRAFTERS, RESULTS, build_cases, job_of, settings
+from benchmarks.real.vision import RESULTS
 from benchmarks.real.vision_claims import check_claims, num_to_decide
+from benchmarks.real.vision_settings import CLIP_FRAMES, DRAFTERS, NUM_CASES, build_cases, job_of, settings
 from zoo.real_vision.quality import draw_asked
 from zoo.real_vision.scenes import SEED
 
+SETTINGS = [(scenario, name) for scenario in NUM_CASES for name in settings(scenario)]
 
-def results(length: float = 3.0) -> dict[str, Any]:
+
+def results(scenario: str, length: float = 3.0) -> dict[str, Any]:
     """Results of all settings with the same figures."""
     cell = {
         "num_cases": 36,
@@ -25,40 +29,53 @@ def results(length: float = 3.0) -> dict[str, Any]:
         "accuracy_se": 0.01,
         "equal_share": 1.0,
     }
-    kinds = dict.fromkeys(settings(), ("lossless", "exact"))
+    kinds = dict.fromkeys(settings(scenario), ("lossless", "exact"))
     kinds |= {name: ("lossy", name.split("/")[0]) for name in kinds if name.split("/")[0] in ("lvspec", "random")}
     return {
+        "scenario": scenario,
         "methods": {
-            name: {"verify_mode": mode, "acceptance": rule, "scenarios": {"dense": dict(cell)}}
+            name: {"verify_mode": mode, "acceptance": rule, "scenarios": {scenario: dict(cell)}}
             for name, (mode, rule) in kinds.items()
-        }
+        },
     }
 
 
-@pytest.mark.parametrize("name", settings())
-def test_every_setting_is_a_valid_job(name: str) -> None:
-    setting = settings()[name]
+@pytest.mark.parametrize(("scenario", "name"), SETTINGS)
+def test_every_setting_is_a_valid_job(scenario: str, name: str) -> None:
+    setting = settings(scenario)[name]
     job = job_of(setting, "float32")
     assert (job.model.drafter is None) == (setting.drafter is None)
     assert setting.drafter is None or setting.drafter in DRAFTERS
     assert job.sampling.temperature == (1.0 if "sampled" in name or "rejection" in name else 0.0)
 
 
-def test_every_claim_reads_settings_that_are_measured() -> None:
-    found = check_claims(results())
+@pytest.mark.parametrize("scenario", NUM_CASES)
+def test_every_claim_reads_settings_that_are_measured(scenario: str) -> None:
+    found = check_claims(results(scenario))
     assert [one["claim"] for one in found if "not run" in one["numbers"]] == []
-    assert all("not run" in one["numbers"] or "0 settings" in one["numbers"] for one in check_claims({"methods": {}}))
+    empty = check_claims({"scenario": scenario, "methods": {}})
+    assert all("not run" in one["numbers"] or "0 settings" in one["numbers"] for one in empty)
 
 
-def test_claims_fall_when_their_numbers_do() -> None:
-    changed = results()
-    cells = {name: one["scenarios"]["dense"] for name, one in changed["methods"].items()}
+@pytest.mark.parametrize("scenario", NUM_CASES)
+def test_claims_fall_when_their_numbers_do(scenario: str) -> None:
+    changed = results(scenario)
+    cells = {name: one["scenarios"][scenario] for name, one in changed["methods"].items()}
     cells["specvlm/weak"]["mean_acceptance_length"] = 2.0
     cells["lvspec/strong"]["accuracy"] = 0.5
     cells["tabed_mt/weak"]["mean_acceptance_length"] = 1.0
     cells["sd_tree/strong"]["equal_share"] = 0.9
     verdicts = {one["claim"]: one["holds"] for one in check_claims(changed)}
     for begin in ("TABED is best", "LVSpec keeps", "Pruning 90 %", "Every lossless"):
+        assert next(holds for text, holds in verdicts.items() if text.startswith(begin)) is False
+
+
+def test_the_caption_context_loses_if_its_captions_do() -> None:
+    changed = results("dense")
+    changed["methods"]["sd_chain_caption/strong"]["scenarios"]["dense"]["mean_acceptance_length"] = 2.0
+    changed["methods"]["tabed_mt_tree3/strong"]["scenarios"]["dense"]["mean_acceptance_length"] = 1.0
+    verdicts = {one["claim"]: one["holds"] for one in check_claims(changed)}
+    for begin in ("Of the four contexts alone", "TABED on token trees"):
         assert next(holds for text, holds in verdicts.items() if text.startswith(begin)) is False
 
 
@@ -70,10 +87,20 @@ def test_the_number_that_would_decide_a_gap_follows_from_its_error() -> None:
 
 
 def test_cases_are_scored_by_the_true_captions_attributes() -> None:
-    (case, *_) = build_cases(3)
+    (case, *_) = build_cases("dense", 3)
     right, stated = case.score(case.truth)  # type: ignore[misc]
     assert right == stated > 0
     assert case.score("")[0] == 0  # type: ignore[misc]
+
+
+def test_the_frames_of_a_clip_show_one_scene_and_differ() -> None:
+    (image, *_), (clip, *_) = build_cases("dense", 3), build_cases("clip", 3)
+    assert len(image.images) == 1
+    assert len(clip.images) == CLIP_FRAMES == len(clip.messages[0]["content"]) - 1
+    assert (image.truth, image.messages[0]["content"][-1]) == (clip.truth, clip.messages[0]["content"][-1])
+    assert len({frame.tobytes() for frame in clip.images}) > 1
+    gaps = [np.abs(frame.astype(int) - image.images[0]).mean() for frame in clip.images]
+    assert max(gaps) < 8
 
 
 def test_training_scenes_are_no_held_out_scenes() -> None:
@@ -83,7 +110,11 @@ def test_training_scenes_are_no_held_out_scenes() -> None:
     assert not taught & asked
 
 
-def test_the_committed_claims_follow_from_the_committed_numbers() -> None:
-    measured = json.loads(RESULTS.read_text())
+@pytest.mark.parametrize("scenario", NUM_CASES)
+def test_the_committed_claims_follow_from_the_committed_numbers(scenario: str) -> None:
+    measured = json.loads(RESULTS[scenario].read_text())
     assert measured["claims"] == check_claims(measured)
-    assert set(measured["methods"]) <= set(settings())
+    assert set(measured["methods"]) <= set(settings(scenario))
+    assert {
+        name: one["num_cases"] for run in measured["methods"].values() for name, one in run["scenarios"].items()
+    } == {scenario: NUM_CASES[scenario]}

@@ -21,7 +21,9 @@ from decoding.trees import Chain
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.pair import build_processor
+from zoo.quality import decode
 from zoo.real import __main__ as make_real
+from zoo.real import drafters
 from zoo.real_vision import __main__ as make
 from zoo.real_vision import differences
 from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
@@ -82,6 +84,20 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
         assert list(done[request.sample_id].token_ids) == expected
     if drafted:
         assert all(one.telemetry.num_accepted_draft_tokens for one in done.values())
+
+
+@pytest.mark.parametrize(("name", "least"), [("strong", 3.5), ("weak", 3.0)])
+def test_shipped_drafters_draft_without_changing_captions(name: str, least: float, folder: Path) -> None:
+    model = Target.load(CheckpointRef(str(folder)), "float32")
+    requests = requests_of(model, draw_asked("held_out", NUM_SCENES, 0), NUM_TOKENS)
+    plain = decode(model, requests)
+    place = folder.parent / f"{name}_drafter"
+    drafted = decode(model, requests, Target.load(CheckpointRef(str(place)), "float32"))
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    steps = sum(one.telemetry.num_spec_steps for one in drafted)
+    accepted = sum(one.telemetry.num_accepted_draft_tokens for one in drafted)
+    assert 1 + accepted / steps > least
+    assert drafters.ensure(place, folder, differences.DRAFTERS[name], drafters.digest(differences.FILE)) is False
 
 
 def test_captions_state_the_scene_as_often_as_the_committed_report_says(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,20 @@ from transformers import (
 
 from zoo import tower
 from zoo.pair import build_tokenizer
+from zoo.real import drafters, low_rank
+from zoo.real.low_rank import LAYERS, attach, merge
+from zoo.real.model import WEIGHTS_SHA256
 from zoo.real_vision import differences
 from zoo.real_vision.labels import NUM_VISUAL_TOKENS, WORDS
 from zoo.real_vision.language import Learner, train
-from zoo.real_vision.low_rank import LAYERS, attach, merge
 from zoo.real_vision.model import vision_config
 from zoo.real_vision.projector import word_embeddings
 from zoo.real_vision.samples import Packed, draw_packed
 from zoo.world.dense import PROMPTS
 
 TOKENIZER = build_tokenizer()
+DECODER = "model.language_model"
+PREFIX = f"{DECODER}.layers."
 
 
 def tiny_text() -> LlamaConfig:
@@ -179,7 +184,7 @@ def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
         torch.nn.init.normal_(one, std=0.1)
     seen = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
     path = tmp_path / "differences.safetensors"
-    differences.pack({**seen, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
+    low_rank.pack({**seen, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
     differences.apply(model, differences.load_file(path))
     after = model.state_dict()
     for name, one in after.items():
@@ -192,13 +197,75 @@ def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
 
 def test_differences_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than"):
-        differences.pack({"big": torch.zeros(16_000_000)}, tmp_path / "big.safetensors", {})
+        low_rank.pack({"big": torch.zeros(16_000_000)}, tmp_path / "big.safetensors", {})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RuntimeError, match="missing"):
         differences.apply(tiny_model(), {})
     with pytest.raises(differences.NotBuilt, match="does not exist"):
         differences.ensure(tmp_path / "target", path=tmp_path / "none.safetensors")
     small = tmp_path / "small.safetensors"
-    differences.pack({"a": torch.zeros(1)}, small, {})
+    low_rank.pack({"a": torch.zeros(1)}, small, {"weights_sha256": WEIGHTS_SHA256})
     with pytest.raises(differences.NotBuilt, match="is not the converted SmolLM2"):
         differences.ensure(tmp_path / "target", tmp_path / "no_model", small)
+
+
+def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditionalGeneration, dict[str, torch.Tensor]]:
+    """Return a target, and the weights of a drafter with some of its layers, each changed by a matrix of a rank."""
+    target = tiny_model()
+    weights = target.state_dict()
+    found = {name: one.clone() for name, one in weights.items() if not name.startswith(PREFIX)}
+    for own, layer in enumerate(layers):
+        prefix = f"{PREFIX}{layer}."
+        for name, one in weights.items():
+            if name.startswith(prefix):
+                change = torch.randn(one.shape) * 0.1
+                if one.dim() == 2:
+                    change = torch.randn(one.shape[0], rank) @ torch.randn(rank, one.shape[1]) * 0.1
+                found[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = one + change
+    found["model.language_model.norm.weight"] += 0.5
+    return target, found
+
+
+@pytest.mark.parametrize(("rank", "is_exact"), [(4, True), (3, False)])
+def test_a_packed_drafter_has_the_trained_weights_if_their_differences_have_its_rank(rank: int, is_exact: bool) -> None:
+    target, trained = tiny_drafter((1, 0), 4)
+    packed = drafters.subtract(target.state_dict(), trained, (1, 0), DECODER, rank)
+    assert not any("vision_tower" in name or "embed" in name or "lm_head" in name for name in packed)
+    built = tiny_model()
+    weights = target.state_dict()
+    moved = {f"{PREFIX}{own}.": f"{PREFIX}{layer}." for own, layer in enumerate((1, 0))}
+    for own, layer in moved.items():
+        source = {own + name.removeprefix(layer): one for name, one in weights.items() if name.startswith(layer)}
+        built.load_state_dict(source, strict=False)
+    low_rank.add(built, packed)
+    gaps = [(one - trained[name]).abs().max() for name, one in built.state_dict().items()]
+    assert (max(gaps) < 1e-4) == is_exact
+
+
+def test_a_drafter_of_which_more_than_layers_was_trained_is_refused() -> None:
+    target, trained = tiny_drafter((0,), 2)
+    trained["model.language_model.embed_tokens.weight"] += 0.1
+    with pytest.raises(ValueError, match="only layers can be packed"):
+        drafters.subtract(target.state_dict(), trained, (0,), DECODER)
+
+
+@pytest.mark.parametrize("path", [*differences.DRAFTERS.values(), drafters.FILE], ids=lambda path: path.stem)
+def test_shipped_drafters_belong_to_their_targets(path: Path) -> None:
+    notes = drafters.read_notes(path)
+    target = WEIGHTS_SHA256 if path == drafters.FILE else drafters.digest(differences.FILE)
+    assert notes["target_sha256"] == target
+    assert (notes["layers"][0], notes["layers"][-1]) == (0, 29)
+    assert path.stat().st_size < 10_000_000
+    assert path.stat().st_mode & 0o044, "others cannot read it"
+
+
+def test_a_drafter_of_another_target_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "drafter.safetensors"
+    notes = {"layers": "[0]", "measured": "{}", "target_sha256": "one"}
+    low_rank.pack({"a": torch.zeros(1)}, path, notes)
+    with pytest.raises(drafters.OtherTarget, match="another target: train and pack"):
+        drafters.ensure(tmp_path / "drafter", tmp_path / "no_target", path, "another")
+    (tmp_path / "drafter").mkdir()
+    record = {"differences_sha256": drafters.digest(path), "target_sha256": "one"}
+    (tmp_path / "drafter" / "source.json").write_text(json.dumps(record))
+    assert drafters.ensure(tmp_path / "drafter", tmp_path / "no_target", path, "one") is False

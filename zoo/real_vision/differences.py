@@ -1,62 +1,45 @@
-"""Packs what the vision pair's target adds to SmolLM2 into one file, and builds the target's model folder from it.
+"""Builds the vision pair's target from SmolLM2 and the file of what the target adds to it.
 
 The file has the tower, the projector and the low-rank differences in bfloat16. Differences are added in float32.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
+from models.heads.files import make_readable
 from zoo.pair import build_processor
+from zoo.real.drafters import digest, read_record
+from zoo.real.low_rank import add
 from zoo.real.model import RECORD, WEIGHTS_SHA256, is_converted
 from zoo.real_vision.labels import IMAGE_PX, PATCH_PX
-from zoo.real_vision.low_rank import merge
 from zoo.real_vision.model import LANGUAGE, build_model, load_tokenizer
 
 FILE = Path(__file__).parent / "target.safetensors"
-LARGEST_BYTES = 30_000_000
+DRAFTERS = {name: Path(__file__).parent / f"{name}_drafter.safetensors" for name in ("strong", "weak")}
+"""Name → file of `zoo.real.drafters`."""
 
 
 class NotBuilt(Exception):
     """The target cannot be built; the message states the reason and what to do."""
 
 
-def pack(tensors: dict[str, Tensor], path: Path, notes: dict[str, str]) -> int:
-    """Write differences in bfloat16; return the file's size in bytes. Raises ValueError above 30 MB."""
-    small = {name: one.to(torch.bfloat16).contiguous() for name, one in tensors.items()}
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(small, partial, notes | {"weights_sha256": WEIGHTS_SHA256})
-    size = partial.stat().st_size
-    if size > LARGEST_BYTES:
-        partial.unlink()
-        raise ValueError(f"{path} would have {size:,} bytes, more than {LARGEST_BYTES:,}")
-    os.replace(partial, path)
-    return size
-
-
 def apply(model: LlavaForConditionalGeneration, differences: dict[str, Tensor]) -> None:
-    """Add differences to a model of `build_model` in place. Raises KeyError or RuntimeError if names or shapes do not
-    fit."""
-    whole = {name: one.float() for name, one in differences.items() if not name.endswith((".down", ".up"))}
-    low = {name: one for name, one in differences.items() if name.endswith((".down", ".up"))}
-    changed = {name.removesuffix(".down") for name in low if name.endswith(".down")}
-    weights = model.state_dict()
-    merged = merge({name: weights[name] for name in changed}, low)
-    missing, unexpected = model.load_state_dict(whole | merged, strict=False)
+    """Add the target's differences to a model of `build_model` in place. Raises KeyError or RuntimeError if names or
+    shapes do not fit."""
+    missing = add(model, differences)
     untouched = [name for name in missing if ".vision_tower." in name or ".multi_modal_projector." in name]
-    if unexpected or untouched:
-        raise RuntimeError(f"the differences do not fit the model: unexpected {unexpected}, missing {untouched}")
+    if untouched:
+        raise RuntimeError(f"the differences do not fit the model: missing {untouched}")
 
 
 def ensure(folder: Path, language: Path = LANGUAGE, path: Path = FILE) -> bool:
@@ -66,9 +49,7 @@ def ensure(folder: Path, language: Path = LANGUAGE, path: Path = FILE) -> bool:
     """
     if not path.is_file():
         raise NotBuilt(f"{path} does not exist: train the target with `python -m zoo.real_vision.train`")
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    record = {"weights_sha256": WEIGHTS_SHA256, "differences_sha256": digest}
+    record = {"weights_sha256": WEIGHTS_SHA256, "differences_sha256": digest(path)}
     if read_record(folder) == record:
         return False
     if not is_converted(language):
@@ -86,15 +67,7 @@ def ensure(folder: Path, language: Path = LANGUAGE, path: Path = FILE) -> bool:
         model.save_pretrained(made)
         build_processor(tokenizer, IMAGE_PX, PATCH_PX).save_pretrained(made)
         (made / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        make_readable(made)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(made, folder)
     return True
-
-
-def read_record(folder: Path) -> dict[str, str] | None:
-    """Return the record of a built folder; None without a readable one."""
-    try:
-        found: dict[str, str] = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
-        return None
-    return found

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from zoo.quality import ATTRIBUTE_WORDS
+from zoo.real.low_rank import LowRankLinear, attach
 from zoo.real_vision.labels import WORDS, words_of
-from zoo.real_vision.low_rank import LowRankLinear, attach
 from zoo.real_vision.projector import word_embeddings
 from zoo.real_vision.samples import Packed, draw_packed
 from zoo.samples import pixels_of

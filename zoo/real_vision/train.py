@@ -4,6 +4,7 @@
     projector   fit the projector to embeddings of the patches' words   → OUT/projector.safetensors
     language    train low-rank differences of SmolLM2                   → OUT/checkpoint.safetensors, OUT/curve.jsonl
     pack        pack everything into the file of `python -m zoo.real_vision`
+    drafters    pack OUT/trained_strong and OUT/trained_weak, which `jobs.train_drafter` wrote
 
 `tower` and `language` continue from their checkpoints in OUT. `language --columns words` needs no tower;
 `--columns tower` continues from it with the pictures themselves.
@@ -21,6 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
+from zoo.real import drafters
+from zoo.real.low_rank import pack as pack_file
+from zoo.real.model import WEIGHTS_SHA256
 from zoo.real_vision import differences
 from zoo.real_vision.labels import HEADS, IMAGE_PX, label_patches
 from zoo.real_vision.language import LANGUAGE_MODEL, PROJECTOR, Learner, train
@@ -98,11 +102,25 @@ def pack(options: argparse.Namespace) -> None:
     tensors: dict[str, Tensor] = load_file(options.out / "tower.safetensors")
     found = load_file(options.out / CHECKPOINT)
     tensors |= {name: one for name, one in found.items() if name.startswith((LANGUAGE_MODEL, PROJECTOR))}
-    size = differences.pack(tensors, options.differences, {})
+    size = pack_file(tensors, options.differences, {"weights_sha256": WEIGHTS_SHA256})
     report(f"{options.differences}: {size:,} bytes")
 
 
-STAGES = {"tower": train_tower, "projector": train_projector, "language": train_language, "pack": pack}
+def pack_drafters(options: argparse.Namespace) -> None:
+    """Pack the drafters in OUT/trained_strong and OUT/trained_weak."""
+    target = drafters.digest(differences.FILE)
+    for name, path in differences.DRAFTERS.items():
+        size = drafters.pack_drafter(options.out / f"trained_{name}", options.out / "target", path, target)
+        report(f"{path}: {size:,} bytes")
+
+
+STAGES = {
+    "tower": train_tower,
+    "projector": train_projector,
+    "language": train_language,
+    "pack": pack,
+    "drafters": pack_drafters,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

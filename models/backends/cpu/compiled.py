@@ -170,6 +170,8 @@ class PackedHead(nn.Module):
     def __init__(self, head: nn.Linear) -> None:
         super().__init__()
         self.head = head
+        # The packed copy keeps the weight alive, and is released with the layer: a model's, or an engine's slice.
+        weakref.finalize(head, forget, [head.weight.data_ptr()])
 
     def forward(self, hidden: Tensor) -> Tensor:
         return multiply(hidden, [self.head.weight], [self.head.bias])
@@ -178,10 +180,7 @@ class PackedHead(nn.Module):
 def pack_head(head: Any) -> nn.Module:
     """Return a linear layer or a `SlicedHead` of one with packed weights; other layers are returned unchanged."""
     if type(getattr(head, "rows", None)) is nn.Linear:
-        rows = PackedHead(head.rows)
-        # An engine owns its slice; the packed copy is released with the slice.
-        weakref.finalize(rows, forget, [head.rows.weight.data_ptr()])
-        sliced: nn.Module = head.with_rows(rows)
+        sliced: nn.Module = head.with_rows(PackedHead(head.rows))
         return sliced
     return PackedHead(head) if type(head) is nn.Linear else head
 

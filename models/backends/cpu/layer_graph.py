@@ -11,6 +11,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,19 +36,18 @@ _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])
 """Matches dynamo's source name of a graph input: an argument, its element, or a size or stride of either."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Graph:
     """A compiled function with inputs `names`.
 
     `pick` selects its inputs from the arguments; None if they cannot be selected. `generated` is the generated code
-    without torch's wrapper; None if its inputs may differ. `layer_inputs` has each layer's inputs that are weights.
+    without torch's wrapper; None if its inputs may differ. Torch never releases a graph, so it has no weights.
     """
 
     run: Callable[..., Sequence[Tensor]]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
     names: Sequence[str]
     generated: Callable[[list[Any]], Sequence[Tensor]] | None
-    layer_inputs: list[list[Any]] | None = None
 
 
 class LayerGraph:
@@ -63,10 +63,13 @@ class LayerGraph:
         self._template = template_of(layers)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._latest: _Graph | None = None
+        self._layer_inputs: dict[_Graph, list[list[Any]]] = {}
         self._has_kernel: bool | None = None
         # These options are missing in torch's type stubs.
         options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS, "isolate_recompiles": True}
-        self._traced = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=self._compile, **options)
+        # Torch never releases a backend.
+        backend = partial(_compile, weakref.ref(self))
+        self._traced = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=backend, **options)
         addresses = [parameter.data_ptr() for layer in layers for parameter in layer.parameters()]
         weakref.finalize(self, forget, addresses)
 
@@ -113,17 +116,19 @@ class LayerGraph:
                 recorded.add(index, hidden)
                 hidden = self(index, hidden, step, given)
             return hidden
-        if graph.layer_inputs is None:
-            graph.layer_inputs = [self._weight_inputs(graph, weights) for weights in self._weights]
+        layer_inputs = self._layer_inputs.get(graph)
+        if layer_inputs is None:
+            layer_inputs = [self._weight_inputs(graph, weights) for weights in self._weights]
+            self._layer_inputs[graph] = layer_inputs
         # Layers return contiguous states; the generated code requires the same of the first input.
         hidden = hidden.contiguous()
         inputs = graph.pick(self._arguments(indices[0], hidden, step, given))
         # Besides the weights, these three inputs differ between layers.
         hidden_at, key_at, value_at = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
-        shared = [(at, value) for at, value in enumerate(inputs) if graph.layer_inputs[0][at] is None]
+        shared = [(at, value) for at, value in enumerate(inputs) if layer_inputs[0][at] is None]
         for index in indices:
             recorded.add(index, hidden)
-            arguments = graph.layer_inputs[index].copy()
+            arguments = layer_inputs[index].copy()
             for at, value in shared:
                 arguments[at] = value
             arguments[hidden_at] = hidden
@@ -173,38 +178,43 @@ class LayerGraph:
         step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel, packing=packing)
         return torch.func.functional_call(self._template, weights, (hidden,), {**given, "lanes": step})
 
-    def _compile(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Sequence[Tensor]]:
-        # The import takes a second, and most processes never compile.
-        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-        names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
-        merge_linears(module.graph)
-        module.recompile()
-        generated: list[Callable[[list[Any]], Sequence[Tensor]]] = []
+def _compile(
+    owner: weakref.ref[LayerGraph], module: torch.fx.GraphModule, inputs: list[Any]
+) -> Callable[..., Sequence[Tensor]]:
+    """Compile a traced graph; the result reports every call to its owner. Neither keeps the owner alive."""
+    # The import takes a second, and most processes never compile.
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-        def compile_inner(inner: torch.fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
-            compiled: Any = compile_fx_inner(inner, examples, **options)
-            outputs = next(node for node in reversed(inner.graph.nodes) if node.op == "output").args[0]
-            # Torch may have added inputs, or outputs that its wrapper copies.
-            if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
-                generated.append(found)
-            return compiled
+    names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
+    merge_linears(module.graph)
+    module.recompile()
+    generated: list[Callable[[list[Any]], Sequence[Tensor]]] = []
 
-        # The few kernels of one layer need no pool of compiler processes.
-        options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
-        if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
-            # A single node's element-wise kernels finish before a second thread wakes up.
-            options["cpp.threads"] = 1
-        # A hit in torch's outer cache would bypass `compile_inner`. The inner cache saves most of the time.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
-            run: Any = compile_fx(module, inputs, inner_compile=compile_inner, config_patches=options)
-        graph = _Graph(run, _picker(names), names, generated[0] if len(generated) == 1 else None)
+    def compile_inner(inner: torch.fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        compiled: Any = compile_fx_inner(inner, examples, **options)
+        outputs = next(node for node in reversed(inner.graph.nodes) if node.op == "output").args[0]
+        # Torch may have added inputs, or outputs that its wrapper copies.
+        if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
+            generated.append(found)
+        return compiled
 
-        def recorded(*inputs: Any) -> Sequence[Tensor]:
-            self._latest = graph
-            return run(*inputs)  # type: ignore[no-any-return]
+    # The few kernels of one layer need no pool of compiler processes.
+    options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
+    if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
+        # A single node's element-wise kernels finish before a second thread wakes up.
+        options["cpp.threads"] = 1
+    # A hit in torch's outer cache would bypass `compile_inner`. The inner cache saves most of the time.
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        run: Any = compile_fx(module, inputs, inner_compile=compile_inner, config_patches=options)
+    graph = _Graph(run, _picker(names), names, generated[0] if len(generated) == 1 else None)
 
-        return recorded
+    def recorded(*inputs: Any) -> Sequence[Tensor]:
+        if (found := owner()) is not None:
+            found._latest = graph
+        return run(*inputs)  # type: ignore[no-any-return]
+
+    return recorded
 
 
 def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:

@@ -1,17 +1,21 @@
-"""Low-rank differences to the linear layers of a language model (LoRA: Hu et al., 2021), and their merging."""
+"""Low-rank differences to linear layers (LoRA, Hu et al. 2021), their merging and their files."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 RANK = 16
 SCALE = 2.0
 """Factor of the product of both matrices."""
+LARGEST_BYTES = 30_000_000
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -53,3 +57,29 @@ def merge(weights: Mapping[str, Tensor], differences: Mapping[str, Tensor]) -> d
         down, up = (differences[f"{name}.{part}"].float() for part in ("down", "up"))
         merged[name] = weights[name].float() + SCALE * (up @ down)
     return merged
+
+
+def add(model: nn.Module, differences: dict[str, Tensor]) -> list[str]:
+    """Add low-rank differences to weights of a model, and replace its other weights by those given whole; return the
+    names of the weights that stay. Raises KeyError or RuntimeError if names or shapes do not fit."""
+    whole = {name: one.float() for name, one in differences.items() if not name.endswith((".down", ".up"))}
+    low = {name: one for name, one in differences.items() if name.endswith((".down", ".up"))}
+    changed = {name.removesuffix(".down") for name in low if name.endswith(".down")}
+    weights = model.state_dict()
+    merged = merge({name: weights[name] for name in changed}, low)
+    missing, unexpected = model.load_state_dict(whole | merged, strict=False)
+    if unexpected:
+        raise RuntimeError(f"the differences do not fit the model: unexpected {unexpected}")
+    return list(missing)
+
+
+def pack(tensors: dict[str, Tensor], path: Path, notes: dict[str, str]) -> int:
+    """Write differences in bfloat16; return the file's size in bytes. Raises ValueError above 30 MB."""
+    small = {name: one.to(torch.bfloat16).contiguous() for name, one in tensors.items()}
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    packed = save(small, notes)
+    if len(packed) > LARGEST_BYTES:
+        raise ValueError(f"{path} would have {len(packed):,} bytes, more than {LARGEST_BYTES:,}")
+    partial.write_bytes(packed)
+    os.replace(partial, path)
+    return len(packed)

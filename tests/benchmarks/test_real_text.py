@@ -1,0 +1,46 @@
+"""The methods of the benchmark on real text are jobs, and its speeds are compared with other engines only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.engine_peer import choose_method
+from benchmarks.real.peers import CELLS, ON_TEXT, OWN, engines_line, engines_table
+from benchmarks.real.text import DRAFTED, job_of, settings
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in settings()}))
+def test_every_method_is_a_valid_job(name: str) -> None:
+    job = job_of(name, "float32")
+    assert job.method.verify_mode == "lossless"
+    assert (job.model.drafter is not None) == (name in DRAFTED)
+
+
+def test_no_engine_needs_a_drafter() -> None:
+    assert {one.row for one in ON_TEXT} == {*OWN, "transformers", "vLLM", "vLLM, n-grams"}
+    assert choose_method("lookup", 5).drafter.kind == "lookup"
+    assert choose_method("lookup", 5).tree.length == 5  # type: ignore[union-attr]
+
+
+def row(batch: int, name: str, seconds: float | None) -> dict[str, Any]:
+    speed = None if seconds is None else {"median": 8 / seconds, "low": 8 / seconds, "high": 8 / seconds}
+    verdict = {"num_sequences": 8, "num_equal": 8, "num_close": 0, "num_different": 0}
+    return {
+        "batch": batch, "row": name, "variant": "", "seconds": [seconds or 1.0], "samples_per_s": speed,
+        "tokens_per_s": speed, "acceptance_length": None, "peak_bytes": 2**30, "verdict": verdict,
+    }  # fmt: skip
+
+
+def test_speeds_are_those_over_the_fastest_other_engine() -> None:
+    rows = [row(1, "draftfleet", 4.0), row(1, "draftfleet, n-grams", 2.0), row(1, "transformers", 8.0)]
+    rows += [row(1, "vLLM", 5.0), row(1, "vLLM, n-grams", None)]
+    text = engines_line({"peers": {"rows": rows}})
+    assert text.endswith("2.50 at batch 1 (draftfleet, n-grams over vLLM).")
+    assert "not measured" in engines_line({}).lower()
+    assert engines_table({"peers": {"rows": rows}}).count("\n") == 6
+
+
+def test_every_batch_is_filled_twice() -> None:
+    assert all(cell.num_requests >= 2 * cell.batch for cell in CELLS)
