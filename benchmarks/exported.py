@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.loading.pair import load_target
+from actors.loading.pair import load, load_target
 from benchmarks.harness.engines import run_requests
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.process import Outcome, Peer, Work
@@ -26,7 +26,7 @@ from benchmarks.harness.results import command_line, cores, machine, progress, r
 from benchmarks.peers.environment import base_variables, make_environment, preloads, python_of, vllm_variables
 from benchmarks.peers.rounds import ENGINE, VLLM
 from benchmarks.peers.work import reference_of
-from benchmarks.real.text import prepare, read_prompts
+from benchmarks.real.text import job_of, read_prompts
 from configs.schema import Checkpoint
 from configs.training import TrainDrafterJob
 from decoding import Engine, Request, Sampling
@@ -153,7 +153,7 @@ def measure(scratch: Path) -> Results:
 
 def measure_real(scratch: Path) -> Results:
     """Compare both engines on the pretrained model, with the head that benchmarks.learning trained on all answers."""
-    texts = read_prompts(prepare("plain", "float32"), NUM_PROMPTS)
+    texts = read_prompts(load(job_of("plain", "float32")), NUM_PROMPTS)
     return compare("out/real/target", REAL_HEAD, texts, scratch)
 
 

@@ -36,6 +36,7 @@ from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
 from benchmarks.processors import __main__ as processors
+from benchmarks.real import peers as real_peers
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before
@@ -66,8 +67,13 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
     "exported": exported.TABLES,
-    "real": real_text.TABLES,
+    "real": {
+        "real_equality": real_text.equality_table,
+        "real_peers": real_peers.engines_table,
+        "real_peers_line": real_peers.engines_line,
+    },
     "real_vision": real_vision.TABLES,
+    "real_vision_clips": real_vision.CLIP_TABLES,
     "verification": verification.TABLES,
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
@@ -82,6 +88,7 @@ MODULES = {
     "audit": "guarantees.audit",
     "estimate": "guarantees.estimate",
     "real_vision": "real.vision",
+    "real_vision_clips": "real.vision --scenario clip",
     "scale_before": "scale.before",
     "verification": "guarantees.verification",
 }

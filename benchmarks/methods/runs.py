@@ -68,6 +68,8 @@ def run_method(
     plain: Completions | None,
     seed: int,
     follow_drafter: bool = False,
+    max_context_tokens: int = MAX_CONTEXT_TOKENS,
+    slots: int = SLOTS,
 ) -> tuple[dict[str, Any], Completions]:
     """Run one method over all scenarios; return metrics and completions. `follow_drafter` accepts every draft."""
     cells: dict[str, Any] = {}
@@ -76,7 +78,7 @@ def run_method(
         method = build_method(choice, pair.drafter, pair.target)
         if follow_drafter:
             method = Method(method.drafter, method.tree, FollowDrafter())
-        engine = Engine(pair.target, method, SLOTS, MAX_CONTEXT_TOKENS)
+        engine = Engine(pair.target, method, slots, max_context_tokens)
         completions[name] = run_cases(pair, engine, cases, sampling, seed)
         target_forwards = engine.stats.target_forwards
         cells[name] = measure(cases, completions[name], plain[name] if plain else None, target_forwards)

@@ -63,7 +63,7 @@ def test_claims_fall_when_their_numbers_do(scenario: str) -> None:
     cells = {name: one["scenarios"][scenario] for name, one in changed["methods"].items()}
     cells["specvlm/weak"]["mean_acceptance_length"] = 2.0
     cells["lvspec/strong"]["accuracy"] = 0.5
-    cells["tabed_mt/weak"]["mean_acceptance_length"] = 1.0
+    cells["tabed_mt/strong"]["mean_acceptance_length"] = 1.0
     cells["sd_tree/strong"]["equal_share"] = 0.9
     verdicts = {one["claim"]: one["holds"] for one in check_claims(changed)}
     for begin in ("TABED is best", "LVSpec keeps", "Pruning 90 %", "Every lossless"):
