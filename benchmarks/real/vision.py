@@ -47,7 +47,7 @@ from benchmarks.real.vision_settings import (
     settings,
 )
 from decoding import Request, Sampling
-from zoo.real.drafters import read_notes
+from zoo.real.drafters import digest, read_notes
 from zoo.real_vision.differences import DRAFTERS as FILES
 from zoo.real_vision.quality import MAX_NEW_TOKENS, draw_asked, requests_of
 
@@ -72,8 +72,17 @@ def run_missing(results: Results, scenario: str) -> None:
                 Setting("plain", None, (f"sampling.temperature={temperature}",)), "the reference"
             )
         reference = plain.get(temperature)
-        limits = (MAX_CONTEXT_TOKENS[scenario], SLOTS[scenario])
-        cells, done = run_method(pair, method, cases, sampling, reference, SEED, setting.follow_drafter, *limits)
+        cells, done = run_method(
+            pair,
+            method,
+            cases,
+            sampling,
+            reference,
+            SEED,
+            setting.follow_drafter,
+            max_context_tokens=MAX_CONTEXT_TOKENS[scenario],
+            slots=SLOTS[scenario],
+        )
         length = cells[scenario]["mean_acceptance_length"]
         progress(f"{name:28s} {time.perf_counter() - start_s:6.1f} s  {length:.2f}")
         return {
@@ -108,6 +117,7 @@ def trained_drafters() -> Results:
         notes = read_notes(path)
         measured = {key: notes["measured"][key] for key in FIGURES}
         found[name] = {"num_layers": len(notes["layers"]), **measured, "file_bytes": path.stat().st_size}
+        found[name]["sha256"] = digest(path)
     return found
 
 
@@ -191,6 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = {"machine": machine(), "torch": torch.__version__}
     path = RESULTS[options.scenario]
     results: Results = read_results(path) if path.exists() else {}
+    if results.get("drafters", trained_drafters()) != trained_drafters():
+        progress(f"refused: {path} was measured with other drafters; remove it to measure these")
+        return 2
     if options.speed:
         pairs = {name: load(job_of(one, "bfloat16")) for name, one in SPEED_SETTINGS.items()}
         results |= {

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.harness.claims import Measured
-from benchmarks.real.vision import RESULTS
+from benchmarks.real import vision
+from benchmarks.real.vision import RESULTS, main, trained_drafters
 from benchmarks.real.vision_claims import check_claims, num_to_decide
 from benchmarks.real.vision_settings import CLIP_FRAMES, DRAFTERS, NUM_CASES, build_cases, job_of, settings
 from zoo.real_vision.quality import draw_asked
@@ -111,10 +113,26 @@ def test_training_scenes_are_no_held_out_scenes() -> None:
 
 
 @pytest.mark.parametrize("scenario", NUM_CASES)
-def test_the_committed_claims_follow_from_the_committed_numbers(scenario: str) -> None:
+def test_the_committed_claims_follow_from_the_committed_numbers_of_the_shipped_drafters(scenario: str) -> None:
     measured = json.loads(RESULTS[scenario].read_text())
     assert measured["claims"] == check_claims(measured)
+    assert measured["drafters"] == trained_drafters()
     assert set(measured["methods"]) <= set(settings(scenario))
     assert {
         name: one["num_cases"] for run in measured["methods"].values() for name, one in run["scenarios"].items()
     } == {scenario: NUM_CASES[scenario]}
+
+
+def test_results_of_other_drafters_are_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    drafters = trained_drafters()
+    drafters["weak"]["sha256"] = "another"
+    path.write_text(json.dumps({"drafters": drafters, "methods": {}}))
+    monkeypatch.setitem(RESULTS, "dense", path)
+    monkeypatch.setattr(vision, "FOLDER", tmp_path)
+    monkeypatch.setattr(vision, "DRAFTERS", {})
+    (tmp_path / "target").mkdir()
+    assert main([]) == 2
+    assert "measured with other drafters" in capsys.readouterr().err
