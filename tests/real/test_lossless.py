@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.real.text import METHODS, decode, prepare, read_prompts, requests_of
+from actors.loading.pair import load
+from benchmarks.real.text import DRAFTED, METHODS, SAMPLED_ONLY, decode, job_of, read_prompts, requests_of
 from decoding import Sampling
 from jobs import caption
 from zoo.real import __main__ as make_real
@@ -50,9 +51,9 @@ def test_the_model_writes_sensible_text(oracle: Any) -> None:
     assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", [name for name in (*METHODS, *DRAFTED) if name not in SAMPLED_ONLY])
 def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str, oracle: Any) -> None:
-    pair, plain = prepare(name, "float32"), prepare("plain", "float32")
+    pair, plain = (load(job_of(one, "float32")) for one in (name, "plain"))
     prompts = read_prompts(pair, NUM_PROMPTS)
     done, _ = decode(pair, requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS)), 5)
     for prompt, completion in zip(prompts, done, strict=True):

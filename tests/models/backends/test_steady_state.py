@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
+from models.backends.cpu import layer_graph
 from models.backends.cpu.layer_graph import LayerGraph
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -29,14 +31,14 @@ KINDS = 6
 
 def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    made: list[LayerGraph] = []
-    compile_graph = LayerGraph._compile
+    made: list[weakref.ref[LayerGraph]] = []
+    compile_graph = layer_graph._compile
 
-    def counted(self: LayerGraph, *arguments: Any) -> Any:
-        made.append(self)
-        return compile_graph(self, *arguments)
+    def counted(owner: weakref.ref[LayerGraph], *arguments: Any) -> Any:
+        made.append(owner)
+        return compile_graph(owner, *arguments)
 
-    monkeypatch.setattr(LayerGraph, "_compile", counted)
+    monkeypatch.setattr(layer_graph, "_compile", counted)
     target, drafter = (
         Target.load(CheckpointRef(str(CHECKPOINTS / name)), "float32", "cpu")
         for name in ("text_target", "text_drafter")

@@ -54,7 +54,7 @@ def test_unknown_tokens_are_an_error_of_the_caller(ids: list[int], vocab_size: i
 
 
 @needs_packing
-def test_a_packed_slice_gives_the_same_and_takes_its_copy_with_it() -> None:
+def test_a_packed_slice_gives_the_same_and_its_copy_goes_with_its_layer() -> None:
     sliced = SlicedHead.of(layer(True), range(0, 20, 3), vocab_size=20)
     address = sliced.rows.weight.data_ptr()
     packed = pack_head(sliced)
@@ -64,7 +64,7 @@ def test_a_packed_slice_gives_the_same_and_takes_its_copy_with_it() -> None:
     with torch.inference_mode():
         torch.testing.assert_close(packed(hidden), sliced(hidden))
     assert address in packing._packed
-    del packed
+    del packed, sliced
     gc.collect()
     assert address not in packing._packed
 
