@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchmarks import (
@@ -36,6 +37,7 @@ from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
 from benchmarks.processors import __main__ as processors
+from benchmarks.real import heads as real_heads
 from benchmarks.real import peers as real_peers
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
@@ -69,6 +71,8 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "exported": exported.TABLES,
     "real": {
         "real_equality": real_text.equality_table,
+        "real_head_training": real_heads.training_table,
+        "real_heads": partial(real_text.equality_table, part="heads"),
         "real_peers": real_peers.engines_table,
         "real_peers_line": real_peers.engines_line,
     },

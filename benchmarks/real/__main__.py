@@ -2,7 +2,10 @@
 
     python -m zoo.real                 # once: the model, a drafter and the prompts
     python -m benchmarks.real          # equality and acceptance; writes results/real.json, resumes from .bench/real
-    python -m benchmarks.real --peers  # tokens per second beside transformers and vLLM, added to the same file
+    python -m benchmarks.real --heads  # the same of heads that `python -m benchmarks.real.heads` trained
+    python -m benchmarks.real --peers  # tokens per second beside transformers and vLLM
+
+All of them write to the same file.
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
 float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
@@ -29,6 +32,7 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
+from benchmarks.real.heads import FOLDER, HEADS, training_of
 from benchmarks.real.peers import compare_engines, engines_table
 from benchmarks.real.text import (
     DRAFTER,
@@ -37,6 +41,7 @@ from benchmarks.real.text import (
     NUM_PROMPTS,
     SLOTS,
     equality_table,
+    head_settings,
     measure_equality,
     settings,
 )
@@ -44,9 +49,9 @@ from benchmarks.real.text import (
 RESULTS = results_file("real")
 
 
-def run_equality(num_prompts: int, scratch: Path) -> list[Results]:
-    """Measure all settings, and keep each in the scratch folder, from where an interrupted run goes on."""
-    wanted, partial = settings(), scratch / f"equality-{num_prompts}.json"
+def run_equality(wanted: Sequence[tuple[str, float]], num_prompts: int, scratch: Path) -> list[Results]:
+    """Measure settings, and keep each in the scratch folder, from where an interrupted run goes on."""
+    partial = scratch / f"equality-{num_prompts}.json"
     rows = read_results(partial)["equality"] if partial.exists() else []
     found = {(row["method"], row["temperature"]): row for row in rows}
     scratch.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,9 @@ def run_equality(num_prompts: int, scratch: Path) -> list[Results]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real", __doc__)
-    parser.add_argument("--peers", action="store_true", help="measure speed; the file must have the other rows")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--heads", action="store_true", help="measure equality and acceptance of trained heads")
+    parts.add_argument("--peers", action="store_true", help="measure speed")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
@@ -67,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not needed.exists():
             progress(f"refused: {needed} does not exist; run `python -m zoo.real` first")
             return 2
+    missing = [name for name in HEADS if options.heads and not (FOLDER / name / "training.json").exists()]
+    if missing:
+        progress(f"refused: {FOLDER} has no {missing[0]}; run `python -m benchmarks.real.heads` first")
+        return 2
     torch.set_num_threads(options.threads)
     about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
     about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
@@ -76,11 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found is None:
             return 1
         results["peers"] = found
+    elif options.heads:
+        results["trained_heads"] = [training_of(name) for name in HEADS]
+        results["heads"] = run_equality(head_settings(), options.prompts, options.scratch)
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
-        results["equality"] = run_equality(options.prompts, options.scratch)
+        results["equality"] = run_equality(settings(), options.prompts, options.scratch)
     write_results(RESULTS, results)
-    print(engines_table(results) if options.peers else equality_table(results))
+    print(
+        engines_table(results) if options.peers else equality_table(results, "heads" if options.heads else "equality")
+    )
     return 0
 
 

@@ -20,6 +20,7 @@ from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
 from benchmarks.harness.verdict import first_difference, judge, spread, turns
 from benchmarks.peers.work import reference_of
+from benchmarks.real.heads import FOLDER, HEADS
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
@@ -52,8 +53,9 @@ SEED = 0
 def job_of(name: str, dtype: str) -> CaptionJob:
     """Return the caption job of a method, on the CPU."""
     overrides = [*METHODS.get(name, (f"method={name}",)), f"model.target.dtype={dtype}", "model.target.device=cpu"]
-    if name in DRAFTED:
-        overrides.append(f"model.drafter={{path: {DRAFTER}, dtype: {dtype}, device: cpu}}")
+    if name in (*DRAFTED, *HEADS):
+        path = FOLDER / name if name in HEADS else DRAFTER
+        overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: cpu}}")
     return load_job(CaptionJob, CONFIG, tuple(overrides))
 
 
@@ -156,8 +158,13 @@ def equal_rows(row: Results) -> str:
 
 
 def settings() -> list[tuple[str, float]]:
-    """Return all methods and temperatures that are measured."""
+    """Return all methods and temperatures that are measured with what ships."""
     return [(name, one) for name in (*METHODS, *DRAFTED) for one in TEMPERATURES if one or name not in SAMPLED_ONLY]
+
+
+def head_settings() -> list[tuple[str, float]]:
+    """Return the trained heads and temperatures that are measured."""
+    return [(name, one) for name in HEADS for one in TEMPERATURES]
 
 
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
@@ -200,10 +207,12 @@ def measure_speed(
     return rows
 
 
-def equality_table(results: Results) -> str:
-    """Render equality and acceptance of every method at both temperatures."""
+def equality_table(results: Results, part: str = "equality") -> str:
+    """Render equality and acceptance of every method at both temperatures; `part` is their key in the results."""
+    if part not in results:
+        return "Not measured yet."
     lines = []
-    for row in results["equality"]:
+    for row in results[part]:
         lines.append(
             [
                 row["method"],

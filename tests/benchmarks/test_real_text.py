@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.peers.engine_peer import choose_method
+from benchmarks.real.heads import HEADS, arguments_of
 from benchmarks.real.peers import CELLS, ON_TEXT, OWN, engines_line, engines_table
-from benchmarks.real.text import DRAFTED, job_of, settings
+from benchmarks.real.text import DRAFTED, head_settings, job_of, settings
+from configs.load import load_job
+from configs.training import TrainDrafterJob
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _ in settings()}))
+@pytest.mark.parametrize("name", sorted({name for name, _ in (*settings(), *head_settings())}))
 def test_every_method_is_a_valid_job(name: str) -> None:
     job = job_of(name, "float32")
     assert job.method.verify_mode == "lossless"
-    assert (job.model.drafter is not None) == (name in DRAFTED)
+    assert (job.model.drafter is not None) == (name in (*DRAFTED, *HEADS))
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_every_head_has_a_training_job_of_its_own_kind(name: str, tmp_path: Path) -> None:
+    _, config, *overrides = arguments_of(name, tmp_path, 1)
+    training = load_job(TrainDrafterJob, config, tuple(overrides))
+    assert training.head.kind == job_of(name, "bfloat16").method.drafter.kind
+    assert training.output.path == str(tmp_path / name)
+    assert training.workers.teacher_cache.path == str(tmp_path / "states")
 
 
 def test_no_engine_needs_a_drafter() -> None:

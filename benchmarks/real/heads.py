@@ -1,0 +1,87 @@
+"""Trains heads for the pretrained text model on the answers of a finished job, as its shipped drafter was trained.
+
+    python -m zoo.real                # once: the model and the prompts
+    python -m jobs.caption --config configs/jobs/real_text.yaml --limit 600 method=plain sampling.max_new_tokens=64 \\
+        sink.path=out/real/answers
+    python -m jobs.vocabulary --target out/real/target --out out/real/vocabulary.json out/real/answers
+    python -m benchmarks.real.heads   # about an hour of one core; keeps heads that exist
+
+`python -m benchmarks.real --heads` measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.results import cores, progress
+from jobs import train_drafter
+
+TRAINING = "configs/jobs/train_real_drafter.yaml"
+FOLDER = Path("out/real/heads")
+HEADS = {
+    "eagle2": "{kind: eagle}",
+    "eagle3": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
+    "medusa": "{kind: medusa, num_heads: 4}",
+    "block_8": "{kind: block, block_size: 8}",
+}
+"""Method, which is also the folder of its head → `head` of the training job."""
+
+
+def arguments_of(name: str, folder: Path, threads: int) -> list[str]:
+    """Return the arguments of `jobs.train_drafter` for a head."""
+    overrides = {
+        "head": HEADS[name],
+        "output.path": folder / name,
+        "workers.torch_threads": threads,
+        "workers.teacher_cache.path": folder / "states",
+    }
+    return ["--config", TRAINING, *(f"{place}={value}" for place, value in overrides.items())]
+
+
+def training_of(name: str) -> Results:
+    """Return what the training job of an existing head measured."""
+    measured = json.loads((FOLDER / name / "training.json").read_text())["measured"]
+    names = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy")
+    return {"method": name, **{one: measured[one] for one in names}}
+
+
+def training_table(results: Results) -> str:
+    """Render what each head learned, and how long it took."""
+    if "trained_heads" not in results:
+        return "Not measured yet."
+    lines = [
+        [
+            row["method"],
+            f"{row['num_taught_rows']:,}",
+            row["num_epochs"],
+            f"{row['seconds'] / 60:.0f} min",
+            percent(row["top1_accuracy"]),
+            percent(row["top3_accuracy"]),
+        ]
+        for row in results["trained_heads"]
+    ]
+    return table("head | rows learned | epochs begun | training | top-1 | top-3", lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
+    parser.add_argument("--only", choices=sorted(HEADS), help="train this head alone")
+    options = parser.parse_args(arguments)
+    for name in HEADS if options.only is None else (options.only,):
+        if (FOLDER / name / "training.json").exists():
+            continue
+        if train_drafter.main(arguments_of(name, FOLDER, options.threads)) != train_drafter.DONE:
+            progress(f"{name}: the training failed")
+            return 1
+        progress(training_of(name))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
