@@ -1,6 +1,6 @@
 """Measures lossless methods on a pretrained model and real text: equality, acceptance, speed.
 
-    python -m zoo.real                 # once: the model, a drafter and the prompts
+    python -m zoo.real                 # once: the model, its drafters and the prompts
     python -m benchmarks.real          # equality and acceptance; writes results/real.json, resumes from .bench/real
     python -m benchmarks.real --heads  # the same of heads that `python -m benchmarks.real.heads` trained
     python -m benchmarks.real --peers  # tokens per second beside transformers and vLLM
@@ -32,10 +32,11 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.real.heads import FOLDER, HEADS, training_of
+from benchmarks.real.heads import FOLDER, HEADS, trainings
 from benchmarks.real.peers import compare_engines, engines_table
 from benchmarks.real.text import (
     DRAFTER,
+    EAGLE,
     HELD_OUT,
     MAX_NEW_TOKENS,
     NUM_PROMPTS,
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
     options: argparse.Namespace = parser.parse_args(arguments)
-    for needed in (HELD_OUT, DRAFTER):
+    for needed in (HELD_OUT, DRAFTER, EAGLE):
         if not needed.exists():
             progress(f"refused: {needed} does not exist; run `python -m zoo.real` first")
             return 2
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         results["peers"] = found
     elif options.heads:
-        results["trained_heads"] = [training_of(name) for name in HEADS]
+        results["trained_heads"] = trainings()
         results["heads"] = run_equality(head_settings(), options.prompts, options.scratch)
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}

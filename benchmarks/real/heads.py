@@ -4,9 +4,10 @@
     python -m jobs.caption --config configs/jobs/real_text.yaml --limit 600 method=plain sampling.max_new_tokens=64 \\
         sink.path=out/real/answers
     python -m jobs.vocabulary --target out/real/target --out out/real/vocabulary.json out/real/answers
-    python -m benchmarks.real.heads   # about an hour of one core; keeps heads that exist
+    python -m benchmarks.real.heads   # half an hour of one core; keeps heads that exist
 
-`python -m benchmarks.real --heads` measures them.
+`python -m benchmarks.real --heads` measures them. The EAGLE-2 head of the same training ships
+(`zoo/real/eagle.safetensors`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from pathlib import Path
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import cores, progress
 from jobs import train_drafter
+from zoo.real.drafters import read_notes
+from zoo.real.eagle import FILE as EAGLE_FILE
 
 TRAINING = "configs/jobs/train_real_drafter.yaml"
 FOLDER = Path("out/real/heads")
 HEADS = {
-    "eagle2": "{kind: eagle}",
     "eagle3": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
     "medusa": "{kind: medusa, num_heads: 4}",
     "block_8": "{kind: block, block_size: 8}",
@@ -43,11 +45,13 @@ def arguments_of(name: str, folder: Path, threads: int) -> list[str]:
     return ["--config", TRAINING, *(f"{place}={value}" for place, value in overrides.items())]
 
 
-def training_of(name: str) -> Results:
-    """Return what the training job of an existing head measured."""
-    measured = json.loads((FOLDER / name / "training.json").read_text())["measured"]
+def trainings() -> list[Results]:
+    """Return what the training jobs of the shipped head and of all others measured."""
+    measured = {"eagle2": read_notes(EAGLE_FILE)["measured"]}
+    for name in HEADS:
+        measured[name] = json.loads((FOLDER / name / "training.json").read_text())["measured"]
     names = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy")
-    return {"method": name, **{one: measured[one] for one in names}}
+    return [{"method": name, **{one: found[one] for one in names}} for name, found in measured.items()]
 
 
 def training_table(results: Results) -> str:
@@ -79,7 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if train_drafter.main(arguments_of(name, FOLDER, options.threads)) != train_drafter.DONE:
             progress(f"{name}: the training failed")
             return 1
-        progress(training_of(name))
     return 0
 
 

@@ -38,10 +38,10 @@ METHODS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Name → the method, as overrides of the job file."""
-DRAFTER = Path("out/real/drafter")
-"""The shipped drafter, which `python -m zoo.real` builds."""
-DRAFTED = ("sd_chain", "sd_tree", "rejection")
-"""Methods with the drafter."""
+DRAFTER, EAGLE = Path("out/real/drafter"), Path("out/real/eagle")
+"""The shipped drafter and head, which `python -m zoo.real` builds."""
+DRAFTED = {"sd_chain": DRAFTER, "sd_tree": DRAFTER, "rejection": DRAFTER, "eagle2": EAGLE}
+"""Method → the shipped checkpoint that drafts."""
 SAMPLED_ONLY = ("rejection",)
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
 BATCHES, NUM_ROUNDS = (1, 8, 32), 3
@@ -54,7 +54,7 @@ def job_of(name: str, dtype: str) -> CaptionJob:
     """Return the caption job of a method, on the CPU."""
     overrides = [*METHODS.get(name, (f"method={name}",)), f"model.target.dtype={dtype}", "model.target.device=cpu"]
     if name in (*DRAFTED, *HEADS):
-        path = FOLDER / name if name in HEADS else DRAFTER
+        path = DRAFTED.get(name, FOLDER / name)
         overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: cpu}}")
     return load_job(CaptionJob, CONFIG, tuple(overrides))
 

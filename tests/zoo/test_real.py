@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from models.heads.files import write_checkpoint
+from models.loading.checkpoints import CheckpointRef
+from models.target import Target
+from zoo.pair import CHECKPOINTS
 from zoo.real import __main__ as command
-from zoo.real import media, model, wheels
+from zoo.real import drafters, eagle, media, model, wheels
 from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
 
 DOC = "Explains what this function returns, " + "and which errors it raises " * 6
@@ -106,6 +111,28 @@ def test_a_conversion_counts_only_with_its_record(tmp_path: Path) -> None:
     assert not model.is_converted(tmp_path)
     (tmp_path / model.RECORD).write_text(json.dumps({"weights_sha256": model.WEIGHTS_SHA256}))
     assert model.is_converted(tmp_path)
+
+
+def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_path: Path) -> None:
+    target = CHECKPOINTS / "text_target"
+    ref = CheckpointRef(str(target))
+    embedding = Target.load(ref, "bfloat16", "cpu").decoder.get_input_embeddings().weight.clone()  # type: ignore[operator]
+    draw = torch.Generator().manual_seed(0)
+    weights = {"embed_tokens.weight": embedding, "fc.weight": torch.randn(4, 8, generator=draw).to(torch.bfloat16)}
+    trained, path, built = tmp_path / "trained", tmp_path / "eagle.safetensors", tmp_path / "eagle"
+    write_checkpoint(trained, {"hidden_size": 4}, weights, None)
+    (trained / "training.json").write_text('{"measured": {"seconds": 1.0}}')
+    assert eagle.pack_head(trained, path, "one") < embedding.nbytes
+    assert drafters.read_notes(path)["measured"] == {"seconds": 1.0}
+    assert eagle.ensure(built, target, path, "one") is True
+    found = load_file(built / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], one) for name, one in weights.items())
+    assert (built / "config.json").read_bytes() == (trained / "config.json").read_bytes()
+    assert (built / "model.safetensors").stat().st_mode & 0o044 == (built / "config.json").stat().st_mode & 0o044
+    assert eagle.ensure(built, tmp_path / "no_target", path, "one") is False
+    with pytest.raises(drafters.OtherTarget):
+        eagle.ensure(built, target, path, "another")
 
 
 def test_the_hash_of_weights_reads_names_and_values() -> None:

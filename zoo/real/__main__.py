@@ -3,9 +3,9 @@
     python -m zoo.real [--out out/real]
     python -m zoo.real --media [--out out/real]
 
-writes the model folders `target/` and `drafter/`, and `source/train.parquet` and `source/held_out.parquet` with the
-columns id, task and text. A second call converts nothing. With `--media` it writes photographs and films instead,
-`images/` and `videos/`.
+writes the model folders `target/`, `drafter/` and `eagle/`, and `source/train.parquet` and `source/held_out.parquet`
+with the columns id, task and text. A second call converts nothing. With `--media` it writes photographs and films
+instead, `images/` and `videos/`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zoo.real import drafters, media, model
+from zoo.real import drafters, eagle, media, model
 from zoo.real.prompts import Prompt, read_prompts
 
 OUT = Path("out/real")
@@ -44,11 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         made = model.ensure(out / "target")
         drafted = drafters.ensure(out / "drafter", out / "target", drafters.FILE, model.WEIGHTS_SHA256)
+        has_head = eagle.ensure(out / "eagle", out / "target", eagle.FILE, model.WEIGHTS_SHA256)
     except model.NotConverted as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
     print(f"{out / 'target'}: SmolLM2-135M-Instruct, float32, {'converted' if made else 'already there'}")
     print(f"{out / 'drafter'}: drafter of 4 layers, bfloat16, {'built' if drafted else 'already there'}")
+    print(f"{out / 'eagle'}: EAGLE-2 head, bfloat16, {'built' if has_head else 'already there'}")
     prompts = read_prompts()
     for split in ("train", "held_out"):
         chosen = [prompt for prompt in prompts if prompt.split == split]

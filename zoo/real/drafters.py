@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,26 +95,36 @@ def digest(path: Path) -> str:
 
 
 def read_notes(path: Path) -> dict[str, Any]:
-    """Return `layers` of a packed drafter, what its training `measured`, and `target_sha256`."""
+    """Return `target_sha256` of a packed drafter, what its training `measured`, and its `layers` or, of a head, its
+    `config`."""
     with safe_open(path, "pt") as opened:
         notes = opened.metadata()
-    return {**notes, **{name: json.loads(notes[name]) for name in ("layers", "measured")}}
+    return {name: value if name == "target_sha256" else json.loads(value) for name, value in notes.items()}
 
 
 def ensure(folder: Path, target_folder: Path, path: Path, target_sha256: str) -> bool:
     """Build a drafter's model folder unless it is complete already; return whether it was built. Raises OtherTarget."""
-    notes = read_notes(path)
+
+    def write(made: Path) -> None:
+        target = Target.load(CheckpointRef(str(target_folder)), "float32")
+        module = cut_layers(target, read_notes(path)["layers"], freeze_embeddings=True).module
+        add(module, load_file(path))
+        save_model(module, target.front_end.processor, made, torch.bfloat16)
+
+    return build(folder, path, target_sha256, write)
+
+
+def build(folder: Path, path: Path, target_sha256: str, write: Callable[[Path], None]) -> bool:
+    """Build a model folder from the packed file `path` with `write`, unless it is complete already; return whether it
+    was built. Raises OtherTarget."""
     record = {"differences_sha256": digest(path), "target_sha256": target_sha256}
     if read_record(folder) == record:
         return False
-    if notes["target_sha256"] != target_sha256:
+    if read_notes(path)["target_sha256"] != target_sha256:
         raise OtherTarget(f"{path} belongs to another target: train and pack the drafter again")
-    target = Target.load(CheckpointRef(str(target_folder)), "float32")
-    module = cut_layers(target, notes["layers"], freeze_embeddings=True).module
-    add(module, load_file(path))
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         made = Path(scratch) / "model"
-        save_model(module, target.front_end.processor, made, torch.bfloat16)
+        write(made)
         (made / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         make_readable(made)
         shutil.rmtree(folder, ignore_errors=True)
