@@ -24,7 +24,7 @@ ON_TEXT = (
         if one.mode in ("plain", "eager", "compiled", "ngram")  # those without a drafter
     ),
 )
-CELLS = (Cell(1, 8, 2), Cell(8, 24, 2), Cell(32, 64, 1))
+CELLS = (Cell(1, 8, 3), Cell(8, 24, 3), Cell(32, 64, 3))
 LAUNCHES = 1
 MAX_NEW_TOKENS = 64
 OWN = ("draftfleet", "draftfleet, n-grams")
