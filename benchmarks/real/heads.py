@@ -27,7 +27,7 @@ from zoo.real.eagle import FILE as EAGLE_FILE
 TRAINING = "configs/jobs/train_real_drafter.yaml"
 FOLDER = Path("out/real/heads")
 HEADS = {
-    "eagle3": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
+    "eagle3_25": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
     "medusa": "{kind: medusa, num_heads: 4}",
     "block_8": "{kind: block, block_size: 8}",
 }
@@ -47,7 +47,7 @@ def arguments_of(name: str, folder: Path, threads: int) -> list[str]:
 
 def trainings() -> list[Results]:
     """Return what the training jobs of the shipped head and of all others measured."""
-    measured = {"eagle2": read_notes(EAGLE_FILE)["measured"]}
+    measured = {"eagle2_25": read_notes(EAGLE_FILE)["measured"]}
     for name in HEADS:
         measured[name] = json.loads((FOLDER / name / "training.json").read_text())["measured"]
     names = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy")

@@ -40,7 +40,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 """Name → the method, as overrides of the job file."""
 DRAFTER, EAGLE = Path("out/real/drafter"), Path("out/real/eagle")
 """The shipped drafter and head, which `python -m zoo.real` builds."""
-DRAFTED = {"sd_chain": DRAFTER, "sd_tree": DRAFTER, "rejection": DRAFTER, "eagle2": EAGLE}
+DRAFTED = {"sd_chain": DRAFTER, "sd_tree": DRAFTER, "rejection": DRAFTER, "eagle2_25": EAGLE}
 """Method → the shipped checkpoint that drafts."""
 SAMPLED_ONLY = ("rejection",)
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512

@@ -14,6 +14,9 @@ from pipeline.cluster.provenance import CODE_FOLDERS, ROOT
 
 SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
 SHIPPED_FILES = ("pyproject.toml",)
+LEFT_OUT = ("zoo/real/", "zoo/real_vision/")
+"""Folders whose weights stay: `python -m zoo.real` and `python -m zoo.real_vision` build models from them, and no job
+reads them."""
 MAX_ARCHIVE_BYTES = 100 * 1024**2
 """Ray's limit for the upload of a working directory."""
 SUBMITTED = "submitted"
@@ -49,15 +52,19 @@ def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
 
 
 def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
-    """Yield (path in the archive, path on disk) of every shipped file; hidden files and symlinks are excluded."""
+    """Yield (path in the archive, path on disk) of every shipped file; hidden files, symlinks and weights of
+    `LEFT_OUT` are excluded."""
     yield from ((name, root / name) for name in SHIPPED_FILES if (root / name).is_file())
     for top in SHIPPED_FOLDERS:
         for folder, folders, names in os.walk(root / top):
             folders[:] = sorted(name for name in folders if name[0] != "." and name != "__pycache__")
             for name in sorted(names):
                 path = Path(folder, name)
-                if name[0] != "." and path.suffix not in (".pyc", ".pyo") and not path.is_symlink():
-                    yield path.relative_to(root).as_posix(), path
+                place = path.relative_to(root).as_posix()
+                if name[0] == "." or path.suffix in (".pyc", ".pyo") or path.is_symlink():
+                    continue
+                if path.suffix != ".safetensors" or not place.startswith(LEFT_OUT):
+                    yield place, path
 
 
 def place_of(job_file: Path, root: Path = ROOT) -> str:

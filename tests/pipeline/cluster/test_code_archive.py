@@ -19,6 +19,8 @@ def checkout(root: Path) -> Path:
         "jobs/caption.py": "run()",
         "configs/mine.yaml": "source: {}",
         "zoo/checkpoints/pair/weights.bin": "w" * 100,
+        "zoo/mine/model.safetensors": "m",
+        "zoo/real/differences.safetensors": "d",
         "pyproject.toml": "[project]",
         ".env": "TOKEN=1",
         "jobs/.secret": "1",
@@ -39,7 +41,8 @@ def test_only_named_folders_travel_without_hidden_files_caches_and_links(tmp_pat
     code_archive.pack(tmp_path / "a.zip", root=root)
     with zipfile.ZipFile(tmp_path / "a.zip") as made:
         assert made.namelist() == [
-            *("configs/mine.yaml", "jobs/caption.py", "pyproject.toml", "zoo/checkpoints/pair/weights.bin")
+            *("configs/mine.yaml", "jobs/caption.py", "pyproject.toml"),
+            *("zoo/checkpoints/pair/weights.bin", "zoo/mine/model.safetensors"),
         ]
         assert made.read("jobs/caption.py") == b"run()"
 
