@@ -50,12 +50,12 @@ def trainings() -> list[Results]:
     measured = {"eagle2_25": read_notes(EAGLE_FILE)["measured"]}
     for name in HEADS:
         measured[name] = json.loads((FOLDER / name / "training.json").read_text())["measured"]
-    names = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy")
+    names = ("num_taught_rows", "num_epochs", "top1_accuracy", "top3_accuracy")
     return [{"method": name, **{one: found[one] for one in names}} for name, found in measured.items()]
 
 
 def training_table(results: Results) -> str:
-    """Render what each head learned, and how long it took."""
+    """Render what each head learned."""
     if "trained_heads" not in results:
         return "Not measured yet."
     lines = [
@@ -63,13 +63,12 @@ def training_table(results: Results) -> str:
             row["method"],
             f"{row['num_taught_rows']:,}",
             row["num_epochs"],
-            f"{row['seconds'] / 60:.0f} min",
             percent(row["top1_accuracy"]),
             percent(row["top3_accuracy"]),
         ]
         for row in results["trained_heads"]
     ]
-    return table("head | rows learned | epochs begun | training | top-1 | top-3", lines)
+    return table("head | rows learned | epochs begun | top-1 | top-3", lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
