@@ -89,15 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         results["peers"] = found
     elif options.heads:
-        results["trained_heads"] = trainings()
+        results |= {"heads_setting": about, "trained_heads": trainings()}
         results["heads"] = run_equality(head_settings(), options.prompts, options.scratch)
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
         results["equality"] = run_equality(settings(), options.prompts, options.scratch)
     write_results(RESULTS, results)
-    print(
-        engines_table(results) if options.peers else equality_table(results, "heads" if options.heads else "equality")
-    )
+    part = "heads" if options.heads else "equality"
+    print(engines_table(results) if options.peers else equality_table(results, part))
     return 0
 
 

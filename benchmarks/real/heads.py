@@ -4,7 +4,7 @@
     python -m jobs.caption --config configs/jobs/real_text.yaml --limit 600 method=plain sampling.max_new_tokens=64 \\
         sink.path=out/real/answers
     python -m jobs.vocabulary --target out/real/target --out out/real/vocabulary.json out/real/answers
-    python -m benchmarks.real.heads   # half an hour of one core; keeps heads that exist
+    python -m benchmarks.real.heads   # keeps heads that exist
 
 `python -m benchmarks.real --heads` measures them. The EAGLE-2 head of the same training ships
 (`zoo/real/eagle.safetensors`).
@@ -74,9 +74,8 @@ def training_table(results: Results) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
-    parser.add_argument("--only", choices=sorted(HEADS), help="train this head alone")
     options = parser.parse_args(arguments)
-    for name in HEADS if options.only is None else (options.only,):
+    for name in HEADS:
         if (FOLDER / name / "training.json").exists():
             continue
         if train_drafter.main(arguments_of(name, FOLDER, options.threads)) != train_drafter.DONE:

@@ -122,7 +122,7 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     trained, path, built = tmp_path / "trained", tmp_path / "eagle.safetensors", tmp_path / "eagle"
     write_checkpoint(trained, {"hidden_size": 4}, weights, None)
     (trained / "training.json").write_text('{"measured": {"seconds": 1.0}}')
-    assert eagle.pack_head(trained, path, "one") < embedding.nbytes
+    assert eagle.pack_head(trained, target, path, "one") < embedding.nbytes
     assert drafters.read_notes(path)["measured"] == {"seconds": 1.0}
     assert eagle.ensure(built, target, path, "one") is True
     found = load_file(built / "model.safetensors")
@@ -133,6 +133,9 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     assert eagle.ensure(built, tmp_path / "no_target", path, "one") is False
     with pytest.raises(drafters.OtherTarget):
         eagle.ensure(built, target, path, "another")
+    write_checkpoint(trained, {"hidden_size": 4}, {**weights, "embed_tokens.weight": embedding + 1}, None)
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight differs from the target's"):
+        eagle.pack_head(trained, target, path, "one")
 
 
 def test_the_hash_of_weights_reads_names_and_values() -> None:

@@ -105,26 +105,29 @@ def read_notes(path: Path) -> dict[str, Any]:
 def ensure(folder: Path, target_folder: Path, path: Path, target_sha256: str) -> bool:
     """Build a drafter's model folder unless it is complete already; return whether it was built. Raises OtherTarget."""
 
-    def write(made: Path) -> None:
+    def write(made: Path, notes: Mapping[str, Any]) -> None:
         target = Target.load(CheckpointRef(str(target_folder)), "float32")
-        module = cut_layers(target, read_notes(path)["layers"], freeze_embeddings=True).module
+        module = cut_layers(target, notes["layers"], freeze_embeddings=True).module
         add(module, load_file(path))
         save_model(module, target.front_end.processor, made, torch.bfloat16)
 
     return build(folder, path, target_sha256, write)
 
 
-def build(folder: Path, path: Path, target_sha256: str, write: Callable[[Path], None]) -> bool:
-    """Build a model folder from the packed file `path` with `write`, unless it is complete already; return whether it
-    was built. Raises OtherTarget."""
+def build(folder: Path, path: Path, target_sha256: str, write: Callable[[Path, Mapping[str, Any]], None]) -> bool:
+    """Build a model folder from the packed file `path`, unless it is complete already; return whether it was built.
+
+    `write` gets the folder and the file's notes. Raises OtherTarget.
+    """
     record = {"differences_sha256": digest(path), "target_sha256": target_sha256}
     if read_record(folder) == record:
         return False
-    if read_notes(path)["target_sha256"] != target_sha256:
+    notes = read_notes(path)
+    if notes["target_sha256"] != target_sha256:
         raise OtherTarget(f"{path} belongs to another target: train and pack the drafter again")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         made = Path(scratch) / "model"
-        write(made)
+        write(made, notes)
         (made / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         make_readable(made)
         shutil.rmtree(folder, ignore_errors=True)
