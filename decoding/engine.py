@@ -151,13 +151,18 @@ class Engine:
     # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Completion]:
-        """Fill the free slots in batches of limited prompt tokens, so that prefill memory is bounded."""
+        """Fill the free slots in batches of limited prompt tokens, so that prefill memory is bounded.
+
+        While slots decode, only prompts that are ready are admitted; the others are encoded during the prefill.
+        """
         finished: list[Completion] = []
-        free = self._slots.free
-        if not self._refill.is_due(len(free), self._queue.num_waiting, bool(self._slots.active)):
+        free, has_active = self._slots.free, bool(self._slots.active)
+        num_ready = self._admission.num_ready(len(free)) if has_active else self._queue.num_waiting
+        if not self._refill.is_due(len(free), num_ready, has_active):
             return finished
         while self._queue.num_waiting and free:
             taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
+            self._admission.prefetch()
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += taken.num_feature_hits
             if not (taken.requests or taken.refused):

@@ -194,19 +194,27 @@ def gpu_findings(results: Results) -> str:
         spent = sum(row["forwards"]["prompts"]["seconds"]) / sum(row["seconds"])
         prefills.append(f"{spent:.0%} in {row['forwards']['prompts']['calls'][0]} prefills (batch {batch})")
     captured = ratio(rows.get((first, "plain", "captured")), rows.get((first, "plain", "eager")))
-    lines = [
-        f"Captured steps of plain decoding at batch {first} over eager ones: {captured}. Fused over captured: "
-        f"{', '.join(fused)}, by batch. Jobs on one GPU capture and fuse by default.",
+    lines = []
+    if "decoding" in results:
+        lines.append(
+            f"Captured steps of plain decoding at batch {first} over eager ones: {captured}. Fused over captured: "
+            f"{', '.join(fused)}, by batch. Jobs on one GPU capture and fuse by default."
+        )
+    lines += [
         f"Five drafts over plain decoding: {', '.join(drafts)}. The [controller](../methods/controller.md) chooses the "
         f"depth. At batch {last} {own[last, 'chain']['outside_graphs']:.0%} of a step with drafts are outside graphs: "
         "trees, acceptance and commit are small kernels that are not captured.",
-        f"Speed of prefills with fused over that with eager layers: {', '.join(fused_prefills)}. Of a pass with "
-        f"drafts, whose rows end one by one, prefills take {', '.join(prefills)}.",
+        f"Of a pass with drafts, whose rows end one by one, prefills take {', '.join(prefills)}.",
         f"Plain decoding reaches {own[first, 'plain']['of_roofline']:.0%} of the roofline at batch {first}, and "
         f"{OF_ROOFLINE:.0%} are the goal.",
-        f"Time of attention by the tree kernel over that with one mask: {', '.join(attention)} "
-        "([decision 21](../design/decisions/21-gpu-tree-attention.md)).",
     ]
+    if fused_prefills:
+        lines.append(f"Speed of prefills with fused over that with eager layers: {', '.join(fused_prefills)}.")
+    if attention:
+        lines.append(
+            f"Time of attention by the tree kernel over that with one mask: {', '.join(attention)} "
+            "([decision 21](../design/decisions/21-gpu-tree-attention.md))."
+        )
     return "\n".join(f"- {line}" for line in lines)
 
 

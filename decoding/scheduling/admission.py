@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -24,6 +25,9 @@ NUM_ENCODED_FORWARDS = 4
 """Prompts for this many prefill forwards are encoded before the first runs, so that equal lengths can be batched."""
 MAX_PREFETCHED = 256
 """Maximum number of requests that prefetch examines per step."""
+MAX_WAIT_S = 0.05
+"""Seconds for which prompts are waited for after the first, while nothing decodes: about the time of the prefill that
+they would need of their own."""
 MAX_PENDING = 8
 """Maximum number of submitted prompts that are not encoded yet; enough to keep the thread busy for several steps."""
 
@@ -71,19 +75,27 @@ class Admission:
         if self._prefetcher is not None:
             self._prefetcher.prefetch(islice(self.queue.upcoming(), MAX_PREFETCHED))
 
+    def num_ready(self, max_requests: int) -> int:
+        """Return how many requests, at most `max_requests`, `take` would admit without waiting for a prompt."""
+        first = islice(self.queue.waiting(), max_requests)
+        ready = first if self._prefetcher is None else takewhile(self._prefetcher.is_ready, first)
+        return sum(1 for _ in ready)
+
     def take(self, max_requests: int, waits: bool = True) -> Admitted:
         """Admit up to `max_requests` waiting requests in order; stop once `NUM_ENCODED_FORWARDS` prefills are encoded.
 
-        With prefetch, admit only requests whose prompt is ready; if `waits`, wait for the first prompt.
+        With prefetch, stop at the first prompt that is not ready. If `waits`, wait for the first prompt, and at most
+        MAX_WAIT_S for further ones.
         """
         taken = Admitted()
+        ends_s = math.inf if waits else 0.0
         encoded: dict[Content, PreparedPrompt] = {}
         num_tokens = 0
         waiting = self.queue.waiting()
         while waiting and len(taken.requests) < max_requests and num_tokens < self._max_encoded_tokens:
-            may_wait = waits and not (taken.requests or taken.refused)
-            if self._prefetcher is not None and not may_wait and not self._prefetcher.is_ready(waiting[0]):
+            if self._prefetcher is not None and not self._prefetcher.wait(waiting[0], ends_s):
                 break
+            ends_s = min(ends_s, time.perf_counter() + MAX_WAIT_S)
             request = self.queue.pop()
             content = content_of(request)
             try:
@@ -188,6 +200,14 @@ class PromptPrefetcher:
     def is_ready(self, request: Request) -> bool:
         """Return whether `take` would return without waiting; submit the prompt if needed."""
         return (self._find(request) or self._submit(request)).is_ready
+
+    def wait(self, request: Request, ends_s: float) -> bool:
+        """Wait until a request's prompt is encoded, or until `time.perf_counter()` is `ends_s`; return whether `take`
+        would return without waiting on the host. If `ends_s` is past, the device must have finished too."""
+        remaining_s = ends_s - time.perf_counter()
+        if remaining_s <= 0.0:
+            return self.is_ready(request)
+        return (self._find(request) or self._submit(request)).wait(None if math.isinf(ends_s) else remaining_s)
 
     def take(self, request: Request) -> PreparedPrompt:
         """Wait for a request's prompt and return it; re-raise the exception of its encoding."""

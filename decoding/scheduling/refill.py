@@ -27,12 +27,13 @@ class Refill:
         self._num_steps = 0
         self._ends_per_step = 0.0
 
-    def is_due(self, num_free: int, num_waiting: int, has_active: bool) -> bool:
-        """Return whether to fill free slots before the next step; at once if nothing decodes (`has_active`)."""
+    def is_due(self, num_free: int, num_ready: int, has_active: bool) -> bool:
+        """Return whether to fill free slots with the `num_ready` requests that can be admitted before the next step; at
+        once if nothing decodes (`has_active`)."""
         self._num_steps = min(self._num_steps + 1, WINDOW_STEPS)
         self._ends_per_step += (max(0, num_free - self._num_free) - self._ends_per_step) / self._num_steps
         self._num_free = num_free
-        num_fillable = min(num_free, num_waiting)
+        num_fillable = min(num_free, num_ready)
         if num_fillable == 0:
             return False
         self._lost += num_fillable

@@ -6,7 +6,7 @@ A processor call takes as long as many decoding steps, and vision towers synchro
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,11 @@ class PendingPrompt:
         """Whether `take` returns without waiting on the host or on the device."""
         columns = self.num_columns
         return columns is not None and (columns == 0 or self._stream.is_complete(self._future.result()[1]))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait at most `timeout_s` (None: without limit) for the end of the preparation on the host; return whether it
+        has ended."""
+        return bool(wait([self._future], timeout_s).done)
 
     def take(self) -> PreparedPrompt:
         """Wait for the prompt and make it readable on the caller's stream; re-raises errors of the preparation."""

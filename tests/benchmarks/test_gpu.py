@@ -136,7 +136,10 @@ def test_the_tables_are_rendered_without_sections_that_have_no_figures(found: di
         name: value for name, value in found.items() if name not in ("attention", "prefill", "generate", "decoding")
     }
     assert gpu_headline(some).count("\n") == 1 + len(TINY.batches)
-    assert gpu_findings(some).startswith("- Captured steps")
+    assert gpu_findings(found).startswith("- Captured steps")
+    findings = gpu_findings(some)
+    assert findings.startswith("- Five drafts over plain decoding")
+    assert "tree kernel" not in findings
     assert "**Prefills" not in gpu_table(some)
 
 

@@ -224,7 +224,7 @@ def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
     engine.step()
     held = _inner(engine)._prefetcher
     assert held is not None
-    assert list(held._by_request) == [id(request) for request in wanted]
+    assert list(held._by_request) == [id(request) for request in wanted[1:]]  # the first is running
 
 
 def _inner(engine: RecoveringEngine) -> Any:

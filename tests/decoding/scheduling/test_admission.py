@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.scheduling.admission import MAX_PREFETCHED, NUM_ENCODED_FORWARDS, Admission
+from decoding.drafters import NoDrafter
+from decoding.scheduling import admission as scheduling
+from decoding.scheduling.admission import MAX_PENDING, MAX_PREFETCHED, NUM_ENCODED_FORWARDS, Admission
 from decoding.trees import Chain
 from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
@@ -23,6 +25,7 @@ from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptT
 from models.kv.prefill import PromptReader
 from tests import toys
 from tests.conformance import checks
+from tests.decoding.scheduling.test_prompt_prefetch import Patient
 
 SHORT = Sampling(max_new_tokens=3)
 
@@ -168,3 +171,58 @@ def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
     # None of them is prepared, so no request is admitted, unless no request is running meanwhile.
     assert not admission.take(5, waits=False).requests
     assert admission.queue.num_waiting == 10_000
+
+
+def llama_engine(thread: PromptThread | None, slots: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, list[int]]:
+    """Return an engine with a prompt thread, and the list of the sizes of its prefills."""
+    target, sizes = toys.target("llama"), []
+    target.prefetch_prompts()
+    target.prompt_thread = thread or target.prompt_thread
+    engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), slots, 160)
+    prefill = engine._prefill
+    monkeypatch.setattr(engine, "_prefill", lambda *given: sizes.append(len(given[1])) or prefill(*given))
+    return engine, sizes
+
+
+def distinct(count: int) -> list[Request]:
+    return [replace(one, prompt=f"{one.prompt} w{n}") for n, one in enumerate(checks.requests("llama", count))]
+
+
+def test_free_slots_are_filled_by_one_prefill_while_nothing_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "MAX_WAIT_S", 600.0)
+    count = 2 * MAX_PENDING
+    engine, sizes = llama_engine(None, count, monkeypatch)
+    assert len(list(engine.run(distinct(count)))) == count
+    assert sizes == [count]
+
+
+def test_the_next_prompts_are_encoded_during_a_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "MAX_WAIT_S", 0.0)
+    engine, sizes = llama_engine(thread := Patient(), 3 * MAX_PENDING, monkeypatch)
+    for request in distinct(3 * MAX_PENDING):
+        engine.submit(request)
+    engine._admission.prefetch()
+    thread.work()
+    with torch.inference_mode():
+        engine._admit()
+    assert sizes == [MAX_PENDING]
+    assert len(thread.queue) == MAX_PENDING
+
+
+def test_a_refill_counts_prompts_that_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "MAX_WAIT_S", 0.0)
+    engine, sizes = llama_engine(thread := Patient(), 6, monkeypatch)
+    counts = []
+    is_due = engine._refill.is_due
+    monkeypatch.setattr(engine._refill, "is_due", lambda *given: counts.append(given) or is_due(*given))
+    for request in distinct(7):
+        engine.submit(request)
+    engine._admission.prefetch()
+    thread.work(1)
+    engine.step()
+    engine.step()
+    thread.work(3)
+    engine.step()
+    # Free slots, ready requests, whether a slot decodes.
+    assert counts == [(6, 7, False), (5, 0, True), (5, 3, True)]
+    assert sizes == [1, 3]
