@@ -39,6 +39,7 @@ from benchmarks.peers import tables as peer_tables
 from benchmarks.processors import __main__ as processors
 from benchmarks.real import heads as real_heads
 from benchmarks.real import peers as real_peers
+from benchmarks.real import speed as real_speed
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before
@@ -76,6 +77,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
         "real_peers": real_peers.engines_table,
         "real_peers_line": real_peers.engines_line,
     },
+    "real_speed": real_speed.TABLES,
     "real_vision": real_vision.TABLES,
     "real_vision_clips": real_vision.CLIP_TABLES,
     "verification": verification.TABLES,
@@ -91,6 +93,7 @@ TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
 MODULES = {
     "audit": "guarantees.audit",
     "estimate": "guarantees.estimate",
+    "real_speed": "real.speed",
     "real_vision": "real.vision",
     "real_vision_clips": "real.vision --scenario clip",
     "scale_before": "scale.before",

@@ -32,11 +32,13 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.real.heads import FOLDER, HEADS, trainings
+from benchmarks.real.heads import trainings
 from benchmarks.real.peers import compare_engines, engines_table
 from benchmarks.real.text import (
     DRAFTER,
     EAGLE,
+    HEADS,
+    HEADS_FOLDER,
     HELD_OUT,
     MAX_NEW_TOKENS,
     NUM_PROMPTS,
@@ -75,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not needed.exists():
             progress(f"refused: {needed} does not exist; run `python -m zoo.real` first")
             return 2
-    missing = [name for name in HEADS if options.heads and not (FOLDER / name / "training.json").exists()]
+    missing = [name for name in HEADS if options.heads and not (HEADS_FOLDER / name / "training.json").exists()]
     if missing:
-        progress(f"refused: {FOLDER} has no {missing[0]}; run `python -m benchmarks.real.heads` first")
+        progress(f"refused: {HEADS_FOLDER} has no {missing[0]}; run `python -m benchmarks.real.heads` first")
         return 2
     torch.set_num_threads(options.threads)
     about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}

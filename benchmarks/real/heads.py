@@ -20,18 +20,12 @@ from pathlib import Path
 
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import cores, progress
+from benchmarks.real.text import HEADS, HEADS_FOLDER
 from jobs import train_drafter
 from zoo.real.drafters import read_notes
 from zoo.real.eagle import FILE as EAGLE_FILE
 
 TRAINING = "configs/jobs/train_real_drafter.yaml"
-FOLDER = Path("out/real/heads")
-HEADS = {
-    "eagle3_25": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
-    "medusa": "{kind: medusa, num_heads: 4}",
-    "block_8": "{kind: block, block_size: 8}",
-}
-"""Method, which is also the folder of its head → `head` of the training job."""
 
 
 def arguments_of(name: str, folder: Path, threads: int) -> list[str]:
@@ -49,7 +43,7 @@ def trainings() -> list[Results]:
     """Return what the training jobs of the shipped head and of all others measured."""
     measured = {"eagle2_25": read_notes(EAGLE_FILE)["measured"]}
     for name in HEADS:
-        measured[name] = json.loads((FOLDER / name / "training.json").read_text())["measured"]
+        measured[name] = json.loads((HEADS_FOLDER / name / "training.json").read_text())["measured"]
     names = ("num_taught_rows", "num_epochs", "top1_accuracy", "top3_accuracy")
     return [{"method": name, **{one: found[one] for one in names}} for name, found in measured.items()]
 
@@ -76,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     options = parser.parse_args(arguments)
     for name in HEADS:
-        if (FOLDER / name / "training.json").exists():
+        if (HEADS_FOLDER / name / "training.json").exists():
             continue
-        if train_drafter.main(arguments_of(name, FOLDER, options.threads)) != train_drafter.DONE:
+        if train_drafter.main(arguments_of(name, HEADS_FOLDER, options.threads)) != train_drafter.DONE:
             progress(f"{name}: the training failed")
             return 1
     return 0

@@ -1,9 +1,9 @@
-"""Measures equality, acceptance and speed of lossless methods on a pretrained model and real text."""
+"""Measures equality and acceptance of lossless methods on a pretrained model and real text."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,11 @@ import torch
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import acceptance_of, run_requests
-from benchmarks.harness.markdown import Results, figure, table
+from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
-from benchmarks.harness.verdict import first_difference, judge, spread, turns
+from benchmarks.harness.verdict import first_difference, judge
 from benchmarks.peers.work import reference_of
-from benchmarks.real.heads import FOLDER, HEADS
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
@@ -42,20 +41,26 @@ DRAFTER, EAGLE = Path("out/real/drafter"), Path("out/real/eagle")
 """The shipped drafter and head, which `python -m zoo.real` builds."""
 DRAFTED = {"sd_chain": DRAFTER, "sd_tree": DRAFTER, "rejection": DRAFTER, "eagle2_25": EAGLE}
 """Method → the shipped checkpoint that drafts."""
+HEADS_FOLDER = Path("out/real/heads")
+HEADS = {
+    "eagle3_25": "{kind: eagle3, num_draft_steps: 2, vocabulary: {path: out/real/vocabulary.json, size: 4096}}",
+    "medusa": "{kind: medusa, num_heads: 4}",
+    "block_8": "{kind: block, block_size: 8}",
+}
+"""Method, which is also the folder of its head → `head` of the training job."""
 SAMPLED_ONLY = ("rejection",)
 NUM_PROMPTS, MAX_NEW_TOKENS, SLOTS, CONTEXT_TOKENS = 200, 32, 16, 512
-BATCHES, NUM_ROUNDS = (1, 8, 32), 3
-SPEED_NEW_TOKENS = 64
 TEMPERATURES = (0.0, 1.0)
 SEED = 0
 
 
-def job_of(name: str, dtype: str) -> CaptionJob:
-    """Return the caption job of a method, on the CPU."""
-    overrides = [*METHODS.get(name, (f"method={name}",)), f"model.target.dtype={dtype}", "model.target.device=cpu"]
+def job_of(name: str, dtype: str, device: str = "cpu") -> CaptionJob:
+    """Return the caption job of a method."""
+    overrides = [*METHODS.get(name, (f"method={name}",))]
+    overrides += [f"model.target.dtype={dtype}", f"model.target.device={device}"]
     if name in (*DRAFTED, *HEADS):
-        path = DRAFTED.get(name, FOLDER / name)
-        overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: cpu}}")
+        path = DRAFTED.get(name, HEADS_FOLDER / name)
+        overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: {device}}}")
     return load_job(CaptionJob, CONFIG, tuple(overrides))
 
 
@@ -172,41 +177,6 @@ def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
     return requests_of(read_prompts(pair, num), Sampling(max_new_tokens=max_new_tokens))
 
 
-def measure_speed(
-    pairs: Mapping[str, Pair], make_requests: Callable[[Pair, int, int], list[Request]] = text_requests
-) -> list[Results]:
-    """Time greedy decoding with the methods of `pairs`, the first of which is plain decoding, at several batch sizes;
-    return a row per method and batch size. `make_requests` maps pair, number and `max_new_tokens` to requests."""
-    plain = next(iter(pairs))
-    rows: list[Results] = []
-    for batch in BATCHES:
-        requests = make_requests(pairs[plain], max(2 * batch, 8), SPEED_NEW_TOKENS)
-        untimed = make_requests(pairs[plain], batch, 8)
-        for pair in pairs.values():  # compiles layers and fills caches
-            decode(pair, untimed, batch)
-        speeds: dict[str, list[float]] = {name: [] for name in pairs}
-        last: dict[str, list[Completion]] = {}
-        for order in turns(list(pairs), NUM_ROUNDS):
-            for name in order:
-                last[name], spent_s = decode(pairs[name], requests, batch)
-                speeds[name].append(sum(len(one.token_ids) for one in last[name]) / spent_s)
-        for name, done in last.items():
-            ratios = [one / base for one, base in zip(speeds[name], speeds[plain], strict=True)]
-            rows.append(
-                {
-                    "method": name,
-                    "batch": batch,
-                    "num_prompts": len(requests),
-                    "num_equal": sum(a.token_ids == b.token_ids for a, b in zip(done, last[plain], strict=True)),
-                    **acceptance_of(done),
-                    "tokens_per_s": spread(speeds[name]),
-                    "over_plain": spread(ratios),
-                }
-            )
-            progress(f"batch {batch:2d} {name:20s} {figure(rows[-1]['over_plain'], 2)}")
-    return rows
-
-
 def equality_table(results: Results, part: str = "equality") -> str:
     """Render equality and acceptance of every method at both temperatures; `part` is their key in the results."""
     if part not in results:
@@ -227,21 +197,3 @@ def equality_table(results: Results, part: str = "equality") -> str:
         "method | temperature | equal rows | acceptance length | target forwards per token | drafter forwards per token"
     )
     return table(titles, lines)
-
-
-def speed_table(results: Results) -> str:
-    """Render acceptance, tokens per second and the ratio to plain decoding by batch size."""
-    if "speed" not in results:
-        return "Not measured yet."
-    lines = [
-        [
-            row["method"],
-            row["batch"],
-            f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
-            figure(row["tokens_per_s"], 0),
-            figure(row["over_plain"], 2),
-            f"{row['num_equal']} of {row['num_prompts']}",
-        ]
-        for row in results["speed"]
-    ]
-    return table("method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines)

@@ -3,11 +3,10 @@
     python -m zoo.real; python -m zoo.real_vision       # once: target, drafters and scenes
     python -m benchmarks.real.vision                    # settings that results/real_vision.json lacks
     python -m benchmarks.real.vision --scenario clip    # the same with clips; writes results/real_vision_clips.json
-    python -m benchmarks.real.vision --speed            # tokens per second, added to the file
 
 Cases are dense scenes that neither model was trained on: images, or clips of 8 frames with 2,048 visual columns.
 Acceptance is measured in float32: lossless methods are compared with plain decoding token by token, under the same
-noise if they are sampled. Speed is measured in bfloat16.
+noise if they are sampled. `benchmarks.real.speed` measures speed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from actors.loading.pair import Pair, load
+from actors.loading.pair import load
 from benchmarks.harness.claims import claims_table
 from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import (
@@ -32,7 +31,6 @@ from benchmarks.harness.results import (
     write_results,
 )
 from benchmarks.methods.runs import Completions, run_method
-from benchmarks.real.text import measure_speed, speed_table
 from benchmarks.real.vision_claims import check_claims
 from benchmarks.real.vision_settings import (
     DRAFTERS,
@@ -46,10 +44,10 @@ from benchmarks.real.vision_settings import (
     job_of,
     settings,
 )
-from decoding import Request, Sampling
+from decoding import Sampling
 from zoo.real.drafters import digest, read_notes
 from zoo.real_vision.differences import DRAFTERS as FILES
-from zoo.real_vision.quality import MAX_NEW_TOKENS, draw_asked, requests_of
+from zoo.real_vision.quality import MAX_NEW_TOKENS
 
 RESULTS = {"dense": results_file("real_vision"), "clip": results_file("real_vision_clips")}
 """Scenario → file of results."""
@@ -141,11 +139,6 @@ def drafters_table(results: Results) -> str:
     return table(titles, rows)
 
 
-def speed_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
-    """Return greedy requests about held-out scenes."""
-    return requests_of(pair.target, draw_asked("held_out", num, SEED), max_new_tokens)
-
-
 def methods_table(results: Results) -> str:
     """Render acceptance, cost, quality and equality of every setting."""
     rows = []
@@ -176,20 +169,12 @@ TABLES = {
     "real_vision_drafters": drafters_table,
     "real_vision_methods": methods_table,
     "real_vision_claims": claims_table,
-    "real_vision_speed": speed_table,
 }
 CLIP_TABLES = {"real_clip_methods": methods_table, "real_clip_claims": claims_table}
-SPEED_SETTINGS = {
-    "plain": Setting("plain"),
-    "suffix": Setting("suffix"),
-    "sd_chain, strong drafter": Setting("sd_chain", "strong"),
-    "sd_chain, weak drafter": Setting("sd_chain", "weak"),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real_vision", __doc__)
-    parser.add_argument("--speed", action="store_true", help="measure speed; the file must exist")
     parser.add_argument("--scenario", choices=RESULTS, default="dense", help="images or clips (images)")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     options = parser.parse_args(arguments)
@@ -204,15 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if results.get("drafters", trained_drafters()) != trained_drafters():
         progress(f"refused: {path} was measured with other drafters; remove it to measure these")
         return 2
-    if options.speed:
-        pairs = {name: load(job_of(one, "bfloat16")) for name, one in SPEED_SETTINGS.items()}
-        results |= {
-            "speed_setting": about | {"threads": options.threads},
-            "speed": measure_speed(pairs, speed_requests),
-        }
-        write_results(path, results)
-        print(speed_table(results))
-        return 0
     empty = {"setting": about, "scenario": options.scenario, "seed": SEED, "methods": {}}
     results = {**empty, "num_cases": NUM_CASES[options.scenario], **results}
     run_missing(results, options.scenario)

@@ -103,11 +103,11 @@ def _of_clips() -> dict[str, Setting]:
     return found
 
 
-def job_of(setting: Setting, dtype: str) -> CaptionJob:
-    """Return the caption job of a setting, on the CPU."""
-    overrides = [f"method={setting.method}", f"model.target.dtype={dtype}", "model.target.device=cpu"]
+def job_of(setting: Setting, dtype: str, device: str = "cpu") -> CaptionJob:
+    """Return the caption job of a setting."""
+    overrides = [f"method={setting.method}", f"model.target.dtype={dtype}", f"model.target.device={device}"]
     if setting.drafter is not None:
-        overrides.append(f"model.drafter={{path: {DRAFTERS[setting.drafter]}, dtype: {dtype}, device: cpu}}")
+        overrides.append(f"model.drafter={{path: {DRAFTERS[setting.drafter]}, dtype: {dtype}, device: {device}}}")
     return load_job(CaptionJob, CONFIG, (*overrides, *setting.overrides))
 
 

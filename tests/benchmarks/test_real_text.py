@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks.peers.engine_peer import choose_method
-from benchmarks.real.heads import HEADS, arguments_of
+from benchmarks.real.heads import arguments_of
 from benchmarks.real.peers import CELLS, ON_TEXT, OWN, engines_line, engines_table
-from benchmarks.real.text import DRAFTED, head_settings, job_of, settings
+from benchmarks.real.text import DRAFTED, HEADS, head_settings, job_of, settings
 from configs.load import load_job
 from configs.training import TrainDrafterJob
 

@@ -19,7 +19,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.real import __main__ as command
-from zoo.real import drafters, eagle, media, model, wheels
+from zoo.real import drafters, eagle, low_rank, media, model, wheels
 from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
 
 DOC = "Explains what this function returns, " + "and which errors it raises " * 6
@@ -136,6 +136,18 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     write_checkpoint(trained, {"hidden_size": 4}, {**weights, "embed_tokens.weight": embedding + 1}, None)
     with pytest.raises(ValueError, match=r"embed_tokens\.weight differs from the target's"):
         eagle.pack_head(trained, target, path, "one")
+
+
+def test_a_drafter_is_built_on_the_cpu_of_a_machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's tensors are on the CPU. A first GPU failed here: `auto` had loaded the target elsewhere."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    target, path = CHECKPOINTS / "text_target", tmp_path / "drafter.safetensors"
+    norm = torch.full_like(load_file(target / "model.safetensors")["model.norm.weight"], 2.0)
+    low_rank.pack({"model.norm.weight": norm}, path, {"layers": "[0]", "measured": "{}", "target_sha256": "one"})
+    assert drafters.ensure(tmp_path / "drafter", target, path, "one") is True
+    built = load_file(tmp_path / "drafter" / "model.safetensors")
+    assert torch.equal(built["model.norm.weight"], norm.to(torch.bfloat16))
+    assert {name.split(".")[2] for name in built if ".layers." in name} == {"0"}
 
 
 def test_the_hash_of_weights_reads_names_and_values() -> None:

@@ -77,7 +77,7 @@ def pack_drafter(folder: Path, target_folder: Path, path: Path, target_sha256: s
 
     `target_sha256` identifies the target.
     """
-    target, drafter = (Target.load(CheckpointRef(str(one)), "float32").model for one in (target_folder, folder))
+    target, drafter = (Target.load(CheckpointRef(str(one)), "float32", "cpu").model for one in (target_folder, folder))
     run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     head, config = LayerCutHead.model_validate(run["job"]["head"]), target.config
     layers = head.indices(config.get_text_config().num_hidden_layers)  # type: ignore[operator,union-attr]
@@ -106,7 +106,7 @@ def ensure(folder: Path, target_folder: Path, path: Path, target_sha256: str) ->
     """Build a drafter's model folder unless it is complete already; return whether it was built. Raises OtherTarget."""
 
     def write(made: Path, notes: Mapping[str, Any]) -> None:
-        target = Target.load(CheckpointRef(str(target_folder)), "float32")
+        target = Target.load(CheckpointRef(str(target_folder)), "float32", "cpu")
         module = cut_layers(target, notes["layers"], freeze_embeddings=True).module
         add(module, load_file(path))
         save_model(module, target.front_end.processor, made, torch.bfloat16)

@@ -1,0 +1,336 @@
+"""Measures tokens per second of methods on the pretrained pairs, on a CPU or a GPU, beside plain decoding.
+
+    python -m zoo.real; python -m zoo.real_vision              # once: targets, drafters, prompts
+    python -m benchmarks.real.speed --pair text
+    python -m benchmarks.real.speed --pair vision
+    python -m benchmarks.real.speed --pair text --device cuda  # adds transformers' `generate`
+
+Writes results/real_speed.json, where each pair and device has its own part. Needs neither Ray nor vLLM.
+
+Decoding is greedy, in bfloat16, at most 64 new tokens. All methods share one target. An engine decodes other prompts in
+each round, so that nothing is copied from an earlier pass over the same prompts, and visual features are not cached.
+The methods of a round decode the same prompts one after the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from actors.loading.drafters import Head, is_head, load_head
+from actors.loading.loaded_pair import compile_models
+from actors.loading.pair import SHARED_INPUT_BYTES, Pair, check, load, load_target
+from benchmarks.harness.engines import acceptance_of, run_requests
+from benchmarks.harness.markdown import Results, figure, table
+from benchmarks.harness.results import command_line, cores, machine, progress, read_results, results_file, write_results
+from benchmarks.harness.verdict import spread, turns
+from benchmarks.peers.transformers_peer import generate_all, set_greedy
+from benchmarks.real import text, vision_settings
+from configs.schema import CaptionJob, Checkpoint
+from decoding import Completion, Request
+from models.target import Target
+from zoo.real_vision.quality import draw_asked, requests_of
+
+RESULTS = results_file("real_speed")
+BATCHES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128)}
+NUM_ROUNDS = 3
+MAX_NEW_TOKENS = 64
+LEAST_PROMPTS, MOST_PROMPTS = 8, 128
+"""Limits of the prompts of a round, which are two per slot."""
+DTYPE = "bfloat16"
+PLAIN, GENERATE = "plain", "generate of transformers"
+METHODS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("text", "cpu"): (PLAIN, "lookup", "suffix", "layer_skip", "sd_chain", "sd_tree", "eagle2_25"),
+    ("text", "cuda"): (PLAIN, "suffix", "sd_chain", "sd_tree", "eagle2_25"),
+    ("vision", "cpu"): (
+        *(PLAIN, "suffix", "layer_skip", "sd_chain/weak", "sd_chain/strong", "tabed_mt/weak", "tabed_mt/strong"),
+        *("sd_tree/strong", "specvlm/strong", "specvlm_50/strong", "sage/strong", "lvspec/strong", "typical/strong"),
+    ),
+    ("vision", "cuda"): (
+        *(PLAIN, "suffix", "sd_chain/weak", "sd_chain/strong", "tabed_mt/strong", "sd_tree/strong"),
+        *("specvlm_50/strong", "sage/strong", "lvspec/strong"),
+    ),
+}
+"""Pair and device → methods, plain decoding first; those of vision are settings of `vision_settings`. Fewer on a GPU,
+where each takes seconds to compile and capture."""
+MakeRequests = Callable[[Pair, int, int], list[Request]]
+"""Maps pair, number and `max_new_tokens` to greedy requests."""
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Methods of one pair, as jobs by name (plain decoding first), and its requests."""
+
+    jobs: Mapping[str, CaptionJob]
+    make_requests: MakeRequests
+
+
+def bed_of(name: str, device: str) -> Bed:
+    """Return the methods and requests of the pair `text` or `vision`."""
+    methods = METHODS[name, device]
+    if name == "text":
+        return Bed({one: text.job_of(one, DTYPE, device) for one in methods}, text.text_requests)
+    settings = vision_settings.settings()
+    jobs = {one: vision_settings.job_of(settings[one], DTYPE, device) for one in methods}
+    return Bed(jobs, scene_requests)
+
+
+def scene_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
+    """Return greedy requests about held-out scenes."""
+    return requests_of(pair.target, draw_asked("held_out", num, vision_settings.SEED), max_new_tokens)
+
+
+def load_all(jobs: Mapping[str, CaptionJob]) -> dict[str, Pair]:
+    """Load the target of the first job, and beside it the drafters of all others, each checkpoint once."""
+    first, *others = jobs
+    base = load(without_cache(jobs[first]))
+    drafters: dict[str, Target | Head] = {}
+    return {first: base, **{name: load_beside(base, without_cache(jobs[name]), drafters) for name in others}}
+
+
+def without_cache(job: CaptionJob) -> CaptionJob:
+    """Return the job without a cache of visual features."""
+    return job.model_copy(update={"pool": job.pool.model_copy(update={"feature_cache_bytes": 0})})
+
+
+def load_beside(base: Pair, job: CaptionJob, drafters: dict[str, Target | Head]) -> Pair:
+    """Return the pair of a job whose target `base` has loaded; `drafters` has the loaded ones by path."""
+    info, checkpoint = check(job), job.model.drafter
+    if checkpoint is None or not job.method.needs_checkpoint:
+        return Pair(job, base.target, None, info)
+    if checkpoint.path not in drafters:
+        drafters[checkpoint.path] = load_head(job, base.target) if is_head(job) else load_model(base, job, checkpoint)
+    return Pair(job, base.target, drafters[checkpoint.path], info)
+
+
+def load_model(base: Pair, job: CaptionJob, checkpoint: Checkpoint) -> Target:
+    drafter = load_target(checkpoint, "model.drafter")
+    drafter.share_front_end(base.target, SHARED_INPUT_BYTES)
+    compile_models(job.pool, [base.target, drafter])
+    return drafter
+
+
+class Contender(Protocol):
+    """Decodes requests in at most `max_rounds` rounds; its completions are None if it is not this engine."""
+
+    max_rounds: int
+
+    def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]: ...
+
+
+class OfEngine:
+    """Engine of one method and batch size."""
+
+    max_rounds = NUM_ROUNDS
+
+    def __init__(self, pair: Pair, batch: int) -> None:
+        self._front_end = pair.target.front_end
+        self._engine = pair.engine(batch)
+
+    def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]:
+        self._front_end.keep(SHARED_INPUT_BYTES)  # drops the inputs of the method before
+        done = run_requests(self._engine, requests)
+        return [one.token_ids for one in done], done
+
+
+class OfTransformers:
+    """`generate` over the target's weights, on prompts of similar lengths padded on the left.
+
+    One round, because at batch 1 it takes longer than all methods together.
+    """
+
+    max_rounds = 1
+
+    def __init__(self, pair: Pair, batch: int) -> None:
+        self._pair, self._batch = pair, batch
+        set_greedy(pair.target.model, False)
+
+    def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]:
+        target: Any = self._pair.target
+        ids = [target.front_end.encode(one.prompt, ())["input_ids"][0].tolist() for one in requests]
+        options = {"do_sample": False, "max_new_tokens": requests[0].sampling.max_new_tokens}
+        engines_attention = target.model.config._attn_implementation
+        target.model.set_attn_implementation("sdpa")
+        try:
+            found = generate_all(target.model, ids, self._batch, lambda _: options)
+        finally:
+            target.model.set_attn_implementation(engines_attention)
+        return [tuple(one) for one in found], None
+
+
+@dataclass
+class Timed:
+    """Outputs and speeds of the timed rounds of a contender."""
+
+    outputs: list[tuple[int, ...]]
+    completions: list[Completion]
+    tokens_per_s: list[float]
+
+
+def measure_batch(
+    contenders: Mapping[str, Contender], rounds: Sequence[Sequence[Request]], has_time: Callable[[], bool]
+) -> dict[str, Timed]:
+    """Time the rounds; all contenders decode a round's requests. No round but the first starts without time."""
+    found = {name: Timed([], [], []) for name in contenders}
+    for number, order in enumerate(turns(list(contenders), len(rounds))):
+        if number and not has_time():
+            break
+        for name in order:
+            if number >= contenders[name].max_rounds:
+                continue
+            start_s = time.perf_counter()
+            outputs, completions = contenders[name].decode(rounds[number])
+            spent_s = time.perf_counter() - start_s
+            found[name].outputs += outputs
+            found[name].completions += completions or []
+            found[name].tokens_per_s.append(sum(map(len, outputs)) / spent_s)
+    return found
+
+
+def measure_speed(
+    pairs: Mapping[str, Pair],
+    make_requests: MakeRequests = text.text_requests,
+    batches: Sequence[int] = BATCHES["cpu"],
+    has_time: Callable[[], bool] = lambda: True,
+    save: Callable[[Results], None] = lambda _: None,
+) -> Results:
+    """Time the methods of `pairs`, the first of which is plain decoding, at several batch sizes.
+
+    Returns `rows`, one per method and batch size, and what was `left_out` for lack of time; `save` receives them after
+    each batch size.
+    """
+    plain = next(iter(pairs))
+    found: Results = {"rows": [], "left_out": []}
+    for batch in batches:
+        num = min(max(2 * batch, LEAST_PROMPTS), MOST_PROMPTS)
+        requests = make_requests(pairs[plain], batch + NUM_ROUNDS * num, MAX_NEW_TOKENS)
+        kinds: dict[str, tuple[type[OfEngine | OfTransformers], Pair]] = {
+            name: (OfEngine, pair) for name, pair in pairs.items()
+        }
+        if pairs[plain].target.device.type == "cuda" and not requests[0].images:
+            kinds[GENERATE] = OfTransformers, pairs[plain]
+        contenders: dict[str, Contender] = {}
+        for name, (kind, pair) in kinds.items():
+            if not has_time():
+                found["left_out"].append(f"{name}, batch {batch}")
+                continue
+            start_s = time.perf_counter()
+            contenders[name] = kind(pair, batch)
+            contenders[name].decode(requests[:batch])  # compiles layers, captures steps
+            progress(f"batch {batch:3d} {name:25s} ready after {time.perf_counter() - start_s:.1f} s")
+        if plain not in contenders:
+            continue
+        rounds = [requests[batch + num * place : batch + num * (place + 1)] for place in range(NUM_ROUNDS)]
+        timed = measure_batch(contenders, rounds, has_time)
+        found["rows"] += [make_row(name, batch, timed[name], timed[plain]) for name in timed]
+        save(found)
+        del contenders
+        gc.collect()  # engines are in reference cycles
+    return found
+
+
+def make_row(name: str, batch: int, timed: Timed, plain: Timed) -> Results:
+    """Return the figures of a method at a batch size; `plain` has at least its rounds."""
+    row: Results = {
+        "method": name,
+        "batch": batch,
+        "num_prompts": len(timed.outputs),
+        "num_equal": sum(one == other for one, other in zip(timed.outputs, plain.outputs, strict=False)),
+        **(acceptance_of(timed.completions) if timed.completions else {}),
+        "tokens_per_s": spread(timed.tokens_per_s),
+        "over_plain": spread([one / base for one, base in zip(timed.tokens_per_s, plain.tokens_per_s, strict=False)]),
+    }
+    progress(f"batch {batch:3d} {name:25s} {figure(row['over_plain'], 2)} of plain")
+    return row
+
+
+def speed_table(found: Results) -> str:
+    """Render acceptance, tokens per second and the ratio to plain decoding by batch size."""
+    lines = [
+        [
+            row["method"],
+            row["batch"],
+            f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}"
+            if "mean_acceptance_length" in row
+            else "",
+            figure(row["tokens_per_s"], 0),
+            figure(row["over_plain"], 2),
+            f"{row['num_equal']} of {row['num_prompts']}",
+        ]
+        for row in found["rows"]
+    ]
+    rendered = table(
+        "method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines
+    )
+    return rendered + (f"\n\nLeft out: {'; '.join(found['left_out'])}." if found["left_out"] else "")
+
+
+def part_table(pair: str, device: str) -> Callable[[Results], str]:
+    """Return a function that renders one pair on one device, with its setting."""
+
+    def render(results: Results) -> str:
+        found = results.get(pair, {}).get(device)
+        if found is None:
+            return "Not measured yet."
+        setting = found["setting"]
+        return f"{setting['device']}, torch {setting['torch']}.\n\n{speed_table(found)}"
+
+    return render
+
+
+TABLES = {
+    f"real_{pair}_speed{suffix}": part_table(pair, device)
+    for pair in ("text", "vision")
+    for device, suffix in (("cpu", ""), ("cuda", "_gpu"))
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0, or 2 if nothing can be measured."""
+    parser = command_line("real.speed", __doc__)
+    parser.add_argument("--pair", choices=("text", "vision"), required=True)
+    parser.add_argument("--device", choices=tuple(BATCHES), default="cpu")
+    parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
+    parser.add_argument("--max-seconds", type=float, default=None, help="start no measurement later (no limit)")
+    options = parser.parse_args(arguments)
+    began_s = time.monotonic()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        progress("refused: no CUDA device was found")
+        return 2
+    bed = bed_of(options.pair, options.device)
+    for name, job in bed.jobs.items():
+        for one in (job.model.target, job.model.drafter):
+            if one is not None and not Path(one.path).exists():
+                progress(
+                    f"refused: {one.path}, which {name} needs, does not exist; run `python -m zoo.real` and "
+                    "`python -m zoo.real_vision` first"
+                )
+                return 2
+    torch.set_num_threads(options.threads)
+    device = f"{machine()}, {options.threads} threads"
+    if options.device == "cuda":
+        device = f"{torch.cuda.get_device_name()}, {len(cores())} cores"
+    setting = {"device": device, "torch": torch.__version__}
+
+    def has_time() -> bool:
+        return options.max_seconds is None or time.monotonic() - began_s < options.max_seconds
+
+    def save(found: Results) -> None:
+        results = read_results(RESULTS) if RESULTS.exists() else {}
+        part = {**results.get(options.pair, {}), options.device: {"setting": setting, **found}}
+        write_results(RESULTS, {**results, options.pair: part})
+
+    found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
+    print(speed_table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
