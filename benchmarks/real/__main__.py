@@ -43,6 +43,7 @@ from benchmarks.real.text import (
     MAX_NEW_TOKENS,
     NUM_PROMPTS,
     SLOTS,
+    drafter_sha256,
     equality_table,
     head_settings,
     measure_equality,
@@ -53,10 +54,19 @@ RESULTS = results_file("real")
 
 
 def run_equality(wanted: Sequence[tuple[str, float]], num_prompts: int, scratch: Path) -> list[Results]:
-    """Measure settings, and keep each in the scratch folder, from where an interrupted run goes on."""
+    """Measure settings, and keep each in the scratch folder, from where an interrupted run goes on.
+
+    Results of other checkpoints are measured again.
+    """
     partial = scratch / f"equality-{num_prompts}.json"
     rows = read_results(partial)["equality"] if partial.exists() else []
-    found = {(row["method"], row["temperature"]): row for row in rows}
+    hashes = {name: drafter_sha256(name) for name, _ in wanted}
+
+    def is_current(row: Results) -> bool:
+        name = row["method"]
+        return name not in hashes or row.get("drafter_sha256") == hashes[name]
+
+    found = {(row["method"], row["temperature"]): row for row in rows if is_current(row)}
     scratch.mkdir(parents=True, exist_ok=True)
     for row in measure_equality([one for one in wanted if one not in found], num_prompts, scratch):
         found[row["method"], row["temperature"]] = row

@@ -23,6 +23,7 @@ from benchmarks.peers.work import reference_of
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
+from zoo.real.drafters import digest
 
 CONFIG = "configs/jobs/real_text.yaml"
 HELD_OUT = Path("out/real/source/held_out.parquet")
@@ -54,12 +55,22 @@ TEMPERATURES = (0.0, 1.0)
 SEED = 0
 
 
+def drafter_of(name: str) -> Path | None:
+    """Return the checkpoint that drafts for a method; None if none does."""
+    return DRAFTED.get(name) or (HEADS_FOLDER / name if name in HEADS else None)
+
+
+def drafter_sha256(name: str) -> str:
+    """Return the SHA-256 of the weights of a method's checkpoint, which identifies its results; "" without one."""
+    folder = drafter_of(name)
+    return " ".join(digest(path) for path in sorted(folder.glob("*.safetensors"))) if folder else ""
+
+
 def job_of(name: str, dtype: str, device: str = "cpu") -> CaptionJob:
     """Return the caption job of a method."""
     overrides = [*METHODS.get(name, (f"method={name}",))]
     overrides += [f"model.target.dtype={dtype}", f"model.target.device={device}"]
-    if name in (*DRAFTED, *HEADS):
-        path = DRAFTED.get(name, HEADS_FOLDER / name)
+    if (path := drafter_of(name)) is not None:
         overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: {device}}}")
     return load_job(CaptionJob, CONFIG, tuple(overrides))
 
@@ -133,6 +144,7 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
         done, spent_s = decode(pair, requests_of(prompts, Sampling(MAX_NEW_TOKENS, temperature)), SLOTS)
         outputs = [list(one.token_ids) for one in done]
         row: Results = {"method": name, "temperature": temperature, "num_prompts": len(prompts)}
+        row["drafter_sha256"] = drafter_sha256(name)
         if temperature == 0.0:
             row |= asdict(judge(outputs, reference(), "float32"))
         elif name not in SAMPLED_ONLY:

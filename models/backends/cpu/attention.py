@@ -1,15 +1,17 @@
 """Run attention over rows of different lengths on a CPU with a C++ kernel, `attention.cpp`, compiled at first use.
 
 torch's kernel packs keys and values for GEMMs and computes every position of a window. This kernel reads only the
-positions of a row, once.
+positions of a row, once. Long prompts use torch's, whose GEMMs are faster then.
 """
 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.backends.attention import AttentionStep
@@ -17,6 +19,8 @@ from models.backends.cpu.build import Library, beside
 
 STRIP = 32
 """Head sizes must be multiples of this."""
+LONG_PROMPT = {torch.float32: 1024, torch.bfloat16: 256}
+"""Least tokens of a prefill that uses torch's kernel, by dtype: where it was faster on a CPU with AMX."""
 _FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _STEP_TYPES: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
@@ -52,6 +56,11 @@ def attend_rows(
     rows of the cache are read up to the last unmasked position; without one, attention is causal over the new nodes.
     Query heads share key-value heads in groups. Sums are in fp32. Returns (r, N, H, D).
     """
+    if mask is None and query.shape[2] >= _least_long(query.dtype):
+        keys[rows[:, None], :, columns] = key.transpose(1, 2)
+        values[rows[:, None], :, columns] = value.transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+        return mixed.transpose(1, 2).contiguous()
     num_rows, num_heads, num_nodes, head_dim = query.shape
     num_kv_heads = key.shape[1]
     out = query.new_empty(num_rows, num_nodes, num_heads, head_dim)
@@ -76,6 +85,13 @@ def attend_rows(
         torch.get_num_threads(),
     )
     return out
+
+
+@cache
+def _least_long(dtype: torch.dtype) -> float:
+    """Return the least number of tokens for torch's kernel; it needs bf16 GEMMs for that dtype."""
+    has_gemms = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return LONG_PROMPT[dtype] if has_gemms else float("inf")
 
 
 def _shape(query: Tensor, *_: object) -> Tensor:

@@ -129,10 +129,14 @@ def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, 
     seed=st.integers(0, 1000),
 )
 @example(Case(2, 2, 1, 40, 64), torch.float32, 0)
+@example(Case(2, 2, 3, 255, 64), torch.bfloat16, 1)
+@example(Case(2, 2, 3, 256, 64), torch.bfloat16, 2)
+@example(Case(1, 1, 2, 1023, 32), torch.float32, 3)
+@example(Case(1, 1, 2, 1024, 32), torch.float32, 4)
 def test_without_a_mask_nodes_see_those_up_to_themselves_and_memory_takes_them(
     case: Case, dtype: torch.dtype, seed: int
 ) -> None:
-    one = forward(case, dtype, seed, capacity=60)
+    one = forward(case, dtype, seed, capacity=case.nodes + 10)
     wanted = F.scaled_dot_product_attention(
         one.query.double(), one.key.double(), one.value.double(), is_causal=True, scale=0.3, enable_gqa=True
     ).transpose(1, 2)

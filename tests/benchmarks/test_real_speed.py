@@ -1,0 +1,136 @@
+"""Speeds of the pretrained pairs: every method decodes the same other prompts in each round, over one target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from actors.loading.pair import Pair
+from benchmarks.harness.markdown import Results
+from benchmarks.real import speed, text, vision_settings
+from benchmarks.real.contenders import OfEngine, OfTransformers, load_all
+from configs.load import load_job
+from configs.schema import CaptionJob
+from decoding import Request, Sampling
+from zoo.pair import CHECKPOINTS
+from zoo.text.samples import held_out_prompts
+
+
+def job(method: str) -> CaptionJob:
+    models = {
+        role: f"{{path: {CHECKPOINTS / f'text_{role}'}, dtype: float32, device: cpu}}" for role in ("target", "drafter")
+    }
+    overrides = [f"method={method}", *(f"model.{role}={value}" for role, value in models.items())]
+    return load_job(CaptionJob, text.CONFIG, tuple(overrides))
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, Pair]:
+    return load_all({name: job(name) for name in ("plain", "suffix", "sd_chain", "sd_tree")})
+
+
+def make_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
+    prompts = held_out_prompts(num, 0)
+    return [Request(str(i), one, sampling=Sampling(max_new_tokens)) for i, one in enumerate(prompts)]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "MAX_NEW_TOKENS", 6)
+    monkeypatch.setattr(speed, "LEAST_PROMPTS", 3)
+
+
+def test_all_methods_share_one_target_and_each_drafter_is_loaded_once(pairs: dict[str, Pair]) -> None:
+    assert len({id(one.target) for one in pairs.values()}) == 1
+    assert pairs["suffix"].drafter is None
+    assert pairs["sd_chain"].drafter is pairs["sd_tree"].drafter is not None
+    assert pairs["plain"].target._features is None, "visual features are cached"
+
+
+def test_every_method_decodes_the_same_other_prompts_in_each_round(
+    pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[Any, list[str]]] = []
+    decode = OfEngine.decode
+
+    def recorded(self: OfEngine, requests: Sequence[Request]) -> Any:
+        read.append((self, [one.prompt for one in requests]))
+        return decode(self, requests)
+
+    monkeypatch.setattr(OfEngine, "decode", recorded)
+    saved: list[int] = []
+    found = speed.measure_speed(pairs, make_requests, (1, 2), save=lambda one: saved.append(len(one["rows"])))
+    assert saved == [4, 8]
+    assert [(row["method"], row["batch"]) for row in found["rows"]] == [(name, b) for b in (1, 2) for name in pairs]
+    assert all(row["num_equal"] == row["num_prompts"] == 3 * max(3, 2 * row["batch"]) for row in found["rows"])
+    assert found["rows"][2]["mean_acceptance_length"] > 1.0
+    assert found["left_out"] == []
+    by_engine: dict[int, list[list[str]]] = {}
+    for engine, prompts in read:
+        by_engine.setdefault(id(engine), []).append(prompts)
+    for num_slots in (1, 2):
+        num = max(3, 2 * num_slots)
+        passes = [one for one in by_engine.values() if len(one[0]) == num_slots]
+        assert len(passes) == len(pairs)
+        assert all(one == passes[0] for one in passes)
+        whole = [prompt for one in passes[0] for prompt in one]
+        assert len(whole) == len(set(whole)) == num_slots + 3 * num, "a prompt is decoded twice"
+
+
+def test_what_there_is_no_time_for_is_left_out(pairs: dict[str, Pair]) -> None:
+    answers = iter([True, True, *[False] * 99])
+    found = speed.measure_speed(pairs, make_requests, (1, 2), lambda: next(answers))
+    assert [row["method"] for row in found["rows"]] == ["plain", "suffix"]
+    assert {row["num_prompts"] for row in found["rows"]} == {3}, "a further round began"
+    assert found["left_out"] == [
+        *(f"{name}, batch 1" for name in ("sd_chain", "sd_tree")),
+        *(f"{name}, batch 2" for name in pairs),
+    ]
+    assert "Left out: sd_chain, batch 1" in speed.speed_table(found)
+
+
+def test_generate_of_transformers_gives_the_same_outputs_and_leaves_the_engine_as_it_was(
+    pairs: dict[str, Pair],
+) -> None:
+    requests = make_requests(pairs["plain"], 5, 6)
+    engine = OfEngine(pairs["plain"], 2)
+    expected, completions = engine.decode(requests)
+    assert completions is not None
+    outputs, none = OfTransformers(pairs["plain"], 2).decode(requests)
+    assert none is None
+    assert outputs == expected
+    again, _ = engine.decode(
+        [Request(f"again {i}", one.prompt, sampling=one.sampling) for i, one in enumerate(requests)]
+    )
+    assert again == expected
+
+
+@pytest.mark.parametrize(("pair", "device"), list(speed.METHODS))
+def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, device: str) -> None:
+    names = speed.METHODS[pair, device]
+    assert names[0] == speed.PLAIN
+    assert len(set(names)) == len(names)
+    make = text.job_of if pair == "text" else lambda name, *rest: vision_settings.job_of(SETTINGS[name], *rest)
+    for name in names:
+        found = make(name, "bfloat16", device)
+        assert found.model.target.device == device
+        assert found.model.drafter is None or found.model.drafter.device == device
+
+
+SETTINGS = vision_settings.settings()
+
+
+def test_tables_name_the_device_and_what_was_not_measured() -> None:
+    row: Results = {
+        **{"method": "plain", "batch": 1, "num_prompts": 8, "num_equal": 7},
+        **{"tokens_per_s": {"median": 9.6, "low": 8.0, "high": 10.0}, "over_plain": {"median": 1, "low": 1, "high": 1}},
+    }
+    results = {"text": {"cuda": {"setting": {"device": "a GPU", "torch": "2"}, "rows": [row], "left_out": ["x"]}}}
+    found = speed.TABLES["real_text_speed_gpu"](results)
+    assert found.startswith("a GPU, torch 2.")
+    assert "| plain | 1 |  | 10 (8–10) | 1.00 (1.00–1.00) | 7 of 8 |" in found
+    assert found.endswith("Left out: x.")
+    assert speed.TABLES["real_text_speed"](results) == "Not measured yet."
+    assert speed.TABLES["real_vision_speed_gpu"](results) == "Not measured yet."
