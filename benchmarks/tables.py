@@ -78,7 +78,11 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
         "real_peers_line": real_peers.engines_line,
     },
     "real_speed": real_speed.TABLES,
-    "real_vision": real_vision.TABLES,
+    "real_vision": {
+        **real_vision.TABLES,
+        "real_vision_peers": real_peers.engines_table,
+        "real_vision_peers_line": real_peers.engines_line,
+    },
     "real_vision_clips": real_vision.CLIP_TABLES,
     "verification": verification.TABLES,
     "audit": audit.TABLES,

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 from actors.loading.method import DrafterModel, build_method
-from actors.loading.pair import load_target
-from benchmarks.harness.engines import encode, outcome_of, run_requests
+from actors.loading.pair import SHARED_INPUT_BYTES, load_target
+from benchmarks.harness.engines import Image, encode, outcome_of, read_images, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
 from configs.drafters import Eagle3Drafter, LookupDrafter, ModelDrafter
 from configs.method import MeasuredController, Method, NoController
@@ -66,9 +66,12 @@ class EngineRunner:
         mode = mode.partition("/")[0]
         folders = [work.target, work.drafter] if mode in ("chain", "controlled") else [work.target]
         models = [load_model(path, work.dtype) for path in folders]
+        for drafter in models[1:]:
+            drafter.share_front_end(models[0], SHARED_INPUT_BYTES)  # as jobs do
         compiled = [] if is_eager else [model.compile() for model in models]
         self._step = "compiled" if compiled and all(compiled) else "eager"
         self._target = models[0]
+        self._shares = len(models) > 1
         self._drafter: DrafterModel | None = models[1] if len(models) > 1 else None
         if mode == "eagle3":
             config: Any = self._target.decoder.config
@@ -78,8 +81,13 @@ class EngineRunner:
         self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
-        self._requests = [Request(str(i), text, sampling=sampling) for i, text in enumerate(work.prompt_texts)]
-        ids = encode(self._target.front_end, work.prompt_texts)
+        images = read_images(work)
+        shown: list[tuple[Image, ...]] = [(one,) for one in images] or [()] * len(work.prompt_texts)
+        self._requests = [
+            Request(str(number), text, image, sampling)
+            for number, (text, image) in enumerate(zip(work.prompt_texts, shown, strict=True))
+        ]
+        ids = encode(self._target.front_end, work.prompt_texts, images)
         for text, own, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
             if own != expected:
                 raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")
@@ -97,6 +105,7 @@ class EngineRunner:
         if batch not in self._engines:
             method = build_method(self._choice, self._drafter, self._target)
             self._engines[batch] = Engine(self._target, method, batch, self._work.max_context_tokens)
+        self._target.front_end.keep(SHARED_INPUT_BYTES if self._shares else 0)  # drops the inputs of earlier passes
         start = time.perf_counter()
         done = run_requests(self._engines[batch], self._requests[:num_requests])
         return outcome_of(time.perf_counter() - start, done)

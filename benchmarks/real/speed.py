@@ -4,6 +4,7 @@
     python -m benchmarks.real.speed --pair text
     python -m benchmarks.real.speed --pair vision
     python -m benchmarks.real.speed --pair text --device cuda  # adds transformers' `generate`
+    python -m benchmarks.real.speed --pair text --methods sd_tree suffix  # these again, in place of their rows
 
 Writes results/real_speed.json, where each pair and device has its own part. Needs neither Ray nor vLLM.
 
@@ -18,7 +19,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -154,6 +155,17 @@ def measure_speed(
     return found
 
 
+def merge(earlier: Results, found: Results, methods: Sequence[str]) -> Results:
+    """Return the earlier results with the rows of a later run in place of those of its methods.
+
+    Plain decoding keeps its row; ratios are of each row's own run.
+    """
+    new = {(row["method"], row["batch"]): row for row in found["rows"] if row["method"] != PLAIN}
+    rows = {(row["method"], row["batch"]): row for row in earlier["rows"]} | new
+    order = {name: place for place, name in enumerate((*methods, GENERATE))}
+    return earlier | {"rows": sorted(rows.values(), key=lambda row: (row["batch"], order[row["method"]]))}
+
+
 def make_row(name: str, batch: int, timed: Timed, plain: Timed) -> Results:
     """Return the figures of a method at a batch size; `plain` has at least its rounds."""
     row: Results = {
@@ -215,6 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real.speed", __doc__)
     parser.add_argument("--pair", choices=("text", "vision"), required=True)
     parser.add_argument("--device", choices=tuple(BATCHES), default="cpu")
+    parser.add_argument(
+        "--methods", nargs="+", help="measure these beside plain decoding, keep the rows of others (all)"
+    )
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--max-seconds", type=float, default=None, help="start no measurement later (no limit)")
     options = parser.parse_args(arguments)
@@ -223,6 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress("refused: no CUDA device was found")
         return 2
     bed = bed_of(options.pair, options.device)
+    if options.methods:
+        if unknown := sorted(set(options.methods) - set(bed.jobs)):
+            parser.error(f"--methods: {', '.join(unknown)} is not one of {', '.join(bed.jobs)}")
+        bed = replace(bed, jobs={name: job for name, job in bed.jobs.items() if name in (PLAIN, *options.methods)})
     for name, job in bed.jobs.items():
         for one in (job.model.target, job.model.drafter):
             if one is not None and not Path(one.path).exists():
@@ -242,8 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def save(found: Results) -> None:
         results = read_results(RESULTS) if RESULTS.exists() else {}
-        part = {**results.get(options.pair, {}), options.device: {"setting": setting, **found}}
-        write_results(RESULTS, {**results, options.pair: part})
+        part = results.get(options.pair, {})
+        if options.methods:
+            found = merge(part[options.device], found, METHODS[options.pair, options.device])
+        else:
+            found = {"setting": setting, **found}
+        write_results(RESULTS, {**results, options.pair: {**part, options.device: found}})
 
     found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
     print(speed_table(found))

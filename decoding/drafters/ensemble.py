@@ -21,6 +21,8 @@ from models.kv.lanes import SlotBatch
 
 Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
 Distance = Literal["kl", "tvd"]
+MAX_MIXED = 1 << 24
+"""Most probabilities of candidate mixtures in memory at once: 64 MB."""
 FLOOR = 1e-10
 """Minimum probability inside a logarithm; a lane that gives a token probability 0 would make the sum infinite."""
 
@@ -81,34 +83,42 @@ class Ensemble(Merge):
         mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)
         # Only tokens that are −inf in all lanes get −inf; probabilities that underflow do not.
         impossible = (logits == -torch.inf).all(dim=1)
-        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().masked_fill(impossible, -torch.inf)
+        return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
-        probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
-        tokens = verdict.produced(judgement.tree)
+        tokens, path, is_chain = verdict.produced(judgement.tree), verdict.path, judgement.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
         offered = judgement.tree.has_drafts()
-        for depth in range(verdict.path.shape[1]):
-            judged = (
-                (depth < verdict.n) & (place[:, depth] >= 0) & offered.gather(1, verdict.path[:, depth, None])[:, 0]
-            )
-            self._score(judgement, verdict.path[:, depth], probs, place[:, depth], tokens[:, depth], judged)
+        row = torch.arange(path.shape[0], device=path.device)
+        # A chain's node of each depth is the only one of its forward; its last node was not run.
+        probs = None if is_chain else torch.cat(self._probs, dim=2)  # (b, R, G, V)
+        num_scored = min(path.shape[1], len(self._probs)) if is_chain else path.shape[1]
+        for depth in range(num_scored):
+            node, at = path[:, depth], place[:, depth]
+            lanes = self._probs[depth][:, :, 0] if probs is None else probs[row, :, at.clamp_min(0)]  # (b, R, V)
+            judged = (depth < verdict.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
+            self._score(judgement.slots, lanes, judgement.raw[row, node], tokens[:, depth], judged)
         self._choose(judgement, offered[:, 0])
 
-    def _score(
-        self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, token: Tensor, judged: Tensor
-    ) -> None:
-        """Add the scores of all candidates at one position, for the rows in the mask `judged` (b,)."""
-        row = torch.arange(node.shape[0], device=node.device)
-        lanes = probs[row, :, place.clamp_min(0)]  # (b, R, V)
-        mixed = torch.einsum("jr,brv->bjv", self._candidates, lanes)
-        target = judgement.raw[row, node].softmax(dim=-1)[:, None]
-        if self.options.distance == "kl":
-            error = (target * (target.clamp_min(FLOOR).log() - mixed.clamp_min(FLOOR).log())).sum(-1)
-        else:
-            error = 0.5 * (target - mixed).abs().sum(-1)
-        match = (mixed.argmax(dim=-1) == token[:, None]).float()
-        index = judgement.slots.index
+    def _score(self, slots: SlotBatch, lanes: Tensor, raw: Tensor, token: Tensor, judged: Tensor) -> None:
+        """Add the scores of all candidates at one position, for the rows in the mask `judged` (b,).
+
+        `lanes` (b, R, V) are the lanes' distributions, `raw` (b, V) the target's logits.
+        """
+        target = raw.softmax(dim=-1)
+        entropy = -(target * target.clamp_min(FLOOR).log()).sum(-1, keepdim=True)
+        matches, errors = [], []
+        # Candidates × vocabulary may be larger than the weights of a model, so their number at once has a bound.
+        for candidates in self._candidates.split(max(1, MAX_MIXED // target.numel())):
+            mixed = torch.matmul(candidates, lanes)  # (b, J', V)
+            matches.append((mixed.argmax(dim=-1) == token[:, None]).float())
+            if self.options.distance == "kl":
+                logs = mixed.clamp_min_(FLOOR).log_()
+                errors.append(-torch.matmul(logs, target[:, :, None])[:, :, 0] - entropy)
+            else:
+                errors.append(0.5 * mixed.sub_(target[:, None]).abs_().sum(-1))
+        match, error = torch.cat(matches, dim=1), torch.cat(errors, dim=1)
+        index = slots.index
         # The next entry of the ring buffer; with window 0 there is one entry, which accumulates.
         at = self._seen[index] % self._matches.shape[1]
         for memory, value in ((self._matches, match), (self._errors, error)):

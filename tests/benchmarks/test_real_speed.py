@@ -122,6 +122,19 @@ def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, devi
 SETTINGS = vision_settings.settings()
 
 
+def test_methods_that_were_measured_again_replace_their_rows() -> None:
+    def rows(speed: int, *names: str) -> list[Results]:
+        return [{"method": name, "batch": batch, "speed": speed} for batch in (1, 8) for name in names]
+
+    earlier = {"setting": {"device": "one"}, "rows": rows(1, "plain", "a", "b"), "left_out": []}
+    merged = speed.merge(earlier, {"rows": rows(2, "plain", "b"), "left_out": []}, ("plain", "a", "b"))
+    assert [(row["method"], row["batch"], row["speed"]) for row in merged["rows"]] == [
+        *(("plain", 1, 1), ("a", 1, 1), ("b", 1, 2)),
+        *(("plain", 8, 1), ("a", 8, 1), ("b", 8, 2)),
+    ]
+    assert merged["setting"] == {"device": "one"}
+
+
 def test_tables_name_the_device_and_what_was_not_measured() -> None:
     row: Results = {
         **{"method": "plain", "batch": 1, "num_prompts": 8, "num_equal": 7},

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.results import read_results, write_results
 from benchmarks.peers.engine_peer import choose_method
+from benchmarks.real import __main__ as command
+from benchmarks.real import text
 from benchmarks.real.heads import arguments_of
-from benchmarks.real.peers import CELLS, ON_TEXT, OWN, engines_line, engines_table
+from benchmarks.real.peers import CELLS, ON_SCENES, ON_TEXT, OWN, engines_line, engines_table
 from benchmarks.real.text import DRAFTED, HEADS, head_settings, job_of, settings
 from configs.load import load_job
 from configs.training import TrainDrafterJob
@@ -31,10 +34,46 @@ def test_every_head_has_a_training_job_of_its_own_kind(name: str, tmp_path: Path
     assert training.workers.teacher_cache.path == str(tmp_path / "states")
 
 
-def test_no_engine_needs_a_drafter() -> None:
-    assert {one.row for one in ON_TEXT} == {*OWN, "transformers", "vLLM", "vLLM, n-grams"}
+def test_only_this_engine_has_a_drafter_and_that_reads_images() -> None:
+    others = {"transformers", "vLLM", "vLLM, n-grams"}
+    assert {one.row for one in ON_TEXT} == {*OWN, *others} - {"draftfleet, drafter"}
+    assert {one.row for one in ON_SCENES} == {*OWN, *others}
     assert choose_method("lookup", 5).drafter.kind == "lookup"
     assert choose_method("lookup", 5).tree.length == 5  # type: ignore[union-attr]
+
+
+def test_results_of_other_checkpoints_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = {"sd_chain": "new", "plain": ""}
+    kept = {"method": "plain", "temperature": 0.0, "drafter_sha256": "", "is_kept": True}
+    old = {"method": "sd_chain", "temperature": 0.0, "drafter_sha256": "old", "is_kept": True}
+    other = {"method": "medusa", "temperature": 0.0, "drafter_sha256": "x", "is_kept": True}
+    write_results(tmp_path / "equality-3.json", {"equality": [kept, old, other]})
+    monkeypatch.setattr(command, "drafter_sha256", hashes.__getitem__)
+    measured: list[tuple[str, float]] = []
+
+    def measure(missing: list[tuple[str, float]], *_: Any) -> Any:
+        for name, temperature in missing:
+            measured.append((name, temperature))
+            yield {"method": name, "temperature": temperature, "drafter_sha256": hashes[name], "is_kept": False}
+
+    monkeypatch.setattr(command, "measure_equality", measure)
+    wanted = [("plain", 0.0), ("sd_chain", 0.0), ("sd_chain", 1.0)]
+    found = command.run_equality(wanted, 3, tmp_path)
+    assert measured == [("sd_chain", 0.0), ("sd_chain", 1.0)]
+    assert [row["is_kept"] for row in found] == [True, False, False]
+    assert command.run_equality(wanted, 3, tmp_path) == found
+    assert len(measured) == 2
+    names = [row["method"] for row in read_results(tmp_path / "equality-3.json")["equality"]]
+    assert sorted(names) == ["medusa", "plain", "sd_chain", "sd_chain"]
+
+
+def test_a_checkpoint_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(text.DRAFTED, "sd_chain", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    first = text.drafter_sha256("sd_chain")
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert first != text.drafter_sha256("sd_chain")
+    assert text.drafter_sha256("plain") == ""
 
 
 def row(batch: int, name: str, seconds: float | None) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import EngineSpec, Judgement, StepNoise
 from decoding.drafters import ModelDrafter
+from decoding.drafters import ensemble as ensemble_module
 from decoding.drafters.ensemble import (
+    Distance,
     Ensemble,
     EnsembleOptions,
     Policy,
@@ -131,6 +133,32 @@ def test_the_kl_optimum_lies_inside_when_the_target_lies_between_the_lanes() -> 
     near_good = [0.58, 0.1, 0.1, 0.22]  # = 0.8·GOOD + 0.2·BAD
     assert weights_of(one_step(EnsembleOptions("error"), [GOOD, BAD], near_good, 0)) == pytest.approx([0.8, 0.2])
     assert weights_of(one_step(EnsembleOptions("error", "tvd"), [GOOD, BAD], near_good, 0)) == pytest.approx([0.8, 0.2])
+
+
+@pytest.mark.parametrize("distance", ["kl", "tvd"])
+@pytest.mark.parametrize("policy", ["matches", "error"])
+def test_candidates_are_scored_in_parts_of_bounded_size(
+    policy: Policy, distance: Distance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes, target = torch.rand(2, 2, V, generator=torch.Generator().manual_seed(5)).softmax(dim=-1)
+    options = EnsembleOptions(policy, distance)
+    sizes: list[int] = []
+    multiply = torch.matmul
+
+    def recorded(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        sizes.append(multiply(one, other).numel())
+        return multiply(one, other)
+
+    monkeypatch.setattr(torch, "matmul", recorded)
+    found = []
+    # All eleven candidates, six and then five, and one at a time although it exceeds the bound.
+    for bound, num_parts in ((1 << 20, 1), (6 * V + 1, 2), (1, 11)):
+        sizes.clear()
+        monkeypatch.setattr(ensemble_module, "MAX_MIXED", bound)
+        found.append(weights_of(one_step(options, lanes.tolist(), target[0].tolist(), 1)))
+        assert max(sizes) <= max(bound, V)
+        assert len([size for size in sizes if size >= V]) >= num_parts
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_window_of_one_forgets_and_an_unbounded_one_remembers() -> None:
