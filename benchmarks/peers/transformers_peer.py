@@ -44,7 +44,7 @@ def load_model(path: str, dtype: str, ignore_eos: bool) -> PreTrainedModel:
 
 def set_greedy(model: PreTrainedModel, ignore_eos: bool) -> None:
     """Reduce the generation settings to the checkpoint's end tokens (none with `ignore_eos`) and padding."""
-    settings, config = model.generation_config, model.config
+    settings, config = model.generation_config, model.config.get_text_config()
     ends = settings.eos_token_id if settings.eos_token_id is not None else config.eos_token_id
     pad = next((i for i in (settings.pad_token_id, config.pad_token_id) if i is not None), 0)
     model.generation_config = GenerationConfig(eos_token_id=None if ignore_eos else ends, pad_token_id=pad)

@@ -10,7 +10,6 @@ import sys
 import time
 from typing import Any
 
-import PIL.Image
 import torch
 import transformers
 import vllm
@@ -33,7 +32,7 @@ def speculation(work: Work, mode: str) -> dict[str, Any] | None:
 
 
 class VllmRunner:
-    """One `LLM` without caches of prefixes and images, so that repeated passes cost the same."""
+    """One `LLM` without prefix caching, so that repeated passes cost the same."""
 
     def __init__(self, work: Work, mode: str) -> None:
         self._work = work
@@ -44,7 +43,6 @@ class VllmRunner:
             max_model_len=work.max_context_tokens,
             max_num_seqs=work.max_batch,
             enable_prefix_caching=False,
-            mm_processor_cache_gb=0,
             speculative_config=speculation(work, mode),
             disable_log_stats=not self._speculates,  # acceptance is in its counters only
             seed=0,
@@ -53,11 +51,6 @@ class VllmRunner:
             temperature=0.0, max_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos, detokenize=True
         )
         self._num_passes = 0
-        images = [PIL.Image.open(path).convert("RGB") for path in work.image_files]
-        self._prompts: list[dict[str, Any]] = [
-            {"prompt": text, "multi_modal_data": {"image": image}}
-            for text, image in zip(work.prompt_texts, images, strict=False)
-        ] or [{"prompt_token_ids": ids} for ids in work.prompt_ids]
 
     def versions(self) -> dict[str, str]:
         return versions_of(torch, transformers, vllm)
@@ -77,7 +70,8 @@ class VllmRunner:
         num_added = 0
         while len(outputs) < num_requests:
             while num_added < num_requests and num_added - len(outputs) < batch:
-                engine.add_request(names[num_added], self._prompts[num_added], self._sampling)
+                prompt = {"prompt_token_ids": self._work.prompt_ids[num_added]}
+                engine.add_request(names[num_added], prompt, self._sampling)
                 num_added += 1
             for done in engine.step():
                 if done.finished:

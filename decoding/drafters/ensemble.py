@@ -109,7 +109,7 @@ class Ensemble(Merge):
         entropy = -(target * target.clamp_min(FLOOR).log()).sum(-1, keepdim=True)
         matches, errors = [], []
         # Candidates × vocabulary may be larger than the weights of a model, so their number at once has a bound.
-        for candidates in self._candidates.split(max(1, MAX_MIXED // target.numel())):
+        for candidates in torch.split(self._candidates, max(1, MAX_MIXED // target.numel())):
             mixed = torch.matmul(candidates, lanes)  # (b, J', V)
             matches.append((mixed.argmax(dim=-1) == token[:, None]).float())
             if self.options.distance == "kl":
