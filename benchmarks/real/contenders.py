@@ -55,11 +55,12 @@ class Contender(Protocol):
 
 
 class OfEngine:
-    """Engine of one method and batch size."""
+    """Engine of one method and batch size, without the finished outputs of earlier engines, which have its prompts."""
 
     is_timed_once = False
 
     def __init__(self, pair: Pair, batch: int) -> None:
+        pair.corpora.clear()
         self._front_end = pair.target.front_end
         self._engine = pair.engine(batch)
 

@@ -129,7 +129,10 @@ def measure_speed(
     found: Results = {"rows": [], "left_out": []}
     for batch in batches:
         num = min(max(2 * batch, LEAST_PROMPTS), MOST_PROMPTS)
-        requests = make_requests(pairs[plain], batch + NUM_ROUNDS * num, MAX_NEW_TOKENS)
+        num_needed = batch + NUM_ROUNDS * num
+        requests = make_requests(pairs[plain], num_needed, MAX_NEW_TOKENS)
+        if len(requests) < num_needed:
+            raise ValueError(f"batch {batch} needs {num_needed} prompts, and there are {len(requests)}")
         kinds: dict[str, tuple[type[OfEngine | OfTransformers], Pair]] = {
             name: (OfEngine, pair) for name, pair in pairs.items()
         }
@@ -250,6 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "`python -m zoo.real_vision` first"
                 )
                 return 2
+    earlier = read_results(RESULTS) if RESULTS.exists() else {}
+    if options.methods and options.device not in earlier.get(options.pair, {}):
+        progress(f"refused: {RESULTS} has no rows of this pair and device to keep; run without --methods first")
+        return 2
     torch.set_num_threads(options.threads)
     device = f"{machine()}, {options.threads} threads"
     if options.device == "cuda":
@@ -260,13 +267,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.max_seconds is None or time.monotonic() - began_s < options.max_seconds
 
     def save(found: Results) -> None:
-        results = read_results(RESULTS) if RESULTS.exists() else {}
-        part = results.get(options.pair, {})
+        part = earlier.get(options.pair, {})
         if options.methods:
             found = merge(part[options.device], found, METHODS[options.pair, options.device])
         else:
             found = {"setting": setting, **found}
-        write_results(RESULTS, {**results, options.pair: {**part, options.device: found}})
+        write_results(RESULTS, {**earlier, options.pair: {**part, options.device: found}})
 
     found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
     print(speed_table(found))

@@ -79,6 +79,18 @@ def test_every_method_decodes_the_same_other_prompts_in_each_round(
         assert len(whole) == len(set(whole)) == num_slots + 3 * num, "a prompt is decoded twice"
 
 
+def test_an_engine_copies_nothing_from_an_earlier_one_over_the_same_prompts(pairs: dict[str, Pair]) -> None:
+    some = {name: pairs[name] for name in ("plain", "suffix")}
+    first, again = speed.measure_speed(some, make_requests, (2, 2))["rows"][1::2]
+    assert first["method"] == "suffix"
+    assert first["mean_acceptance_length"] == again["mean_acceptance_length"]
+
+
+def test_too_few_prompts_are_refused(pairs: dict[str, Pair]) -> None:
+    with pytest.raises(ValueError, match="batch 1 needs 10 prompts, and there are 9"):
+        speed.measure_speed(pairs, lambda pair, num, length: make_requests(pair, num - 1, length), (1,))
+
+
 def test_what_there_is_no_time_for_is_left_out(pairs: dict[str, Pair]) -> None:
     answers = iter([True, True, *[False] * 99])
     found = speed.measure_speed(pairs, make_requests, (1, 2), lambda: next(answers))
