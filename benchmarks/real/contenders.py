@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from actors.loading.drafters import Head, is_head, load_head
 from actors.loading.loaded_pair import compile_models
 from actors.loading.pair import SHARED_INPUT_BYTES, Pair, check, load, load_target
-from benchmarks.harness.engines import run_requests
+from benchmarks.harness.engines import encode, run_requests
 from benchmarks.peers.transformers_peer import generate_all, set_greedy
 from configs.schema import CaptionJob, Checkpoint
 from decoding import Completion, Request
@@ -84,7 +84,7 @@ class OfTransformers:
 
     def decode(self, requests: Sequence[Request]) -> tuple[list[tuple[int, ...]], list[Completion] | None]:
         target: Any = self._pair.target
-        ids = [target.front_end.encode(one.prompt, ())["input_ids"][0].tolist() for one in requests]
+        ids = encode(target.front_end, [one.prompt for one in requests])
         options = {"do_sample": False, "max_new_tokens": requests[0].sampling.max_new_tokens}
         engines_attention = target.model.config._attn_implementation
         target.model.set_attn_implementation("sdpa")

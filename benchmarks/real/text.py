@@ -14,7 +14,7 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
-from benchmarks.harness.engines import acceptance_of, run_requests
+from benchmarks.harness.engines import acceptance_of, encode, run_requests
 from benchmarks.harness.markdown import Results, table
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
@@ -103,7 +103,7 @@ def decode(pair: Pair, requests: Sequence[Request], slots: int) -> tuple[list[Co
 
 def make_reference(prompts: Sequence[str], pair: Pair, scratch: Path) -> list[dict[str, Any]]:
     """Return the greedy tokens of transformers' `generate` in float32, with the gaps of the two best logits."""
-    ids = [pair.target.front_end.encode(prompt, ())["input_ids"][0].tolist() for prompt in prompts]
+    ids = encode(pair.target.front_end, prompts)
     work = Work(
         target=str(pair.config.model.target.path),
         drafter="",
