@@ -39,7 +39,7 @@ from benchmarks.peers import tables as peer_tables
 from benchmarks.processors import __main__ as processors
 from benchmarks.real import heads as real_heads
 from benchmarks.real import peers as real_peers
-from benchmarks.real import speed as real_speed
+from benchmarks.real import speed_tables as real_speed
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before

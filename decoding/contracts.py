@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,6 +203,15 @@ class Drafter(ABC):
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
 
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        """Return the host state that the kernels of `draft` and `commit` depend on in a step of `num_levels` levels;
+        None if such a step cannot be replayed, see `decoding.scheduling.replay`."""
+        return None
+
+    def replayed(self, slots: SlotBatch, num_levels: int, num_forwards: int) -> None:
+        """Change the host state as a step does whose kernels were replayed."""
+        self.num_forwards += num_forwards
+
     def finished(self, token_ids: Sequence[int]) -> None:
         """Note the tokens of an output that has ended, EOS included. The engine calls it between steps, in the order in
         which outputs end, and not for failed requests."""
@@ -250,6 +259,10 @@ class TreePolicy(ABC):
     def finish(self) -> DraftTree:
         """Return the trees to verify."""
 
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        """Return the host state that a step's kernels depend on; None if it cannot be replayed."""
+        return ()
+
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
         return None
@@ -274,6 +287,10 @@ class Acceptance(ABC):
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         """Assign new samples to `slots`."""
+
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        """Return the host state that the kernels of `judge` depend on; None if they cannot be replayed."""
+        return ()
 
     @abstractmethod
     def judge(self, judgement: Judgement) -> Verdict:

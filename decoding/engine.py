@@ -21,9 +21,10 @@ from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.scheduling.drafter_prefill import DrafterPrefill
 from decoding.scheduling.refill import Refill
+from decoding.scheduling.replay import StepRunner
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats
-from decoding.step import StepInFlight, run_step
+from decoding.step import StepInFlight
 from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
@@ -92,6 +93,7 @@ class Engine:
         method.drafter.open(spec)
         method.tree.open(spec)
         method.acceptance.open(spec)
+        self._runner = StepRunner(method, self._lanes, self._slots)
         self._needs_hidden, self._needs_features = method.acceptance.needs_hidden, bool(layers)
         self._needs_attention = method.drafter.needs_attention
         # In half precision, results depend on kernels and batch sizes.
@@ -290,10 +292,10 @@ class Engine:
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
         sampling, limits = self._slots.sampling(slots), (choice.levels, choice.num_drafts)
-        result = run_step(self.method, self._lanes, self._slots, slots, sampling, *limits)
+        result = self._runner.run(slots, sampling, *limits)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        copy = self._lanes.backend.copy_to_host(result.parts)  # the step's only copy
+        copy = self._lanes.backend.copy_to_host(result.parts, result.packed)  # the step's only copy
         launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched

@@ -60,12 +60,16 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds."""
+    """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds.
+
+    `packed` has all parts in one tensor, see `models.backends.host_copy.pack`; None if they are not packed yet.
+    """
 
     parts: tuple[Tensor | None, ...]
     started: float
     drafted: float
     verified: float
+    packed: Tensor | None = None
 
 
 @dataclass

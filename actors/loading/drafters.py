@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from actors.loading.method import num_drafted_levels
@@ -23,7 +22,7 @@ from configs.load import ConfigError
 from configs.method import Method as MethodChoice
 from configs.schema import CaptionJob, Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
-from models.backends.select import resolve_device
+from models.backends.select import is_on, resolve_device
 from models.heads.block import BlockNetwork, BlockShape
 from models.heads.block_files import load_block, read_block_shape
 from models.heads.eagle import WEIGHT_NAMES as EAGLE_NAMES
@@ -168,7 +167,7 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     """
     weights, device = config.model.drafter, target.device
     assert weights is not None
-    if weights.device != "auto" and torch.device(weights.device) != device:
+    if not is_on(weights.device, device):
         raise ConfigError(f"{WHERE}.device: a head runs where its target does, on {device}, not {weights.device}")
     kind = config.method.drafting.drafter
     if isinstance(kind, Eagle3Drafter):

@@ -60,7 +60,7 @@ class Bench:
         target = pair.targets[step]
         parts = plain() if method == "plain" else drafted(pair.drafters[step], target, gamma)
         self.engine = Engine(target, parts, batch, pair.max_context_tokens)
-        self.clock = DeviceClock(lanes_of(self.engine), watched_of(target, pair.drafters[step]))
+        self.clock = DeviceClock(lanes_of(self.engine), watched_of(target, pair.drafters[step]), self.engine._runner)
         self.outcomes: list[Outcome] = []
         self.steps_s: list[float] = []
         self.num_steps: list[int] = []

@@ -16,6 +16,7 @@ from benchmarks.gpu.sizes import Heads, Sizes
 from benchmarks.harness.clock import seconds_of
 from models.backends.attention import AttentionStep, attend, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
+from models.backends.cuda.graphs import WARM_UPS
 from models.backends.cuda.tree_attention import TreeAttention, kernel_for
 from models.loading.checkpoints import DTYPES
 
@@ -89,6 +90,9 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
                 out, _ = attend(layer, query, key, value, None, lanes=step)
             return out
 
-        _, replay = recorder(device).record(layers)
+        graphs = recorder(device)
+        for _ in range(WARM_UPS):
+            graphs.run_beside(layers)
+        _, replay = graphs.record(layers)
         found[f"{name}_us"] = 1e6 * seconds_of(replay, device, REPEATS) / sizes.attention_calls
     return found

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.gpu.sizes import Sizes
@@ -30,7 +29,8 @@ from decoding.contexts import Full
 from decoding.contracts import Acceptance, Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
+from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
+from models.backends.recorder import Out, Recorder
 from models.contract import TargetModel
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
@@ -50,8 +50,13 @@ EAGER, CAPTURED, FUSED = "eager", "captured", "fused"
 class RunAgain:
     """A recorder for devices without CUDA graphs, which runs the function again into the same buffer."""
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        out = run()
+    is_recording = False
+
+    def run_beside(self, run: Callable[[], Out]) -> Out:
+        return run()
+
+    def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
+        out: Any = run()
 
         def replay() -> None:
             out.copy_(run())

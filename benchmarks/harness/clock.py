@@ -7,15 +7,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from models.backends.cuda.graphs import Recorder
+from decoding.scheduling.replay import StepRunner
+from models.backends.recorder import Out, Recorder
 from models.kv.lanes import LaneModel, SlotBatch
 
 KINDS = ("prompts", "target", "drafter")
+BytesRead = Callable[[SlotBatch, int], int]
+"""Maps slots and number of nodes to the bytes that a forward reads."""
 Mark = Any
 """A moment: a CUDA event, or seconds of the host's clock."""
 
@@ -64,21 +67,39 @@ class Reading:
 
 
 class WatchedRecorder:
-    """A graph recorder that times replays on the device."""
+    """A recorder that times replays on the device; `replayed` is called at each with what `recorded` returned."""
 
-    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        device: torch.device,
+        recorded: Callable[[], Any] = lambda: None,
+        replayed: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         self._recorder = recorder
         self._device = device
+        self._recorded, self._replayed = recorded, replayed
         self._spans: list[tuple[Mark, Mark]] = []
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """See `models.backends.cuda.graphs.Recorder`."""
+    @property
+    def is_recording(self) -> bool:
+        return self._recorder.is_recording
+
+    def run_beside(self, run: Callable[[], Out]) -> Out:
+        """See `models.backends.recorder.Recorder`."""
+        return self._recorder.run_beside(run)
+
+    def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
+        """See `models.backends.recorder.Recorder`."""
+        self._recorded()
         out, replay = self._recorder.record(run)
+        found = self._recorded()
 
         def watched() -> None:
             start = mark(self._device)
             replay()
             self._spans.append((start, mark(self._device)))
+            self._replayed(found)
 
         return out, watched
 
@@ -93,13 +114,24 @@ class DeviceClock:
     """Times the forwards of a target and optionally a drafter by replacing their methods.
 
     An output layer counts with the forward before it; prefills count as `prompts`. `watched` are the recorders of
-    target and drafter, if their steps are captured.
+    target and drafter, if their steps are captured. Replays of whole steps, which `runner` records, count as busy time
+    of the target; their forwards have bytes and no seconds of their own.
     """
 
-    def __init__(self, lanes: Sequence[LaneModel], watched: Sequence[WatchedRecorder] = ()) -> None:
+    def __init__(
+        self, lanes: Sequence[LaneModel], watched: Sequence[WatchedRecorder] = (), runner: StepRunner | None = None
+    ) -> None:
         self.watched = watched
         self._device = lanes[0].device
         self._spans: list[tuple[str, bool, Mark, Mark, int]] = []
+        # Forwards of replayed steps: kind and bytes.
+        self._replayed: list[tuple[str, int]] = []
+        self._in_recording: list[tuple[str, BytesRead, int]] = []
+        self._steps: WatchedRecorder | None = None
+        if runner is not None and runner.recorder is not None:
+            given = (self._device, self._take_recorded, self._count_replayed)
+            runner.recorder = self._steps = WatchedRecorder(runner.recorder, *given)
+            self._watch_slots(runner)
         for model, kind in zip(lanes, KINDS[1:], strict=False):
             self._watch(model, kind)
 
@@ -116,12 +148,34 @@ class DeviceClock:
             one.busy_s += 0.0 if is_forward or kind == "prompts" or not self.watched else seconds
         for watched, kind in zip(self.watched, KINDS[1:], strict=False):
             found[kind].busy_s += watched.take_s()
+        for kind, num_bytes in self._replayed:
+            found[kind].calls += 1
+            found[kind].num_bytes += num_bytes
+        if self._steps is not None:
+            found["target"].busy_s += self._steps.take_s()
         self._spans.clear()
+        self._replayed.clear()
         return found
 
+    def _watch_slots(self, runner: StepRunner) -> None:
+        run = runner.run
+
+        def noted(slots: SlotBatch, *given: Any) -> Any:
+            self._slots = slots
+            return run(slots, *given)
+
+        runner.run = noted  # type: ignore[method-assign,assignment]
+
+    def _take_recorded(self) -> list[tuple[str, BytesRead, int]]:
+        found, self._in_recording = self._in_recording, []
+        return found
+
+    def _count_replayed(self, recorded: list[tuple[str, BytesRead, int]]) -> None:
+        self._replayed += [(kind, read(self._slots, num_nodes)) for kind, read, num_nodes in recorded]
+
     def _watch(self, model: LaneModel, kind: str) -> None:
-        weights, column = bytes_of_weights(model), bytes_of_column(model)
         latest = "prompts"
+        read: BytesRead = partial(bytes_read, model, bytes_of_weights(model), bytes_of_column(model))
 
         def replace(name: str, as_kind: str | None, is_forward: bool) -> None:
             run = getattr(model, name)
@@ -129,11 +183,10 @@ class DeviceClock:
             def timed(*given: Any, **named: Any) -> Any:
                 nonlocal latest
                 latest = as_kind or latest
-                num_bytes = 0
-                if name == "forward":
-                    slots: SlotBatch = given[0]
-                    cached = sum(model._prefix_lengths[slot] for slot in slots.ids) + sum(slots.num_generated)
-                    num_bytes = weights + (cached + given[1].numel()) * column
+                if self._steps is not None and self._steps.is_recording:
+                    self._in_recording += [(kind, read, given[1].numel())] if name == "forward" else []
+                    return run(*given, **named)
+                num_bytes = read(given[0], given[1].numel()) if name == "forward" else 0
                 start = mark(model.device)
                 out = run(*given, **named)
                 self._spans.append((latest, is_forward, start, mark(model.device), num_bytes))
@@ -144,6 +197,12 @@ class DeviceClock:
         replace("admit", "prompts", True)
         replace("forward", kind, True)
         replace("logits", None, False)
+
+
+def bytes_read(model: LaneModel, weights: int, column: int, slots: SlotBatch, num_nodes: int) -> int:
+    """Return a lower bound of the bytes that a forward of `num_nodes` nodes over all slots reads."""
+    cached = sum(model._prefix_lengths[slot] for slot in slots.ids) + sum(slots.num_generated)
+    return weights + (cached + num_nodes) * column
 
 
 def bytes_of_weights(model: LaneModel) -> int:

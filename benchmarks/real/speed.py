@@ -5,6 +5,7 @@
     python -m benchmarks.real.speed --pair vision
     python -m benchmarks.real.speed --pair text --device cuda  # adds transformers' `generate`
     python -m benchmarks.real.speed --pair text --methods sd_tree suffix  # these again, in place of their rows
+    python -m benchmarks.real.heads; python -m benchmarks.real.speed --pair text --methods eagle3_25 medusa block_8
 
 Writes results/real_speed.json, where each pair and device has its own part. Needs neither Ray nor vLLM.
 
@@ -26,21 +27,22 @@ import torch
 
 from actors.loading.pair import Pair
 from benchmarks.harness.engines import acceptance_of
-from benchmarks.harness.markdown import Results, figure, table
+from benchmarks.harness.markdown import Results, figure
 from benchmarks.harness.results import command_line, cores, machine, progress, read_results, results_file, write_results
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.real import text, vision_settings
 from benchmarks.real.contenders import Contender, OfEngine, OfTransformers, load_all
+from benchmarks.real.speed_tables import speed_table
 from configs.schema import CaptionJob
 from decoding import Completion, Request
 from zoo.real_vision.quality import draw_asked, requests_of
 
 RESULTS = results_file("real_speed")
-BATCHES = {"cpu": (1, 8, 32), "cuda": (1, 8, 32, 128)}
+BATCHES = {"cpu": (1, 8, 32), "cuda": (1, 32, 128)}
 NUM_ROUNDS = 3
 MAX_NEW_TOKENS = 64
 LEAST_PROMPTS, MOST_PROMPTS = 8, 128
-"""Limits of the prompts of a round, which are two per slot."""
+"""Limits of the prompts of a round, which are two per slot. As many come before the first round."""
 DTYPE = "bfloat16"
 PLAIN, GENERATE = "plain", "generate of transformers"
 METHODS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -57,6 +59,10 @@ METHODS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """Pair and device → methods, plain decoding first; those of vision are settings of `vision_settings`. Fewer on a GPU,
 where each takes seconds to compile and capture."""
+NOT_SHIPPED = {"text": tuple(text.HEADS), "vision": ()}
+"""Pair → methods whose heads do not ship. They are measured only if `--methods` names them."""
+MAKERS = {"text": "zoo.real", "vision": "zoo.real_vision"}
+"""Pair → the module that builds its checkpoints."""
 MakeRequests = Callable[[Pair, int, int], list[Request]]
 """Maps pair, number and `max_new_tokens` to greedy requests."""
 
@@ -69,9 +75,14 @@ class Bed:
     make_requests: MakeRequests
 
 
+def methods_of(name: str, device: str) -> tuple[str, ...]:
+    """Return all methods that can be measured, in the order of the tables."""
+    return METHODS[name, device] + NOT_SHIPPED[name]
+
+
 def bed_of(name: str, device: str) -> Bed:
     """Return the methods and requests of the pair `text` or `vision`."""
-    methods = METHODS[name, device]
+    methods = methods_of(name, device)
     if name == "text":
         return Bed({one: text.job_of(one, DTYPE, device) for one in methods}, text.text_requests)
     settings = vision_settings.settings()
@@ -122,14 +133,14 @@ def measure_speed(
 ) -> Results:
     """Time the methods of `pairs`, the first of which is plain decoding, at several batch sizes.
 
-    Returns `rows`, one per method and batch size, and what was `left_out` for lack of time; `save` receives them after
+    Returns `rows`, one per method and batch size, and what was `left_out` for lack of time; `save` receives both after
     each batch size.
     """
     plain = next(iter(pairs))
     found: Results = {"rows": [], "left_out": []}
     for batch in batches:
         num = min(max(2 * batch, LEAST_PROMPTS), MOST_PROMPTS)
-        num_needed = batch + NUM_ROUNDS * num
+        num_needed = (1 + NUM_ROUNDS) * num
         requests = make_requests(pairs[plain], num_needed, MAX_NEW_TOKENS)
         if len(requests) < num_needed:
             raise ValueError(f"batch {batch} needs {num_needed} prompts, and there are {len(requests)}")
@@ -145,11 +156,12 @@ def measure_speed(
                 continue
             start_s = time.perf_counter()
             contenders[name] = kind(pair, batch)
-            contenders[name].decode(requests[:batch])  # compiles layers, captures steps
+            contenders[name].decode(requests[:num])  # compiles layers, captures steps
             progress(f"batch {batch:3d} {name:25s} ready after {time.perf_counter() - start_s:.1f} s")
         if plain not in contenders:
+            save(found)
             continue
-        rounds = [requests[batch + num * place : batch + num * (place + 1)] for place in range(NUM_ROUNDS)]
+        rounds = [requests[num * place : num * (place + 1)] for place in range(1, 1 + NUM_ROUNDS)]
         timed = measure_batch(contenders, rounds, has_time)
         found["rows"] += [make_row(name, batch, timed[name], timed[plain]) for name in timed]
         save(found)
@@ -161,10 +173,13 @@ def measure_speed(
 def merge(earlier: Results, found: Results, methods: Sequence[str]) -> Results:
     """Return the earlier results with the rows of a later run in place of those of its methods.
 
-    Plain decoding keeps its row; ratios are of each row's own run.
+    Plain decoding keeps its row while rows of its run remain; ratios are of each row's own run.
     """
-    new = {(row["method"], row["batch"]): row for row in found["rows"] if row["method"] != PLAIN}
-    rows = {(row["method"], row["batch"]): row for row in earlier["rows"]} | new
+    new = {(row["method"], row["batch"]): row for row in found["rows"]}
+    kept = {(row["method"], row["batch"]): row for row in earlier["rows"] if (row["method"], row["batch"]) not in new}
+    if not kept:
+        return found
+    rows = new | kept | {key: row for row in earlier["rows"] if (key := (row["method"], row["batch"]))[0] == PLAIN}
     order = {name: place for place, name in enumerate((*methods, GENERATE))}
     return earlier | {"rows": sorted(rows.values(), key=lambda row: (row["batch"], order[row["method"]]))}
 
@@ -184,47 +199,6 @@ def make_row(name: str, batch: int, timed: Timed, plain: Timed) -> Results:
     return row
 
 
-def speed_table(found: Results) -> str:
-    """Render acceptance, tokens per second and the ratio to plain decoding by batch size."""
-    lines = [
-        [
-            row["method"],
-            row["batch"],
-            f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}"
-            if "mean_acceptance_length" in row
-            else "",
-            figure(row["tokens_per_s"], 0),
-            figure(row["over_plain"], 2),
-            f"{row['num_equal']} of {row['num_prompts']}",
-        ]
-        for row in found["rows"]
-    ]
-    rendered = table(
-        "method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16", lines
-    )
-    return rendered + (f"\n\nLeft out: {'; '.join(found['left_out'])}." if found["left_out"] else "")
-
-
-def part_table(pair: str, device: str) -> Callable[[Results], str]:
-    """Return a function that renders one pair on one device, with its setting."""
-
-    def render(results: Results) -> str:
-        found = results.get(pair, {}).get(device)
-        if found is None:
-            return "Not measured yet."
-        setting = found["setting"]
-        return f"{setting['device']}, torch {setting['torch']}.\n\n{speed_table(found)}"
-
-    return render
-
-
-TABLES = {
-    f"real_{pair}_speed{suffix}": part_table(pair, device)
-    for pair in ("text", "vision")
-    for device, suffix in (("cpu", ""), ("cuda", "_gpu"))
-}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, or 2 if nothing can be measured."""
     parser = command_line("real.speed", __doc__)
@@ -241,17 +215,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress("refused: no CUDA device was found")
         return 2
     bed = bed_of(options.pair, options.device)
-    if options.methods:
-        if unknown := sorted(set(options.methods) - set(bed.jobs)):
-            parser.error(f"--methods: {', '.join(unknown)} is not one of {', '.join(bed.jobs)}")
-        bed = replace(bed, jobs={name: job for name, job in bed.jobs.items() if name in (PLAIN, *options.methods)})
+    if unknown := sorted(set(options.methods or ()) - set(bed.jobs)):
+        parser.error(f"--methods: {', '.join(unknown)} is not one of {', '.join(bed.jobs)}")
+    chosen = (PLAIN, *options.methods) if options.methods else METHODS[options.pair, options.device]
+    bed = replace(bed, jobs={name: job for name, job in bed.jobs.items() if name in chosen})
     for name, job in bed.jobs.items():
         for one in (job.model.target, job.model.drafter):
             if one is not None and not Path(one.path).exists():
-                progress(
-                    f"refused: {one.path}, which {name} needs, does not exist; run `python -m zoo.real` and "
-                    "`python -m zoo.real_vision` first"
-                )
+                maker = "benchmarks.real.heads" if name in NOT_SHIPPED[options.pair] else MAKERS[options.pair]
+                progress(f"refused: {one.path}, which {name} needs, does not exist; run `python -m {maker}` first")
                 return 2
     earlier = read_results(RESULTS) if RESULTS.exists() else {}
     if options.methods and options.device not in earlier.get(options.pair, {}):
@@ -267,11 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return options.max_seconds is None or time.monotonic() - began_s < options.max_seconds
 
     def save(found: Results) -> None:
-        part = earlier.get(options.pair, {})
+        part, found = earlier.get(options.pair, {}), {"setting": setting, **found}
         if options.methods:
-            found = merge(part[options.device], found, METHODS[options.pair, options.device])
-        else:
-            found = {"setting": setting, **found}
+            found = merge(part[options.device], found, methods_of(options.pair, options.device))
         write_results(RESULTS, {**earlier, options.pair: {**part, options.device: found}})
 
     found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)

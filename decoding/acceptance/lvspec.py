@@ -8,7 +8,7 @@ by branch, and the longest accepted branch wins (appendix E).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from typing import Literal
 
@@ -60,6 +60,9 @@ class LVSpec(RelaxedRule):
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         self._visual.admit(slots, probes)
+
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        return self._visual.replay_key(slots)
 
     def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         passes = self._loosened(judgement, seen)
@@ -140,6 +143,11 @@ class VisualMemory:
             inverse[:, : states.shape[1]] = self._inverse
         self._states, self._inverse = grown, inverse
         return grown
+
+    def replay_key(self, slots: SlotBatch) -> Hashable:
+        """Return the number of positions that `relevance` reads, and the width of the buffers, which are replaced when
+        it grows."""
+        return max(self._counts[slot] for slot in slots.ids), self._inverse.shape[1]
 
     def has_visual(self, slots: SlotBatch) -> Tensor:
         """Return a mask (b,) of the samples with visual tokens."""

@@ -10,7 +10,7 @@ While drafting is paused, projected features are buffered; a full buffer or the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,12 @@ class BlockDrafter(Drafter):
         positions = torch.arange(tokens.shape[0], device=projected.device)
         return Prefix(tokens, projected, positions, torch.zeros_like(probe.prefix.visual)).of((id(probe),))
 
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        """See `Drafter.replay_key`; steps without drafts, and those after them, have none."""
+        if num_levels == 0 or self._missed.has_any(slots):
+            return None
+        return self.lanes.replay_key(slots)
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
             self._logits = self._run_block(slots, frontier.tokens)
@@ -97,7 +103,8 @@ class BlockDrafter(Drafter):
         depth, everything = self._places[:size].expand(b, -1), self._causal[-1:, :size].expand(b, size, -1)
         hidden = self.lanes.forward_embeds(slots, embeds, depth, everything, 0, self._runner)
         self.num_forwards += 1
-        drafted = hidden[:, 0, 1 : 1 + self._num_levels]
+        # A linear layer over a view with gaps copies its weights for every row.
+        drafted = hidden[:, 0, 1 : 1 + self._num_levels].contiguous()
         logits: Tensor = self.head(drafted.to(next(self.head.parameters()).dtype))
         return logits
 

@@ -11,7 +11,7 @@ While drafting is paused, up to one forward of pairs is buffered; a full buffer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,12 @@ class EagleDrafter(Drafter):
         made = [self.network.pair(prompt, features) for features in self.network.project(probe.features)]
         # Samples with equal prompts share their probe, and differ only in the first generated token.
         return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        """See `Drafter.replay_key`; steps without drafts, and those after them, have none."""
+        if num_levels == 0 or self._missed.has_any(slots):
+            return None
+        return self.lanes.replay_key(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)

@@ -15,7 +15,7 @@ Example with a chain of 4 behind the pending token t:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ class JacobiDrafter(Drafter):
         self._output[slots.index, 0] = first
         self._length[slots.index] = 1
         self._fill(slots, self._length[slots.index], self._length[slots.index])
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        return ()
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:

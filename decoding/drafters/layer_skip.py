@@ -8,7 +8,7 @@ So the drafter has no prompt, no prefill, no KV cache and no state per slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from torch import Tensor, nn
 
@@ -37,6 +37,9 @@ class LayerSkipDrafter(Drafter):
         self._head = spec.lanes.head if self.head is None else self._runner.output_layer(self.head)
         self._nodes = ScratchNodes(spec, spec.device, has_root=True)
         self.merge.open(spec, spec.num_lanes)
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        return ()
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:

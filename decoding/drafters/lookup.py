@@ -10,7 +10,7 @@ Example with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,9 @@ class LookupDrafter(Drafter):
         self._text[slots.index, self._length[slots.index]] = first
         self._length[slots.index] += 1
         self._counts[slots.index] = 0
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        return ()
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:

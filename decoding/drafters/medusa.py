@@ -5,7 +5,7 @@ Head d predicts all drafts of depth d + 1, independent of their parents. Cai et 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ class MedusaDrafter(Drafter):
         states = [probe.features[:, -1] for probe in probes if probe.features is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        return ()
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]

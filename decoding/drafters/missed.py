@@ -52,6 +52,10 @@ class MissedTokens:
             self.most[slot] += 1
         return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
 
+    def has_any(self, slots: SlotBatch) -> bool:
+        """Return whether any token of the slots is buffered."""
+        return any(self.most[slot] for slot in slots.ids)
+
     def take(self, slots: SlotBatch) -> tuple[Tensor, ...] | None:
         """Remove the tokens of the slots; return their values (b, N, …) and numbers (b,), or None if there are none."""
         most = max(self.most[slot] for slot in slots.ids)

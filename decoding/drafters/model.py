@@ -7,7 +7,7 @@ draft runs them; their number differs by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -98,6 +98,17 @@ class ModelDrafter(Drafter):
         self.lanes.empty(slots)
         self._skipped |= set(slots.ids)
 
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        """See `Drafter.replay_key`; steps without drafts, and those that catch up on missed tokens, have none."""
+        most = max(self._most_pending[slot] for slot in slots.ids)
+        if num_levels == 0 or most > CATCH_UP or self._skipped.intersection(slots.ids):
+            return None
+        return self.lanes.replay_key(slots)
+
+    def replayed(self, slots: SlotBatch, num_levels: int, num_forwards: int) -> None:
+        super().replayed(slots, num_levels, num_forwards)
+        self._note_drafted(slots)
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
         logits = to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
@@ -172,6 +183,9 @@ class ModelDrafter(Drafter):
         # The last accepted draft was not run if it was a leaf. Entries after the pending tokens are not read.
         slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
         slots.put(self._num_pending, verdict.n - has)
+        self._note_drafted(slots)
+
+    def _note_drafted(self, slots: SlotBatch) -> None:
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
 

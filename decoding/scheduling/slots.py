@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -209,6 +209,21 @@ class SlotTable:
         # Not cached if `seen` changes with every step.
         self._rows = None if rows.seen is not None else (slots.ids, rows)
         return rows
+
+    def read_again(self, slots: SlotBatch, rows: RowSampling) -> RowSampling:
+        """Return `rows`, whose slots have no penalties, with parameters that kernels read anew from the table."""
+        index = slots.index
+        return replace(
+            rows,
+            temperature=self._temperature[index],
+            top_k=self._top_k[index],
+            top_p=self._top_p[index],
+            penalty=self._penalty[index],
+        )
+
+    def replay_key(self) -> Hashable:
+        """Return the host state that the kernels of a step depend on."""
+        return self._is_plain is None, self._seen is None
 
     def noise(self, slots: SlotBatch) -> Noise:
         """Return the noise of the batch from each sample's next position on."""

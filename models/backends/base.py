@@ -20,6 +20,7 @@ from models.backends.attention import AttentionStep, DecoderRunner, mask_bias, t
 from models.backends.cache import RaggedCache
 from models.backends.host_copy import HostCopy, PackedCopy
 from models.backends.memory import free_bytes
+from models.backends.recorder import Recorder
 
 MAX_PREFILL_PADDING = 256
 """Most padding positions of one prefill group; more would cost about as much as another forward."""
@@ -103,6 +104,14 @@ class Backend:
         """
         return None
 
+    def step_recorder(self, device: torch.device) -> Recorder | None:
+        """Return a recorder of whole decoding steps; None if this backend launches them kernel by kernel."""
+        return None
+
+    def reads_windows(self, cache: RaggedCache) -> bool:
+        """Return whether attention over a cache reads a window of KV positions, whose size changes between steps."""
+        return True
+
     def autocast(self, device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
         """Run GEMMs and attention of fp32 weights in `dtype` within a `with` block; fp32 changes nothing."""
         return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
@@ -132,9 +141,9 @@ class Backend:
         path = torch.where(numbers <= num_drafts, numbers, 0)
         return ChainVerdict(choice, path, num_drafts[:, 0] + 1, choice.gather(1, num_drafts)[:, 0])
 
-    def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
-        """Start copying a step's results to the host, as one packed tensor."""
-        return PackedCopy(parts)
+    def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:
+        """Start copying a step's results to the host, as one tensor: `packed` if they are packed already."""
+        return PackedCopy(parts, packed)
 
     def copy_to_device(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         """Return int64 `numbers` on a device; does not wait for work that was launched before."""

@@ -20,16 +20,19 @@ class HostCopy:
         return self._lists
 
 
+def pack(parts: Sequence[Tensor | None]) -> Tensor:
+    """Return the numbers of all parts as one tensor of type fp64, which holds token ids, counts and fp32 numbers
+    exactly."""
+    first, *rest = (part.flatten() for part in parts if part is not None)
+    return torch.cat([first.double(), *rest])
+
+
 class PackedCopy(HostCopy):
-    """Parts (b,) or (b, P) packed into one flat device tensor, which `read` copies to the host.
+    """Parts (b,) or (b, P), `packed` into one flat device tensor, which `read` copies to the host."""
 
-    Its type, fp64, holds token ids, counts and fp32 numbers exactly.
-    """
-
-    def __init__(self, parts: Sequence[Tensor | None]) -> None:
+    def __init__(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> None:
         self._parts = tuple(parts)
-        first, *rest = (part.flatten() for part in parts if part is not None)
-        self.numbers = torch.cat([first.double(), *rest])
+        self.numbers = pack(parts) if packed is None else packed
 
     def read(self) -> list[Any]:
         sizes = [0 if part is None else part.numel() for part in self._parts]

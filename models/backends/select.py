@@ -21,6 +21,11 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
+def is_on(name: str, device: torch.device) -> bool:
+    """Return whether the configured name of a device means `device`; a name without a number means any of its type."""
+    return name == "auto" or torch.device(name) in (device, torch.device(device.type))
+
+
 def cuda_devices(count: int) -> list[torch.device]:
     """Return the first `count` CUDA devices, or all if there are fewer."""
     return [torch.device("cuda", number) for number in range(min(count, torch.cuda.device_count()))]

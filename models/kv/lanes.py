@@ -6,7 +6,7 @@ rows, slot-major.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,11 @@ class SlotBatch:
     def __post_init__(self) -> None:
         leading = range(len(self.ids))
         object.__setattr__(self, "place", slice(len(leading)) if self.ids == tuple(leading) else self.index)
+
+    @property
+    def are_leading(self) -> bool:
+        """Whether the slots are 0 … b − 1 in order."""
+        return isinstance(self.place, slice)
 
     def of(self, memory: Tensor) -> Tensor:
         """Return the entries (b, …) of these slots in a per-slot tensor (S, …), possibly as a view."""
@@ -116,6 +121,8 @@ class LaneModel:
         self._num_used_columns = 0
         # Scratch positions that other runners have written since the own one ran.
         self._num_temporary = 0
+        # Most scratch positions that a forward has read.
+        self._most_scratch = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -241,9 +248,8 @@ class LaneModel:
             embeds, depth, visible = embeds[there], depth[there], visible[there]
         num_rows = b * self.num_lanes
         rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
-        needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
-        window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
-        self._num_used_columns = max(self._num_used_columns, window)
+        self._most_scratch = max(self._most_scratch, visible.shape[2])
+        window = self._window(slots, visible.shape[2])
         delta, numbers = self.delta[:num_rows], self._numbers[offset : offset + num_nodes]
         options = (offset, window, self._num_heads, embeds.dtype)
         nodes = TreeNodes(self.cache, rows, lens, delta, depth, visible, numbers, *options)
@@ -267,6 +273,26 @@ class LaneModel:
             states = packing.unpack(run(packing.pack(embeds), positions, step, {}, recorded))
         states = states.view(b, self.num_lanes, num_nodes, -1)
         return states[self._blocks[slots.index]] if is_mixed else states
+
+    def _window(self, slots: SlotBatch, num_scratch: int) -> int:
+        """Return how many KV positions a forward reads at most."""
+        needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
+        window = min(-(-(needed + num_scratch) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
+        self._num_used_columns = max(self._num_used_columns, window)
+        return window
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether forwards are replayed as CUDA graphs."""
+        return self._run.is_captured
+
+    def replay_key(self, slots: SlotBatch) -> Hashable | None:
+        """Prepare the slots for a step that is recorded or replayed, and return the host state that the kernels of its
+        forwards and commits depend on; None if they depend on the lengths of rows."""
+        if not self.cache.is_made or self.backend.reads_windows(self.cache):
+            return None
+        self._window(slots, self._most_scratch)
+        return self._lead(slots), self.axes is None, self._num_temporary
 
     def _lead(self, slots: SlotBatch) -> bool:
         """Move the slots to the leading blocks; returns whether their order there differs from the batch."""

@@ -9,7 +9,7 @@ import pytest
 
 from actors.loading.pair import Pair
 from benchmarks.harness.markdown import Results
-from benchmarks.real import speed, text, vision_settings
+from benchmarks.real import speed, speed_tables, text, vision_settings
 from benchmarks.real.contenders import OfEngine, OfTransformers, load_all
 from configs.load import load_job
 from configs.schema import CaptionJob
@@ -72,11 +72,11 @@ def test_every_method_decodes_the_same_other_prompts_in_each_round(
         by_engine.setdefault(id(engine), []).append(prompts)
     for num_slots in (1, 2):
         num = max(3, 2 * num_slots)
-        passes = [one for one in by_engine.values() if len(one[0]) == num_slots]
+        passes = [one for one in by_engine.values() if len(one[0]) == num]
         assert len(passes) == len(pairs)
         assert all(one == passes[0] for one in passes)
         whole = [prompt for one in passes[0] for prompt in one]
-        assert len(whole) == len(set(whole)) == num_slots + 3 * num, "a prompt is decoded twice"
+        assert len(whole) == len(set(whole)) == 4 * num, "a prompt is decoded twice"
 
 
 def test_an_engine_copies_nothing_from_an_earlier_one_over_the_same_prompts(pairs: dict[str, Pair]) -> None:
@@ -87,7 +87,7 @@ def test_an_engine_copies_nothing_from_an_earlier_one_over_the_same_prompts(pair
 
 
 def test_too_few_prompts_are_refused(pairs: dict[str, Pair]) -> None:
-    with pytest.raises(ValueError, match="batch 1 needs 10 prompts, and there are 9"):
+    with pytest.raises(ValueError, match="batch 1 needs 12 prompts, and there are 11"):
         speed.measure_speed(pairs, lambda pair, num, length: make_requests(pair, num - 1, length), (1,))
 
 
@@ -100,7 +100,7 @@ def test_what_there_is_no_time_for_is_left_out(pairs: dict[str, Pair]) -> None:
         *(f"{name}, batch 1" for name in ("sd_chain", "sd_tree")),
         *(f"{name}, batch 2" for name in pairs),
     ]
-    assert "Left out: sd_chain, batch 1" in speed.speed_table(found)
+    assert "Left out: sd_chain, batch 1" in speed_tables.speed_table(found)
 
 
 def test_generate_of_transformers_gives_the_same_outputs_and_leaves_the_engine_as_it_was(
@@ -121,7 +121,7 @@ def test_generate_of_transformers_gives_the_same_outputs_and_leaves_the_engine_a
 
 @pytest.mark.parametrize(("pair", "device"), list(speed.METHODS))
 def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, device: str) -> None:
-    names = speed.METHODS[pair, device]
+    names = speed.methods_of(pair, device)
     assert names[0] == speed.PLAIN
     assert len(set(names)) == len(names)
     make = text.job_of if pair == "text" else lambda name, *rest: vision_settings.job_of(SETTINGS[name], *rest)
@@ -145,6 +145,8 @@ def test_methods_that_were_measured_again_replace_their_rows() -> None:
         *(("plain", 8, 1), ("a", 8, 1), ("b", 8, 2)),
     ]
     assert merged["setting"] == {"device": "one"}
+    found = {"setting": {"device": "two"}, "rows": rows(3, "plain", "b", "a"), "left_out": []}
+    assert speed.merge(merged, found, ("plain", "a", "b")) == found, "plain decoding of a run without other rows stays"
 
 
 def test_tables_name_the_device_and_what_was_not_measured() -> None:
@@ -153,9 +155,27 @@ def test_tables_name_the_device_and_what_was_not_measured() -> None:
         **{"tokens_per_s": {"median": 9.6, "low": 8.0, "high": 10.0}, "over_plain": {"median": 1, "low": 1, "high": 1}},
     }
     results = {"text": {"cuda": {"setting": {"device": "a GPU", "torch": "2"}, "rows": [row], "left_out": ["x"]}}}
-    found = speed.TABLES["real_text_speed_gpu"](results)
+    found = speed_tables.TABLES["real_text_speed_gpu"](results)
     assert found.startswith("a GPU, torch 2.")
     assert "| plain | 1 |  | 10 (8–10) | 1.00 (1.00–1.00) | 7 of 8 |" in found
     assert found.endswith("Left out: x.")
-    assert speed.TABLES["real_text_speed"](results) == "Not measured yet."
-    assert speed.TABLES["real_vision_speed_gpu"](results) == "Not measured yet."
+    assert speed_tables.TABLES["real_text_speed"](results) == "Not measured yet."
+    assert speed_tables.TABLES["real_vision_speed_gpu"](results) == "Not measured yet."
+
+
+def test_replayed_steps_are_compared_with_launched_ones_of_batch_1() -> None:
+    def part(*speeds: float) -> Results:
+        spread = [{"median": one, "low": one, "high": one} for one in speeds]
+        names = [("plain", 1), ("a", 1), ("a", 32)]
+        return {
+            "rows": [
+                {"method": name, "batch": batch, "tokens_per_s": one, "over_plain": one}
+                for (name, batch), one in zip(names, spread, strict=False)
+            ]
+        }
+
+    found = speed_tables.TABLES["real_step_replay"]({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
+    assert found.splitlines()[2:] == [
+        "| plain | 2 (2–2) | 4 (4–4) | 2.00 | 4.00 (4.00–4.00) |",
+        "| a | 5 (5–5) | 6 (6–6) | 1.20 | 6.00 (6.00–6.00) |",
+    ]

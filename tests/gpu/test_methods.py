@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-import decoding.engine as engine
+from decoding import Engine
+from decoding.scheduling import replay
 from tests import toys
 from tests.conformance import checks, images, methods
 from tests.gpu.test_on_a_gpu import ON_GPU, waiting_is_an_error
@@ -48,7 +49,7 @@ def test_a_step_of_any_method_never_waits_for_the_device(
 ) -> None:
     make, (family, *_) = methods.METHODS[method]
     wanted = checks.requests(family, 6, methods.MODES[mode], longest=16)
-    run_step, calls = engine.run_step, []
+    run_step, calls = replay.run_step, []
 
     def watched(*given: Any) -> Any:
         calls.append(given)
@@ -56,9 +57,9 @@ def test_a_step_of_any_method_never_waits_for_the_device(
             return run_step(*given)
 
     with toys.on(device):
-        decoder = engine.Engine(toys.target(family), make(family), 4, 160)
+        decoder = Engine(toys.target(family), make(family), 4, 160)
         # Copies and captures of the first steps wait.
         checks.run(decoder, wanted)
-        monkeypatch.setattr(engine, "run_step", watched)
+        monkeypatch.setattr(replay, "run_step", watched)
         checks.run(decoder, wanted)
     assert calls

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 import torch
 
-import decoding.engine as engine
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.decoding import CONTENDERS, Bench
 from benchmarks.gpu.models import TextPair, make_text_pair
 from benchmarks.gpu.sizes import TINY
 from benchmarks.harness.verdict import judge
-from decoding import Method, Request, Sampling
+from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
+from decoding.scheduling import replay
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.cuda.tree_attention import MAX_HEAD_BYTES
@@ -141,14 +141,14 @@ def test_a_step_never_waits_for_the_device(device: str, name: str, monkeypatch: 
     pair = make_pair(device, "bfloat16")
     bench = Bench(pair, name, 3, TINY.gamma)
     bench.run(requests(pair), False)
-    run_step, calls = engine.run_step, []
+    run_step, calls = replay.run_step, []
 
     def watched(*given: Any) -> Any:
         calls.append(given)
         with waiting_is_an_error():
             return run_step(*given)
 
-    monkeypatch.setattr(engine, "run_step", watched)
+    monkeypatch.setattr(replay, "run_step", watched)
     bench.run(requests(pair), False)
     assert calls
 
@@ -164,7 +164,7 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
             target.prefetch_prompts()
         drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
-        done = checks.run(engine.Engine(target, method, 3, 160), wanted)
+        done = checks.run(Engine(target, method, 3, 160), wanted)
         found.append({key: one.token_ids for key, one in done.items()})
     assert found[0] == found[1]
 

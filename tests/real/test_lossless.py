@@ -17,6 +17,10 @@ from actors.loading.pair import load
 from benchmarks.real.text import DRAFTED, METHODS, SAMPLED_ONLY, decode, job_of, read_prompts, requests_of
 from decoding import Sampling
 from jobs import caption
+from models import forward_check
+from models.kv.lanes import LaneModel
+from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.target import Target
 from zoo.real import __main__ as make_real
 from zoo.real.model import WEIGHTS_SHA256, ensure, weights_sha256
 
@@ -69,3 +73,21 @@ def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str
 def test_the_job_file_runs(tmp_path: Path) -> None:
     config = "configs/jobs/real_text.yaml"
     assert caption.main(["--config", config, f"sink.path={tmp_path / 'out'}", "--limit", "40"]) == 0
+
+
+@pytest.mark.parametrize("shift", [0, 1, -1])
+def test_loading_in_bfloat16_refuses_shifted_positions_and_not_rounding(
+    shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = LaneModel.forward
+
+    def shifted(self: LaneModel, slots: Any, tokens: Any, depth: Any, *rest: Any, **named: Any) -> Any:
+        is_step = tokens.shape[1] == forward_check.NUM_NODES
+        return forward(self, slots, tokens, depth + shift if is_step else depth, *rest, **named)
+
+    monkeypatch.setattr(LaneModel, "forward", shifted)
+    if shift:
+        with pytest.raises(CheckpointError, match="it ignores the positions"):
+            Target.load(CheckpointRef(str(TARGET)), "bfloat16", "cpu")
+    else:
+        Target.load(CheckpointRef(str(TARGET)), "bfloat16", "cpu")

@@ -27,7 +27,7 @@ class CpuBackend(Backend):
     def compile(self, decoder: nn.Module) -> DecoderRunner | None:
         return CompiledDecoder(decoder) if can_compile(decoder) else None
 
-    def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
+    def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:
         return HostCopy(parts)
 
     def synchronize(self, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
 from models.backends.cuda.tree_attention import TreeAttention, TreeKernel, kernel_for
 from models.backends.host_copy import HostCopy, PackedCopy
+from models.backends.recorder import Recorder
 
 
 class CudaBackend(Backend):
@@ -49,8 +50,15 @@ class CudaBackend(Backend):
         step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=trees)
         return step, positions
 
-    def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
-        return PinnedCopy(parts)
+    def step_recorder(self, device: torch.device) -> Recorder | None:
+        return CudaRecorder(device)
+
+    def reads_windows(self, cache: RaggedCache) -> bool:
+        """See `Backend.reads_windows`; the tree kernel has a length per row."""
+        return self._kernels.get(cache) is None
+
+    def copy_to_host(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> HostCopy:
+        return PinnedCopy(parts, packed)
 
     def copy_to_device(self, numbers: Sequence[int], device: torch.device) -> Tensor:
         """See `Backend.copy_to_device`; a copy from pageable memory would wait for the current stream."""
@@ -79,8 +87,8 @@ class CudaBackend(Backend):
 class PinnedCopy(PackedCopy):
     """Packed copy into pinned host memory, which runs asynchronously while further steps are launched."""
 
-    def __init__(self, parts: Sequence[Tensor | None]) -> None:
-        super().__init__(parts)
+    def __init__(self, parts: Sequence[Tensor | None], packed: Tensor | None = None) -> None:
+        super().__init__(parts, packed)
         pinned = torch.empty(self.numbers.shape, dtype=self.numbers.dtype, pin_memory=True)
         pinned.copy_(self.numbers, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
 from models.backends.packed_nodes import Packing
+from models.backends.recorder import Out, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -34,28 +35,29 @@ WARM_UPS = 2
 """Eager runs before a capture, in which libraries choose kernels and allocate workspaces."""
 
 
-class Recorder(Protocol):
-    """Captures the kernels that a function launches."""
-
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """Capture `run`; returns its output tensor, which has no values yet, and a function that replays the graph."""
-        ...
-
-
 class CudaRecorder:
-    """Captures CUDA graphs on one device; they share a memory pool, because they never run concurrently."""
+    """Captures CUDA graphs on one device, see `models.backends.recorder.Recorder`.
+
+    They share a memory pool, because they never run concurrently.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool: Any = None
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    @property
+    def is_recording(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def run_beside(self, run: Callable[[], Out]) -> Out:
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
-                run()
+            out = run()
         current.wait_stream(self._stream)
+        return out
+
+    def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         # Kernels of the prompt thread are allowed during a capture and are not captured.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -65,11 +67,8 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True)
-class _Recording:
-    """CUDA graph of one input size: static input buffers, output tensor, and the function that replays it.
-
-    A graph reads addresses and keeps no tensor alive, so every tensor that it reads is held here or by model and cache.
-    """
+class _Inputs:
+    """Inputs of one size, which `fill` overwrites: those of a graph have fixed addresses."""
 
     embeds: Tensor
     positions: Tensor
@@ -78,6 +77,43 @@ class _Recording:
     mask: Tensor | None
     trees: TreeAttention | None
     packing: Packing | None
+
+    def fill(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> None:
+        """Copy the inputs of a forward of at most as many rows."""
+        num_inputs, num_rows = embeds.shape[0], step.columns.shape[0]
+        self.embeds[:num_inputs].copy_(embeds)
+        self.positions[..., :num_inputs, :].copy_(positions)
+        self.columns[:num_rows].copy_(step.columns)
+        # Unused rows write after the last readable position.
+        self.columns[num_rows:].fill_(step.cache.capacity)
+        if step.mask is not None and self.mask is not None:
+            self.mask[:num_rows, :, :, : step.window].copy_(step.mask)
+            self.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
+        if isinstance(step.kernel, TreeAttention) and self.trees is not None:
+            for buffer, part in zip(self.trees.changing, step.kernel.changing, strict=True):
+                buffer[:num_rows].copy_(part)
+                buffer[num_rows:].fill_(0)
+        if step.packing is not None and self.packing is not None:
+            self.packing.source.copy_(step.packing.source)
+            self.packing.packed[:num_rows].copy_(step.packing.packed)
+            self.packing.packed[num_rows:].fill_(0)
+
+    def step(self, given: AttentionStep, window: int) -> AttentionStep:
+        """Return the attention step over these inputs."""
+        size = self.rows.shape[0]
+        return AttentionStep(
+            given.cache, self.rows, self.columns, self.mask, window, size, kernel=self.trees, packing=self.packing
+        )
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """CUDA graph of one input size: its inputs, output tensor, and the function that replays it.
+
+    A graph reads addresses and keeps no tensor alive, so every tensor that it reads is held here or by model and cache.
+    """
+
+    inputs: _Inputs
     out: Tensor
     replay: Callable[[], None]
 
@@ -138,6 +174,12 @@ class CapturedDecoder(DecoderRunner):
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
+        if self._recorder.is_recording:
+            # The recording of a whole step has these kernels. Layers are compiled for the sizes of graphs.
+            inputs = _buffers(embeds, positions, step, size, window)
+            inputs.fill(embeds, positions, step)
+            out = self._run_compiled(inputs.embeds, inputs.positions, inputs.step(step, window), {}, wanted)
+            return out[: embeds.shape[0]]
         recordings = self._recordings.setdefault(step.cache, {})
         trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
         # The tree kernel has a length per row and does not depend on the window.
@@ -148,25 +190,9 @@ class CapturedDecoder(DecoderRunner):
         if one is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
         recordings[key] = one
-        num_inputs = embeds.shape[0]
-        one.embeds[:num_inputs].copy_(embeds)
-        one.positions[..., :num_inputs, :].copy_(positions)
-        one.columns[:num_rows].copy_(step.columns)
-        # Unused rows write after the last readable position.
-        one.columns[num_rows:].fill_(step.cache.capacity)
-        if step.mask is not None and one.mask is not None:
-            one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
-            one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
-        if trees is not None and one.trees is not None:
-            for buffer, part in zip(one.trees.changing, trees.changing, strict=True):
-                buffer[:num_rows].copy_(part)
-                buffer[num_rows:].fill_(0)
-        if step.packing is not None and one.packing is not None:
-            one.packing.source.copy_(step.packing.source)
-            one.packing.packed[:num_rows].copy_(step.packing.packed)
-            one.packing.packed[num_rows:].fill_(0)
+        one.inputs.fill(embeds, positions, step)
         one.replay()
-        return one.out[:num_inputs].clone()
+        return one.out[: embeds.shape[0]].clone()
 
     def _record(
         self,
@@ -178,24 +204,9 @@ class CapturedDecoder(DecoderRunner):
         wanted: Sequence[int],
     ) -> _Recording | None:
         """Return a recording of this size; None if the decoder cannot be captured."""
-        num_nodes, num_inputs = step.columns.shape[1], size if step.packing is None else 1
-        # Each graph has its own buffers. Unused rows read the first position, because a fully masked row gives NaN.
-        inputs = embeds.new_zeros(num_inputs, *embeds.shape[1:])
-        places = positions.new_zeros(*positions.shape[:-2], num_inputs, embeds.shape[1])
-        packing = None
-        if step.packing is not None:
-            numbers = step.packing.source.new_zeros(size, num_nodes)
-            packing = Packing(torch.zeros_like(step.packing.source), numbers)
-        columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
-        mask = None
-        if step.mask is not None:
-            mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
-            mask[..., 0] = 0.0
-        idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
-        rows = torch.arange(size, device=embeds.device)
-        static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle, packing=packing)
+        inputs = _buffers(embeds, positions, step, size, window)
         try:
-            out, replay = self._capture(inputs, places, static, wanted)
+            out, replay = self._capture(inputs.embeds, inputs.positions, inputs.step(step, window), wanted)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -204,13 +215,19 @@ class CapturedDecoder(DecoderRunner):
             )
             self._has_failed, self._fused = True, None
             return None
-        return _Recording(inputs, places, rows, columns, mask, idle, packing, out, replay)
+        return _Recording(inputs, out, replay)
 
     def _capture(
         self, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
     ) -> tuple[Tensor, Callable[[], None]]:
         """Record a forward of the fused decoder, or of the decoder itself if there is none."""
-        return self._recorder.record(lambda: self._run_compiled(embeds, positions, step, {}, wanted))
+
+        def run() -> Tensor:
+            return self._run_compiled(embeds, positions, step, {}, wanted)
+
+        for _ in range(WARM_UPS):
+            self._recorder.run_beside(run)
+        return self._recorder.record(run)
 
     def _run_compiled(
         self,
@@ -228,3 +245,22 @@ class CapturedDecoder(DecoderRunner):
                 logger.warning("layers run uncompiled, which is slower: %s", first_lines(error))
                 self._fused = None
         return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
+
+
+def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, window: int) -> _Inputs:
+    """Return inputs for `size` rows; unused rows read the first position, because a fully masked row gives NaN."""
+    num_nodes, num_inputs = step.columns.shape[1], size if step.packing is None else 1
+    inputs = embeds.new_zeros(num_inputs, *embeds.shape[1:])
+    places = positions.new_zeros(*positions.shape[:-2], num_inputs, embeds.shape[1])
+    packing = None
+    if step.packing is not None:
+        numbers = step.packing.source.new_zeros(size, num_nodes)
+        packing = Packing(torch.zeros_like(step.packing.source), numbers)
+    columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
+    mask = None
+    if step.mask is not None:
+        mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
+        mask[..., 0] = 0.0
+    idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
+    rows = torch.arange(size, device=embeds.device)
+    return _Inputs(inputs, places, rows, columns, mask, idle, packing)

@@ -15,6 +15,7 @@ from actors.loading import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
+from models.backends.select import is_on
 from models.heads.eagle import save_eagle
 from models.heads.eagle3 import Eagle3Network
 from models.heads.eagle3_files import save_eagle3
@@ -189,3 +190,14 @@ def test_a_head_needs_a_checkpoint(folders: Path) -> None:
     data["model"]["drafter"] = None
     with pytest.raises(ValueError, match=r"'medusa', so model\.drafter must name a checkpoint"):
         CaptionJob.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    ("configured", "device", "expected"),
+    [
+        *[("auto", "cuda:1", True), ("cuda", "cuda:1", True), ("cuda:1", "cuda:1", True), ("cpu", "cpu", True)],
+        *[("cuda:0", "cuda:1", False), ("cpu", "cuda:1", False), ("cuda", "cpu", False)],
+    ],
+)
+def test_a_device_without_a_number_is_any_of_its_type(configured: str, device: str, expected: bool) -> None:
+    assert is_on(configured, torch.device(device)) == expected

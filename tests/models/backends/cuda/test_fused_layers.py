@@ -60,7 +60,7 @@ def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Attention under one mask, or with a plain tree kernel."""
     if request.param == "tree kernel":
         backend = CudaBackend()
-        for name in ("copy_to_host", "copy_to_device"):
+        for name in ("copy_to_host", "copy_to_device", "step_recorder"):
             monkeypatch.setattr(backend, name, getattr(REFERENCE, name))
         monkeypatch.setattr("models.backends.cuda.backend.kernel_for", lambda *_: plain)
         monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)

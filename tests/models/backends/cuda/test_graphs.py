@@ -19,23 +19,44 @@ from decoding.contexts import Full
 from decoding.drafters import LayerSkipDrafter, ModelDrafter
 from decoding.trees import StaticTree, branching_paths
 from models.backends.cuda.graphs import ROWS, CapturedDecoder
+from models.backends.recorder import Out
 from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
 
 
+def memory_of(leaf: Tensor) -> int:
+    return leaf.untyped_storage().data_ptr()
+
+
 class Tape(TorchDispatchMode):
-    """Notes every operation with the very tensors it read and made."""
+    """Notes every operation with the very tensors it read and made, and what memory of others held before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.own: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+        if func._schema.is_mutable:
+            for leaf in given:
+                if memory_of(leaf) not in self.own and memory_of(leaf) not in self.before:
+                    # The whole memory, of which the tensor may be a view.
+                    whole = torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage())
+                    self.before[memory_of(leaf)] = whole, whole.clone()
         out = func(*args, **(kwargs or {}))
+        read = {memory_of(leaf) for leaf in given}
+        self.own |= {memory_of(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)} - read
         self.notes.append((func, args, kwargs or {}, out))
         return out
+
+    def undo(self) -> None:
+        """Restore the memory that the operations changed."""
+        for whole, before in self.before.values():
+            whole.copy_(before)
 
 
 class Borrowed:
@@ -57,9 +78,23 @@ class TapeRecorder:
     The recording holds the memory of the tensors that it made, and of no other.
     """
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        with Tape() as tape:
-            out = run()
+    _depth = 0
+
+    @property
+    def is_recording(self) -> bool:
+        return TapeRecorder._depth > 0
+
+    def run_beside(self, run: Callable[[], Out]) -> Out:
+        return run()
+
+    def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
+        TapeRecorder._depth += 1
+        try:
+            with Tape() as tape:
+                out = run()
+        finally:
+            TapeRecorder._depth -= 1
+            tape.undo()
         made = {id(leaf): leaf for note in tape.notes for leaf in tree_leaves(note[3]) if isinstance(leaf, Tensor)}
 
         def borrow(leaf: Any) -> Any:
@@ -81,8 +116,9 @@ class TapeRecorder:
                         before.copy_(after)
 
         # Emptied, because a recording does no work.
+        emptied = {memory_of(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)} & tape.own
         for leaf in made.values():
-            if leaf.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+            if memory_of(leaf) in emptied:
                 leaf.zero_()
         return out, replay
 
@@ -130,7 +166,7 @@ def test_an_input_that_is_freed_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
     def with_freed(self: CapturedDecoder, *given: Any) -> Any:
         one = record(self, *given)
-        object.__setattr__(one, "rows", None)
+        object.__setattr__(one.inputs, "rows", None)
         return one
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_freed)
@@ -146,8 +182,8 @@ def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkey
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
         one = record(self, *given)
-        held.append(getattr(one, part))
-        object.__setattr__(one, part, held[-1].clone())
+        held.append(getattr(one.inputs, part))
+        object.__setattr__(one.inputs, part, held[-1].clone())
         return one
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
@@ -207,10 +243,10 @@ def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.Mon
     assert all(count > 0 for count in counts)
 
 
-class Refuses:
+class Refuses(TapeRecorder):
     """A recorder of a model that cannot be captured, such as one that chooses experts on the host."""
 
-    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+    def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
         raise RuntimeError("Cannot copy between CPU and CUDA tensors during CUDA graph capture\nadvice")
 
 

@@ -160,7 +160,8 @@ def test_positions_are_split_only_if_rows_and_heads_do_not_fill_the_device(modul
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CudaBackend()
     # A CUDA backend over CPU tensors: a plain tree kernel, and the reference's host copies.
-    monkeypatch.setattr(backend, "copy_to_host", REFERENCE.copy_to_host)
+    for name in ("copy_to_host", "step_recorder"):
+        monkeypatch.setattr(backend, name, getattr(REFERENCE, name))
     monkeypatch.setattr("models.backends.cuda.backend.kernel_for", lambda *_: plain)
     monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)
 
@@ -214,10 +215,10 @@ def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
         one = record(self, *given)
-        assert one.trees is not None
-        stale = getattr(one.trees, part)
+        assert one.inputs.trees is not None
+        stale = getattr(one.inputs.trees, part)
         held.append(stale)
-        object.__setattr__(one, "trees", replace(one.trees, **{part: stale.clone()}))
+        object.__setattr__(one.inputs, "trees", replace(one.inputs.trees, **{part: stale.clone()}))
         return one
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)

@@ -1,0 +1,141 @@
+"""Replays steps as recordings: CUDA graphs of whole steps, in place of launching their kernels one by one.
+
+A step of a small model, or of a tree, launches hundreds of small kernels; the host then takes longer than the device. A
+step whose key recurs is recorded. Its key holds all that its kernels depend on besides device memory: the number of
+rows and levels, and the host state of the method's parts. A recording reads and writes the state of slots and KV caches
+in place. Parts without a key, and rows with a grammar or a repetition penalty, are not recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from decoding.contracts import Method
+from decoding.sampling import RowSampling
+from decoding.scheduling.slots import SlotTable
+from decoding.step import StepResult, run_step
+from models.backends.host_copy import pack
+from models.backends.layers import first_lines
+from models.kv.lanes import LaneModel, SlotBatch
+
+logger = logging.getLogger(__name__)
+
+NUM_LAUNCHED = 8
+"""Steps of one key that are launched kernel by kernel before the next one is recorded. The last runs on the recorder's
+stream, where libraries allocate workspaces."""
+MAX_RECORDINGS = 64
+"""Most recordings of an engine; steps of further keys are launched."""
+MAX_KEYS = 4096
+"""Most keys that are counted; then the counts start again."""
+MAX_LOGITS = 1 << 27
+"""Most logits of a recorded step, 512 MiB in fp32: a recording keeps the memory of a step. The kernels of larger steps
+take longer than their launches."""
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded step: its slot numbers (b,) and outputs, which every replay reads and writes in place, and the number
+    of drafter forwards."""
+
+    index: Tensor
+    parts: tuple[Tensor | None, ...]
+    packed: Tensor
+    num_forwards: int
+    replay: Callable[[], None]
+
+
+class StepRunner:
+    """Runs the steps of one engine: replays those with a recording, launches the others.
+
+    Steps are recorded only if the target's forwards are. If a recording fails, a warning is logged and all later steps
+    are launched.
+    """
+
+    def __init__(self, method: Method, lanes: LaneModel, table: SlotTable) -> None:
+        self.method, self.lanes, self.table = method, lanes, table
+        self.recorder = lanes.backend.step_recorder(lanes.device) if lanes.is_captured else None
+        self._recordings: dict[Key, Recording] = {}
+        self._counts: Counter[Key] = Counter()
+
+    @property
+    def num_recordings(self) -> int:
+        return len(self._recordings)
+
+    def run(self, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None = None) -> StepResult:
+        """Run `decoding.step.run_step`. The time of a replayed step counts as verification."""
+        given = (self.method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
+        key = self._key_of(slots, rows, num_levels, num_drafts)
+        if key is None or self.recorder is None:
+            return run_step(*given)
+        if (one := self._recordings.get(key)) is not None:
+            started = time.perf_counter()
+            if not slots.are_leading:
+                one.index.copy_(slots.index)
+            one.replay()
+            self.method.drafter.replayed(slots, num_levels, one.num_forwards)
+            return StepResult(one.parts, started, started, time.perf_counter(), one.packed)
+        if len(self._recordings) == MAX_RECORDINGS:
+            return run_step(*given)
+        if len(self._counts) == MAX_KEYS:
+            self._counts.clear()
+        self._counts[key] += 1
+        if self._counts[key] < NUM_LAUNCHED:
+            return run_step(*given)
+        if self._counts[key] == NUM_LAUNCHED:
+            return self.recorder.run_beside(lambda: run_step(*given))
+        return self._record(key, slots, rows, num_levels, num_drafts)
+
+    def _key_of(self, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None) -> Key | None:
+        """Return the key of a step, None if it cannot be recorded."""
+        if self.recorder is None or rows.seen is not None or self.table.constraints.applies(slots.ids):
+            return None
+        method = self.method
+        num_nodes = method.tree.max_nodes if num_levels else 1
+        if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
+            return None
+        parts = (
+            self.lanes.replay_key(slots),
+            method.drafter.replay_key(slots, num_levels),
+            method.tree.replay_key(slots),
+            method.acceptance.replay_key(slots),
+        )
+        if None in parts:
+            return None
+        flags = (rows.any_sampled, rows.max_top_k, rows.any_top_p)
+        return (len(slots.ids), slots.are_leading, num_levels, num_drafts, flags, self.table.replay_key(), *parts)
+
+    def _record(
+        self, key: Key, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
+    ) -> StepResult:
+        """Record a step and replay it once; launch it if it cannot be recorded."""
+        assert self.recorder is not None
+        started, drafter = time.perf_counter(), self.method.drafter
+        before = drafter.num_forwards
+        own = replace(slots, index=slots.index.clone())
+
+        def step() -> tuple[tuple[Tensor | None, ...], Tensor]:
+            read = self.table.read_again(own, rows)
+            found = run_step(self.method, self.lanes, self.table, own, read, num_levels, num_drafts)
+            return found.parts, pack(found.parts)
+
+        try:
+            (parts, packed), replay = self.recorder.record(step)
+        except Exception as error:  # failed captures have no common type, and change nothing on the device
+            logger.warning(
+                "steps are launched kernel by kernel, which is slower: this method cannot be recorded: %s",
+                first_lines(error, 1),
+            )
+            self.recorder = None
+            drafter.replayed(slots, num_levels, before - drafter.num_forwards)
+            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
+        self._recordings[key] = Recording(own.index, parts, packed, drafter.num_forwards - before, replay)
+        replay()
+        return StepResult(parts, started, started, time.perf_counter(), packed)

@@ -1,0 +1,191 @@
+"""Tests that replayed steps equal launched ones for every method; fake graphs replay addresses, as CUDA's do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from decoding import Engine, Method, Sampling
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.scheduling import replay
+from decoding.scheduling.replay import StepRunner
+from decoding.trees import StaticTree, branching_paths
+from models.backends.base import REFERENCE
+from models.backends.cuda.backend import CudaBackend
+from models.kv.lanes import SlotBatch
+from tests import toys
+from tests.conformance import checks
+from tests.conformance.methods import METHODS
+from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
+from tests.models.plain_tree_kernel import plain
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> CudaBackend:
+    """The CUDA backend over CPU tensors; all forwards count as captured."""
+    backend = CudaBackend()
+    for name in ("copy_to_host", "copy_to_device"):
+        monkeypatch.setattr(backend, name, getattr(REFERENCE, name))
+    monkeypatch.setattr(backend, "step_recorder", lambda _: TapeRecorder())
+    monkeypatch.setattr("models.backends.cuda.backend.kernel_for", lambda *_: plain)
+    monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)
+    monkeypatch.setattr("models.backends.attention.DecoderRunner.is_captured", True)
+    return backend
+
+
+SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95)
+MODES = {"greedy": Sampling(), "sampled": SAMPLED}
+CASES = [(name, families[0]) for name, (_, families) in METHODS.items()] + [("sd-tree", "qwen2_5_vl")]
+
+
+def decode(name: str, family: str, slots: int, sampling: Sampling) -> tuple[dict[str, Any], StepRunner]:
+    """What each request gave, and the runner of the engine's steps."""
+    engine = Engine(toys.target(family), METHODS[name][0](family), slots, 160)
+    wanted, done = checks.requests(family, 8, sampling, longest=40), {}
+    for first in range(0, len(wanted), 4):
+        # Slots become empty in between, in different orders.
+        done |= checks.run(engine, wanted[first : first + 5])
+    found = {
+        key: (one.token_ids, one.mean_logprob, one.telemetry.acceptance_histogram, one.telemetry.drafter_forwards)
+        for key, one in done.items()
+    }
+    return found, engine._runner
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(("name", "family"), CASES)
+def test_replayed_steps_equal_launched_ones(
+    name: str, family: str, mode: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    got, runner = decode(name, family, 3, MODES[mode])
+    assert runner.num_recordings > 1
+    assert runner.recorder is not None, "a recording failed"
+    monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
+    expected, runner = decode(name, family, 3, MODES[mode])
+    assert runner.num_recordings == 0
+    assert got == expected
+
+
+def test_a_recording_contains_the_forwards_of_captured_decoders(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded step replays no graph of a decoder: it has the kernels of the forward itself."""
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 2)
+    found = []
+    for most in (0, 64):
+        monkeypatch.setattr(replay, "MAX_RECORDINGS", most)
+        target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
+        runs = [captured(model) for model in (target, drafter)]
+        method = Method(ModelDrafter(drafter, [Full()], toys.VOCAB_SIZE), StaticTree(branching_paths([2, 2])), Exact())
+        engine = Engine(target, method, 3, 160)
+        done = checks.run(engine, checks.requests("llava", 8, longest=32))
+        assert all(run.num_recordings > 0 for run in runs)
+        assert (engine._runner.num_recordings > 0) == (most > 0)
+        found.append({key: one.token_ids for key, one in done.items()})
+    assert found[0] == found[1]
+
+
+def break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pass
+
+
+def forget_new_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays write to the slots of the recording."""
+    monkeypatch.setattr(SlotBatch, "are_leading", True)
+
+
+def forget_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of all depths have one key."""
+    key_of = StepRunner._key_of
+
+    def wrong(self: StepRunner, *given: Any) -> Any:
+        key = key_of(self, *given)
+        return None if key is None else (*key[:2], *key[3:])
+
+    monkeypatch.setattr(StepRunner, "_key_of", wrong)
+
+
+def forget_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelDrafter, "replayed", lambda *_: None)
+
+
+@pytest.mark.parametrize("fault", [break_nothing, forget_new_slots, forget_levels, forget_forwards])
+def test_planted_faults_are_found(
+    fault: Callable[[pytest.MonkeyPatch], None], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    with monkeypatch.context() as planted:
+        planted.setattr(replay, "MAX_RECORDINGS", 0)
+        expected, _ = decode("sd-chain", "llava", 3, SAMPLED)
+    with monkeypatch.context() as planted:
+        fault(planted)
+        try:
+            got, _ = decode("sd-chain", "llava", 3, SAMPLED)
+        except Exception:
+            got = {}
+    assert (got == expected) == (fault is break_nothing)
+
+
+def test_a_step_that_cannot_be_recorded_is_launched(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(TapeRecorder):
+        def record(self, run: Callable[[], Any]) -> Any:
+            super().record(run)
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    with monkeypatch.context() as planted:
+        planted.setattr(replay, "MAX_RECORDINGS", 0)
+        expected, _ = decode("sd-tree", "llava", 3, SAMPLED)
+    monkeypatch.setattr(backend, "step_recorder", lambda _: Refusing())
+    with caplog.at_level(logging.WARNING):
+        got, runner = decode("sd-tree", "llava", 3, SAMPLED)
+    assert got == expected
+    assert runner.recorder is None
+    assert runner.num_recordings == 0
+    assert [one.message for one in caplog.records] == [
+        "steps are launched kernel by kernel, which is slower: this method cannot be recorded: "
+        "operation not permitted when stream is capturing"
+    ]
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(repetition_penalty=1.2), Sampling(temperature=0.9, repetition_penalty=1.2)]
+)
+def test_steps_with_a_repetition_penalty_are_launched(sampling: Sampling, backend: CudaBackend) -> None:
+    _, runner = decode("sd-chain", "llava", 3, sampling)
+    assert runner.num_recordings == 0
+    assert not runner._counts
+
+
+@pytest.mark.parametrize(
+    ("most", "is_recorded"), [(3 * 6 * toys.VOCAB_SIZE - 1, False), (3 * 6 * toys.VOCAB_SIZE, True)]
+)
+def test_steps_with_many_logits_are_launched(
+    most: int, is_recorded: bool, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "MAX_LOGITS", most)
+    engine = Engine(toys.target("llama"), METHODS["sd-chain"][0]("llama"), 3, 160)
+    for one in checks.requests("llama", 3, longest=32):
+        engine.submit(one)
+    engine.step()
+    engine.step()
+    assert any(key[0] == 3 for key in engine._runner._counts) == is_recorded
+
+
+def test_numbers_of_keys_and_recordings_have_limits(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    _, runner = decode("sd-chain", "llava", 3, Sampling())
+    assert runner.num_recordings > 2
+    monkeypatch.setattr(replay, "MAX_RECORDINGS", 2)
+    monkeypatch.setattr(replay, "MAX_KEYS", 3)
+    _, runner = decode("sd-chain", "llava", 3, Sampling())
+    assert runner.num_recordings == 2
+    assert len(runner._counts) <= 3
