@@ -32,7 +32,8 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.real.speed import measure_speed, speed_table
+from benchmarks.real.speed import measure_speed
+from benchmarks.real.speed_tables import speed_table
 from benchmarks.real.text import CONFIG, HELD_OUT
 from configs.load import load_job
 from configs.schema import CaptionJob

@@ -205,12 +205,16 @@ class Drafter(ABC):
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """Return the host state that the kernels of `draft` and `commit` depend on in a step of `num_levels` levels;
-        None if such a step cannot be replayed, see `decoding.scheduling.replay`."""
+        None if such a step cannot be replayed, see `decoding.scheduling.replay`. After a failed recording, in which no
+        kernels ran, the step runs again."""
         return None
 
-    def replayed(self, slots: SlotBatch, num_levels: int, num_forwards: int) -> None:
+    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
         """Change the host state as a step does whose kernels were replayed."""
-        self.num_forwards += num_forwards
+
+    def count_forwards(self, number: int) -> None:
+        """Add to `num_forwards`."""
+        self.num_forwards += number
 
     def finished(self, token_ids: Sequence[int]) -> None:
         """Note the tokens of an output that has ended, EOS included. The engine calls it between steps, in the order in

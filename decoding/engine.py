@@ -93,7 +93,7 @@ class Engine:
         method.drafter.open(spec)
         method.tree.open(spec)
         method.acceptance.open(spec)
-        self._runner = StepRunner(method, self._lanes, self._slots)
+        self._runner = StepRunner(self._lanes, self._slots)
         self._needs_hidden, self._needs_features = method.acceptance.needs_hidden, bool(layers)
         self._needs_attention = method.drafter.needs_attention
         # In half precision, results depend on kernels and batch sizes.
@@ -292,7 +292,7 @@ class Engine:
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
         sampling, limits = self._slots.sampling(slots), (choice.levels, choice.num_drafts)
-        result = self._runner.run(slots, sampling, *limits)
+        result = self._runner.run(self.method, slots, sampling, *limits)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
         copy = self._lanes.backend.copy_to_host(result.parts, result.packed)  # the step's only copy

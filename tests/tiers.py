@@ -34,7 +34,10 @@ _KILLS = (
     "tests/pipeline/run/test_recovery.py::test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt"
 )
 _RESUME = "tests/pipeline/run/test_resume.py::test_a_second_run_makes_only_what_is_missing"
+_REPLAY = "tests/decoding/scheduling/test_replay.py::test_replayed"
 _FURTHER_CASES = (
+    f"{_REPLAY}_steps_equal_launched_ones[greedy",
+    *(f"{_REPLAY}_images_equal_the_slow_reference[{mode}-" for mode in ("greedy", "sampled-guided")),
     *(f"{_EQUAL_IMAGES}[{method}-{case}" for method in _IMAGE_METHODS for case in ("class-9", "text-1")),
     *(f"{_EQUAL_IMAGES}[{method}-class" for method in ("jacobi-above", "jacobi-wide", "layer-skip-tree")),
     *(f"{_NO_SYNC}[{method}]" for method in ("jacobi+lantern-zero", "jacobi-above", "jacobi-wide", "layer-skip-tree")),

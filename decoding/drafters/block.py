@@ -85,10 +85,14 @@ class BlockDrafter(Drafter):
         return Prefix(tokens, projected, positions, torch.zeros_like(probe.prefix.visual)).of((id(probe),))
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
-        """See `Drafter.replay_key`; steps without drafts, and those after them, have none."""
-        if num_levels == 0 or self._missed.has_any(slots):
-            return None
-        return self.lanes.replay_key(slots)
+        """See `Drafter.replay_key`; steps that encode missed tokens have none."""
+        if num_levels == 0:
+            return () if self._missed.has_room(slots) else None
+        return None if self._missed.has_any(slots) else self.lanes.replay_key(slots)
+
+    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels == 0:
+            self._missed.note(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:

@@ -48,9 +48,17 @@ class MissedTokens:
         for memory, one in zip(self.values, values, strict=True):
             memory[slots.index, count] = one.to(memory.dtype)
         self.count[slots.index] = count + 1
+        self.note(slots)
+        return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
+
+    def note(self, slots: SlotBatch) -> None:
+        """Count one more token per slot, which the device has appended."""
         for slot in slots.ids:
             self.most[slot] += 1
-        return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
+
+    def has_room(self, slots: SlotBatch) -> bool:
+        """Return whether `add` appends tokens of all slots, even twice, without filling the buffer of any."""
+        return not self._skipped.intersection(slots.ids) and all(self.most[slot] + 2 < self.limit for slot in slots.ids)
 
     def has_any(self, slots: SlotBatch) -> bool:
         """Return whether any token of the slots is buffered."""

@@ -99,15 +99,19 @@ class ModelDrafter(Drafter):
         self._skipped |= set(slots.ids)
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
-        """See `Drafter.replay_key`; steps without drafts, and those that catch up on missed tokens, have none."""
+        """See `Drafter.replay_key`; steps that catch up on missed tokens have none."""
         most = max(self._most_pending[slot] for slot in slots.ids)
-        if num_levels == 0 or most > CATCH_UP or self._skipped.intersection(slots.ids):
+        # A step that runs again counts its token twice.
+        limit = CATCH_UP if num_levels else self._pending.shape[1] - 2
+        if most > limit or self._skipped.intersection(slots.ids):
             return None
-        return self.lanes.replay_key(slots)
+        return self.lanes.replay_key(slots) if num_levels else ()
 
-    def replayed(self, slots: SlotBatch, num_levels: int, num_forwards: int) -> None:
-        super().replayed(slots, num_levels, num_forwards)
-        self._note_drafted(slots)
+    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels:
+            self._note_drafted(slots)
+        else:
+            self._note_missed(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -161,8 +165,7 @@ class ModelDrafter(Drafter):
             count = self._num_pending[slots.index]
             self._pending[slots.index, count] = tokens
             self._num_pending[slots.index] = count + 1
-            for slot in slots.ids:
-                self._most_pending[slot] += 1
+            self._note_missed(slots)
             return
         num_taken = verdict.n - 1
         if tree.is_chain and not self.merge.learns:
@@ -184,6 +187,10 @@ class ModelDrafter(Drafter):
         slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
         slots.put(self._num_pending, verdict.n - has)
         self._note_drafted(slots)
+
+    def _note_missed(self, slots: SlotBatch) -> None:
+        for slot in slots.ids:
+            self._most_pending[slot] += 1
 
     def _note_drafted(self, slots: SlotBatch) -> None:
         for slot in slots.ids:

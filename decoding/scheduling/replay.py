@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -56,11 +57,11 @@ class StepRunner:
     """Runs the steps of one engine: replays those with a recording, launches the others.
 
     Steps are recorded only if the target's forwards are. If a recording fails, a warning is logged and all later steps
-    are launched.
+    are launched. It may have changed host state before the step runs again, see `Drafter.replay_key`.
     """
 
-    def __init__(self, method: Method, lanes: LaneModel, table: SlotTable) -> None:
-        self.method, self.lanes, self.table = method, lanes, table
+    def __init__(self, lanes: LaneModel, table: SlotTable) -> None:
+        self.lanes, self.table = lanes, table
         self.recorder = lanes.backend.step_recorder(lanes.device) if lanes.is_captured else None
         self._recordings: dict[Key, Recording] = {}
         self._counts: Counter[Key] = Counter()
@@ -69,35 +70,36 @@ class StepRunner:
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    def run(self, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None = None) -> StepResult:
-        """Run `decoding.step.run_step`. The time of a replayed step counts as verification."""
-        given = (self.method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
-        key = self._key_of(slots, rows, num_levels, num_drafts)
+    def run(
+        self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None = None
+    ) -> StepResult:
+        """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
+        limits = num_levels, num_drafts
+        key = self._key_of(method, slots, rows, *limits)
         if key is None or self.recorder is None:
-            return run_step(*given)
+            return run_step(method, self.lanes, self.table, slots, rows, *limits)
         if (one := self._recordings.get(key)) is not None:
             started = time.perf_counter()
             if not slots.are_leading:
                 one.index.copy_(slots.index)
             one.replay()
-            self.method.drafter.replayed(slots, num_levels, one.num_forwards)
+            method.drafter.count_forwards(one.num_forwards)
+            method.drafter.replayed(slots, num_levels)
             return StepResult(one.parts, started, started, time.perf_counter(), one.packed)
-        if len(self._recordings) == MAX_RECORDINGS:
-            return run_step(*given)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
-        if self._counts[key] < NUM_LAUNCHED:
-            return run_step(*given)
-        if self._counts[key] == NUM_LAUNCHED:
-            return self.recorder.run_beside(lambda: run_step(*given))
-        return self._record(key, slots, rows, num_levels, num_drafts)
+        if self._counts[key] <= NUM_LAUNCHED or len(self._recordings) == MAX_RECORDINGS:
+            run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
+            return self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
+        return self._record(key, method, slots, rows, *limits)
 
-    def _key_of(self, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None) -> Key | None:
+    def _key_of(
+        self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
+    ) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
         if self.recorder is None or rows.seen is not None or self.table.constraints.applies(slots.ids):
             return None
-        method = self.method
         num_nodes = method.tree.max_nodes if num_levels else 1
         if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
@@ -113,18 +115,23 @@ class StepRunner:
         return (len(slots.ids), slots.are_leading, num_levels, num_drafts, flags, self.table.replay_key(), *parts)
 
     def _record(
-        self, key: Key, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
+        self,
+        key: Key,
+        method: Method,
+        slots: SlotBatch,
+        rows: RowSampling,
+        num_levels: int,
+        num_drafts: int | None,
     ) -> StepResult:
         """Record a step and replay it once; launch it if it cannot be recorded."""
         assert self.recorder is not None
-        started, drafter = time.perf_counter(), self.method.drafter
-        before = drafter.num_forwards
+        started, before = time.perf_counter(), method.drafter.num_forwards
         own = replace(slots, index=slots.index.clone())
 
         def step() -> tuple[tuple[Tensor | None, ...], Tensor]:
             read = self.table.read_again(own, rows)
-            found = run_step(self.method, self.lanes, self.table, own, read, num_levels, num_drafts)
-            return found.parts, pack(found.parts)
+            parts = run_step(method, self.lanes, self.table, own, read, num_levels, num_drafts).parts
+            return parts, pack(parts)
 
         try:
             (parts, packed), replay = self.recorder.record(step)
@@ -134,8 +141,8 @@ class StepRunner:
                 first_lines(error, 1),
             )
             self.recorder = None
-            drafter.replayed(slots, num_levels, before - drafter.num_forwards)
-            return run_step(self.method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
-        self._recordings[key] = Recording(own.index, parts, packed, drafter.num_forwards - before, replay)
+            method.drafter.count_forwards(before - method.drafter.num_forwards)
+            return run_step(method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
+        self._recordings[key] = Recording(own.index, parts, packed, method.drafter.num_forwards - before, replay)
         replay()
         return StepResult(parts, started, started, time.perf_counter(), packed)

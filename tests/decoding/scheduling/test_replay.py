@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
+from decoding.controllers.base import Choice
 from decoding.drafters import ModelDrafter
 from decoding.scheduling import replay
 from decoding.scheduling.replay import StepRunner
@@ -19,8 +21,10 @@ from models.backends.base import REFERENCE
 from models.backends.cuda.backend import CudaBackend
 from models.kv.lanes import SlotBatch
 from tests import toys
-from tests.conformance import checks
+from tests.conformance import checks, images
+from tests.conformance.erratic import unsettled
 from tests.conformance.methods import METHODS
+from tests.conformance.resting import MIXED
 from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
 from tests.models.plain_tree_kernel import plain
 
@@ -43,10 +47,16 @@ MODES = {"greedy": Sampling(), "sampled": SAMPLED}
 CASES = [(name, families[0]) for name, (_, families) in METHODS.items()] + [("sd-tree", "qwen2_5_vl")]
 
 
-def decode(name: str, family: str, slots: int, sampling: Sampling) -> tuple[dict[str, Any], StepRunner]:
+def decode(
+    name: str,
+    family: str,
+    sampling: Sampling,
+    settle: Callable[[Method], Method] = lambda method: method,
+    count: int = 8,
+) -> tuple[dict[str, Any], StepRunner]:
     """What each request gave, and the runner of the engine's steps."""
-    engine = Engine(toys.target(family), METHODS[name][0](family), slots, 160)
-    wanted, done = checks.requests(family, 8, sampling, longest=40), {}
+    engine = Engine(toys.target(family), settle(METHODS[name][0](family)), 3, 160)
+    wanted, done = checks.requests(family, count, sampling, longest=40), {}
     for first in range(0, len(wanted), 4):
         # Slots become empty in between, in different orders.
         done |= checks.run(engine, wanted[first : first + 5])
@@ -57,19 +67,79 @@ def decode(name: str, family: str, slots: int, sampling: Sampling) -> tuple[dict
     return found, engine._runner
 
 
-@pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize(("name", "family"), CASES)
+@pytest.mark.parametrize("mode", list(MODES))
 def test_replayed_steps_equal_launched_ones(
     name: str, family: str, mode: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    got, runner = decode(name, family, 3, MODES[mode])
+    got, runner = decode(name, family, MODES[mode])
     assert runner.num_recordings > 1
     assert runner.recorder is not None, "a recording failed"
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
-    expected, runner = decode(name, family, 3, MODES[mode])
+    expected, runner = decode(name, family, MODES[mode])
     assert runner.num_recordings == 0
     assert got == expected
+
+
+def resting(method: Method) -> Method:
+    """The method with steps without drafts, alone and several in a row."""
+    return unsettled(method, pattern=MIXED)
+
+
+@pytest.mark.parametrize("name", ["sd-chain", "eagle", "block", "layer-skip", "lookup", "medusa"])
+def test_steps_without_drafts_are_replayed_too(
+    name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    got, runner = decode(name, "llama", Sampling(ignore_eos=True), resting)
+    assert {key[2] for key in runner._recordings} >= {0, 1}
+    monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
+    assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
+
+
+def few(choose: Callable[..., Choice]) -> Callable[..., Choice]:
+    """The choices, with few different depths and numbers of drafts, which then recur."""
+
+    def chosen(*given: Any) -> Choice:
+        choice = choose(*given)
+        number = None if choice.num_drafts is None else choice.num_drafts // 4 * 4
+        return replace(choice, levels=min(choice.levels, 2), num_drafts=number)
+
+    return chosen
+
+
+@pytest.mark.parametrize("name", ["sd-chain", "sd-tree", "dynamic", "layer-skip-tree"])
+def test_steps_that_verify_some_drafts_are_replayed(
+    name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(method: Method) -> Method:
+        method = unsettled(method, seed=5, limits_drafts=True)
+        monkeypatch.setattr(method.controller, "choose", few(method.controller.choose))
+        return method
+
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    got, runner = decode(name, "llama", SAMPLED, limited)
+    assert any(key[3] is not None for key in runner._recordings)
+    monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
+    assert decode(name, "llama", SAMPLED, limited)[0] == got
+
+
+@pytest.mark.parametrize("method", list(images.METHODS))
+@pytest.mark.parametrize("mode", list(images.MODES))
+def test_replayed_images_equal_the_slow_reference(
+    method: str, mode: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    recordings, record = [], StepRunner._record
+
+    def counted(self: StepRunner, *given: Any) -> Any:
+        recordings.append(given)
+        return record(self, *given)
+
+    monkeypatch.setattr(StepRunner, "_record", counted)
+    images.check_equal(method, "class", 3, mode, count=4)
+    assert recordings or method == "jacobi-wide"  # whose steps are few
 
 
 def test_a_recording_contains_the_forwards_of_captured_decoders(
@@ -112,21 +182,28 @@ def forget_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelDrafter, "count_forwards", lambda *_: None)
+
+
+def forget_missed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replayed steps without drafts leave the host's number of missed tokens as it was."""
     monkeypatch.setattr(ModelDrafter, "replayed", lambda *_: None)
 
 
-@pytest.mark.parametrize("fault", [break_nothing, forget_new_slots, forget_levels, forget_forwards])
+@pytest.mark.parametrize(
+    "fault", [break_nothing, forget_new_slots, forget_levels, forget_forwards, forget_missed_tokens]
+)
 def test_planted_faults_are_found(
     fault: Callable[[pytest.MonkeyPatch], None], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     with monkeypatch.context() as planted:
         planted.setattr(replay, "MAX_RECORDINGS", 0)
-        expected, _ = decode("sd-chain", "llava", 3, SAMPLED)
+        expected, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
     with monkeypatch.context() as planted:
         fault(planted)
         try:
-            got, _ = decode("sd-chain", "llava", 3, SAMPLED)
+            got, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
         except Exception:
             got = {}
     assert (got == expected) == (fault is break_nothing)
@@ -143,10 +220,10 @@ def test_a_step_that_cannot_be_recorded_is_launched(
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     with monkeypatch.context() as planted:
         planted.setattr(replay, "MAX_RECORDINGS", 0)
-        expected, _ = decode("sd-tree", "llava", 3, SAMPLED)
+        expected, _ = decode("sd-tree", "llava", SAMPLED)
     monkeypatch.setattr(backend, "step_recorder", lambda _: Refusing())
     with caplog.at_level(logging.WARNING):
-        got, runner = decode("sd-tree", "llava", 3, SAMPLED)
+        got, runner = decode("sd-tree", "llava", SAMPLED)
     assert got == expected
     assert runner.recorder is None
     assert runner.num_recordings == 0
@@ -160,7 +237,7 @@ def test_a_step_that_cannot_be_recorded_is_launched(
     "sampling", [Sampling(repetition_penalty=1.2), Sampling(temperature=0.9, repetition_penalty=1.2)]
 )
 def test_steps_with_a_repetition_penalty_are_launched(sampling: Sampling, backend: CudaBackend) -> None:
-    _, runner = decode("sd-chain", "llava", 3, sampling)
+    _, runner = decode("sd-chain", "llava", sampling)
     assert runner.num_recordings == 0
     assert not runner._counts
 
@@ -182,10 +259,10 @@ def test_steps_with_many_logits_are_launched(
 
 def test_numbers_of_keys_and_recordings_have_limits(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    _, runner = decode("sd-chain", "llava", 3, Sampling())
+    _, runner = decode("sd-chain", "llava", Sampling())
     assert runner.num_recordings > 2
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 2)
     monkeypatch.setattr(replay, "MAX_KEYS", 3)
-    _, runner = decode("sd-chain", "llava", 3, Sampling())
+    _, runner = decode("sd-chain", "llava", Sampling())
     assert runner.num_recordings == 2
     assert len(runner._counts) <= 3
