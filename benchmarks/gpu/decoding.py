@@ -26,12 +26,14 @@ from benchmarks.harness.long_context import Filled, Forced, time_steps
 from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import make_row, turns
 from decoding import Engine, Request, Sampling
+from decoding.scheduling.replay import NUM_LAUNCHED
 
 METHODS = ("plain", "chain")
 CONTENDERS = {f"{method}, {step}": (method, step) for method in METHODS for step in (EAGER, CAPTURED, FUSED)}
 GUIDANCE = 4.0
 ALL, TEXT = "all columns", "the text"
-NUM_WARM, SPARE = 2, 16
+NUM_WARM, SPARE = NUM_LAUNCHED + 2, 16
+"""Steps before the timed ones, which are replays; KV positions beyond those of the steps."""
 Row = dict[str, Any]
 HasTime = Callable[[], bool]
 

@@ -25,7 +25,11 @@ TELEMETRY: Columns = [
     ("target_forwards", INT64, "target forwards, prefill included"),
     ("drafter_forwards", INT64, "drafter forwards, prefill included"),
     ("prefill_ms", NUMBER, "the row's share of its batches' prefill time"),
-    ("draft_ms", NUMBER, "the row's share of its batches' drafting time"),
+    (
+        "draft_ms",
+        NUMBER,
+        "the row's share of its batches' drafting time; steps that a GPU replays whole count as verification",
+    ),
     ("verify_ms", NUMBER, "the row's share of its batches' verification time"),
     ("batch_size_mean", NUMBER, "mean number of active slots over the row's steps"),
     ("degraded", pa.bool_(), "whether the drafter failed on this row, so that the row was decoded without it"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import decoding.engine as engine_module
+import decoding.scheduling.replay as replay
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
 from decoding.contracts import Acceptance
@@ -162,7 +162,7 @@ def test_a_guided_step_asks_the_device_nothing(method: str, monkeypatch: pytest.
             counted.append(run_step(*asked))
         return counted[-1]
 
-    monkeypatch.setattr(engine_module, "run_step", watched)
+    monkeypatch.setattr(replay, "run_step", watched)
     contract.check_equal(method, "text", 3, "sampled-interval", count=4)
     assert counted
 

@@ -9,6 +9,7 @@ import torch
 
 from decoding import Engine
 from decoding.scheduling import replay
+from decoding.scheduling.replay import StepRunner
 from tests import toys
 from tests.conformance import checks, images, methods
 from tests.gpu.test_on_a_gpu import ON_GPU, waiting_is_an_error
@@ -32,6 +33,26 @@ def full_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_method_equals_the_oracle(device: str, case: methods.Case) -> None:
     with toys.on(device):
         methods.check_case(case)
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("method", list(methods.METHODS))
+def test_replayed_steps_give_the_output_of_the_oracle(
+    device: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, num_recorded = StepRunner._record, [0]
+
+    def counted(self: StepRunner, *given: Any) -> Any:
+        found = record(self, *given)
+        assert self.recorder is not None, "a recording failed"
+        num_recorded[0] += 1
+        return found
+
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    monkeypatch.setattr(StepRunner, "_record", counted)
+    with toys.on(device):
+        methods.check_case((method, methods.METHODS[method][1][0], 4, "greedy"), 12)
+    assert num_recorded[0] > 0
 
 
 @pytest.mark.parametrize("device", ON_GPU)
