@@ -349,7 +349,7 @@ class Engine:
             num_missed=launched.num_missed,
             prefill=self._drafter_prefill.take_prefill_time(),
             ended=ended_prompts,
-            is_late=is_late,
+            is_late=is_late or launched.result.is_warm_up,
             drafts=drafts,
         )
         self.method.controller.learn(outcome, launched.choice)

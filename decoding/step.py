@@ -63,6 +63,7 @@ class StepResult:
     """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds.
 
     `packed` has all parts in one tensor, see `models.backends.host_copy.pack`; None if they are not packed yet.
+    `is_warm_up` is whether later steps of its kind are faster, because they are replayed.
     """
 
     parts: tuple[Tensor | None, ...]
@@ -70,6 +71,7 @@ class StepResult:
     drafted: float
     verified: float
     packed: Tensor | None = None
+    is_warm_up: bool = False
 
 
 @dataclass

@@ -43,7 +43,7 @@ class Outcome:
     Per row, `accepted` is the number of accepted drafts and `offered` the depth of the deepest useful draft. The
     drafter first ran `num_missed` tokens, summed over rows, that were generated without drafts. `prefill` is the
     drafter's prompt prefill since the last step, not part of `seconds`; `ended` lists the prompt lengths of the rows
-    that finished. `seconds` is an upper bound if the output was processed late (`is_late`).
+    that finished. `seconds` is an upper bound if `is_late`: the output was processed late, or the step was a warm-up.
     """
 
     levels: int

@@ -27,9 +27,9 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 logger = logging.getLogger(__name__)
 
-NUM_LAUNCHED = 8
+NUM_LAUNCHED = 3
 """Steps of one key that are launched kernel by kernel before the next one is recorded. The last runs on the recorder's
-stream, where libraries allocate workspaces."""
+stream, where libraries allocate workspaces. Fewer than a controller's first measurement has steps."""
 MAX_RECORDINGS = 64
 """Most recordings of an engine; steps of further keys are launched."""
 MAX_KEYS = 4096
@@ -89,10 +89,13 @@ class StepRunner:
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
-        if self._counts[key] <= NUM_LAUNCHED or len(self._recordings) == MAX_RECORDINGS:
-            run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
-            return self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
-        return self._record(key, method, slots, rows, *limits)
+        run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
+        if len(self._recordings) == MAX_RECORDINGS:
+            return run()
+        if self._counts[key] > NUM_LAUNCHED:
+            return self._record(key, method, slots, rows, *limits)
+        launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
+        return replace(launched, is_warm_up=True)
 
     def _key_of(
         self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
@@ -145,4 +148,4 @@ class StepRunner:
             return run_step(method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
         self._recordings[key] = Recording(own.index, parts, packed, method.drafter.num_forwards - before, replay)
         replay()
-        return StepResult(parts, started, started, time.perf_counter(), packed)
+        return StepResult(parts, started, started, time.perf_counter(), packed, is_warm_up=True)

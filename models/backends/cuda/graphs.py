@@ -58,10 +58,13 @@ class CudaRecorder:
         return out
 
     def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
-        graph = torch.cuda.CUDAGraph()
-        # Kernels of the prompt thread are allowed during a capture and are not captured.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            out = run()
+        current, graph = torch.cuda.current_stream(self._stream.device), torch.cuda.CUDAGraph()
+        try:
+            # Kernels of the prompt thread are allowed during a capture and are not captured.
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                out = run()
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture leaves its own
         self._pool = self._pool or graph.pool()
         return out, graph.replay
 

@@ -22,7 +22,7 @@ from models.backends.cuda.backend import CudaBackend
 from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks, images
-from tests.conformance.erratic import unsettled
+from tests.conformance.erratic import Erratic, unsettled
 from tests.conformance.methods import METHODS
 from tests.conformance.resting import MIXED
 from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
@@ -255,6 +255,25 @@ def test_steps_with_many_logits_are_launched(
     engine.step()
     engine.step()
     assert any(key[0] == 3 for key in engine._runner._counts) == is_recorded
+
+
+def test_controllers_do_not_measure_steps_before_the_first_replay(
+    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controllers: list[Erratic] = []
+
+    def watched(method: Method) -> Method:
+        method = unsettled(method, pattern=[2])
+        assert isinstance(method.controller, Erratic)
+        controllers.append(method.controller)
+        return method
+
+    decode("sd-chain", "llama", Sampling(ignore_eos=True), watched)
+    outcomes = controllers[0].outcomes
+    found = [one.is_late for one in outcomes if (one.num_active, one.levels) == (3, 2)]
+    # The first step has no key: the tree kernel of a KV cache is chosen in it. Controllers never measure a first step.
+    num_late = replay.NUM_LAUNCHED + 1
+    assert found[: num_late + 3] == [False, *[True] * num_late, False, False]
 
 
 def test_numbers_of_keys_and_recordings_have_limits(backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
