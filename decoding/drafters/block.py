@@ -107,10 +107,10 @@ class BlockDrafter(Drafter):
         depth, everything = self._places[:size].expand(b, -1), self._causal[-1:, :size].expand(b, size, -1)
         hidden = self.lanes.forward_embeds(slots, embeds, depth, everything, 0, self._runner)
         self.num_forwards += 1
-        # A linear layer over a view with gaps copies its weights for every row.
-        drafted = hidden[:, 0, 1 : 1 + self._num_levels].contiguous()
+        # As one matrix: a linear layer over a view with gaps copies its weights for every row.
+        drafted = hidden[:, 0, 1 : 1 + self._num_levels].flatten(0, 1)
         logits: Tensor = self.head(drafted.to(next(self.head.parameters()).dtype))
-        return logits
+        return logits.view(b, self._num_levels, -1)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""

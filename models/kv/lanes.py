@@ -172,10 +172,12 @@ class LaneModel:
         self._note_axes(rows, [prefix.axis_offsets for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
-        last, _ = self.split(torch.stack([reader.ends[first] for first in source]))
+        ends = torch.stack([reader.ends[first] for first in source])
+        # Split after the view: the output layer reads the result as one matrix, without copies of its weights.
+        last, _ = self.split(ends.view(len(slots.ids), self.num_lanes, -1))
         states = {first: self.split(found) for first, found in reader.states.items()}
         return Prefill(
-            last.view(len(slots.ids), self.num_lanes, -1),
+            last,
             reader.num_forwards,
             tuple(states[first][0] for first in source) if keep_hidden else (),
             tuple(states[first][1] for first in source) if keep_hidden else (),

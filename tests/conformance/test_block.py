@@ -54,19 +54,6 @@ def test_drafts_and_cache_are_right_after_any_number_of_steps_without_drafts(
     block.check_memory(resting_engine(pattern), "llama", wanted)
 
 
-def test_the_output_layer_reads_no_view_with_gaps() -> None:
-    """A linear layer over such a view is a product of batches, for which its weights are copied."""
-    engine, read = block.make_engine("llama", "chain", 3), []
-    head = engine.method.drafter.head  # type: ignore[attr-defined]
-    handle = head.register_forward_pre_hook(lambda _, given: read.append(given[0]))
-    checks.run(engine, checks.requests("llama", 6))
-    handle.remove()
-    # The target's states are (b, R, N, D), those of its prefills (b, 1, D).
-    drafted = [states for states in read if states.dim() == 3 and states.shape[1] > 1]
-    assert drafted
-    assert all(states.is_contiguous() for states in drafted)
-
-
 def test_one_forward_drafts_all_levels_and_a_drafter_that_rests_runs_none() -> None:
     engine = block.make_engine("llama", "chain", 1)
     done = checks.run(engine, checks.requests("llama", 3))
