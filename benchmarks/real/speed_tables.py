@@ -51,11 +51,21 @@ def replay_table(results: Results) -> str:
     for name in replayed:
         before, after = (part[name]["tokens_per_s"] for part in (launched, replayed))
         faster = after["median"] / before["median"]
+        lengths = " / ".join(f"{part[name]['mean_acceptance_length']:.2f}" for part in (launched, replayed))
         lines.append(
-            [name, figure(before, 0), figure(after, 0), f"{faster:.2f}", figure(replayed[name]["over_plain"], 2)]
+            [
+                name,
+                lengths,
+                figure(before, 0),
+                figure(after, 0),
+                f"{faster:.2f}",
+                figure(replayed[name]["over_plain"], 2),
+            ]
         )
     return table(
-        "method | launched, tokens/s | replayed, tokens/s | replayed over launched | replayed over plain", lines
+        "method | acceptance length, launched / replayed | launched, tokens/s | replayed, tokens/s | "
+        "replayed over launched | replayed over plain",
+        lines,
     )
 
 

@@ -108,14 +108,10 @@ class EagleDrafter(Drafter):
         return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
-        """See `Drafter.replay_key`; steps that encode missed tokens have none."""
-        if num_levels == 0:
-            return () if self._missed.has_room(slots) else None
-        return None if self._missed.has_any(slots) else self.lanes.replay_key(slots)
+        return self._missed.replay_key(slots, num_levels, self.lanes)
 
     def replayed(self, slots: SlotBatch, num_levels: int) -> None:
-        if num_levels == 0:
-            self._missed.note(slots)
+        self._missed.replayed(slots, num_levels)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)

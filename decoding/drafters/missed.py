@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
 from decoding.drafters.model import WIDEST, catch_up_widths
-from models.kv.lanes import SlotBatch
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 class MissedTokens:
@@ -48,21 +50,25 @@ class MissedTokens:
         for memory, one in zip(self.values, values, strict=True):
             memory[slots.index, count] = one.to(memory.dtype)
         self.count[slots.index] = count + 1
-        self.note(slots)
+        self._count(slots)
         return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
 
-    def note(self, slots: SlotBatch) -> None:
-        """Count one more token per slot, which the device has appended."""
+    def replay_key(self, slots: SlotBatch, num_levels: int, lanes: LaneModel) -> Hashable | None:
+        """See `Drafter.replay_key` for a drafter over `lanes`; steps that encode buffered tokens have no key."""
+        if num_levels:
+            return None if any(self.most[slot] for slot in slots.ids) else lanes.replay_key(slots)
+        # A step that runs again adds its token twice.
+        has_room = all(self.most[slot] + 2 < self.limit for slot in slots.ids)
+        return () if has_room and not self._skipped.intersection(slots.ids) else None
+
+    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
+        """See `Drafter.replayed`: count the token of each slot that a step without drafts appended on the device."""
+        if num_levels == 0:
+            self._count(slots)
+
+    def _count(self, slots: SlotBatch) -> None:
         for slot in slots.ids:
             self.most[slot] += 1
-
-    def has_room(self, slots: SlotBatch) -> bool:
-        """Return whether `add` appends tokens of all slots, even twice, without filling the buffer of any."""
-        return not self._skipped.intersection(slots.ids) and all(self.most[slot] + 2 < self.limit for slot in slots.ids)
-
-    def has_any(self, slots: SlotBatch) -> bool:
-        """Return whether any token of the slots is buffered."""
-        return any(self.most[slot] for slot in slots.ids)
 
     def take(self, slots: SlotBatch) -> tuple[Tensor, ...] | None:
         """Remove the tokens of the slots; return their values (b, N, …) and numbers (b,), or None if there are none."""

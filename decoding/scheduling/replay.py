@@ -75,9 +75,9 @@ class StepRunner:
     ) -> StepResult:
         """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
         limits = num_levels, num_drafts
-        key = self._key_of(method, slots, rows, *limits)
-        if key is None or self.recorder is None:
-            return run_step(method, self.lanes, self.table, slots, rows, *limits)
+        run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
+        if self.recorder is None or (key := self._key_of(method, slots, rows, *limits)) is None:
+            return run()
         if (one := self._recordings.get(key)) is not None:
             started = time.perf_counter()
             if not slots.are_leading:
@@ -89,7 +89,6 @@ class StepRunner:
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
-        run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
         if len(self._recordings) == MAX_RECORDINGS:
             return run()
         if self._counts[key] > NUM_LAUNCHED:
@@ -101,7 +100,7 @@ class StepRunner:
         self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
     ) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
-        if self.recorder is None or rows.seen is not None or self.table.constraints.applies(slots.ids):
+        if rows.seen is not None or self.table.constraints.applies(slots.ids):
             return None
         num_nodes = method.tree.max_nodes if num_levels else 1
         if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:

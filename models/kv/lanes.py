@@ -277,7 +277,7 @@ class LaneModel:
         return states[self._blocks[slots.index]] if is_mixed else states
 
     def _window(self, slots: SlotBatch, num_scratch: int) -> int:
-        """Return how many KV positions a forward reads at most."""
+        """Return how many KV positions a forward reads at most, and count them as used."""
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + num_scratch) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         self._num_used_columns = max(self._num_used_columns, window)

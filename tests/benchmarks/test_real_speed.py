@@ -169,13 +169,13 @@ def test_replayed_steps_are_compared_with_launched_ones_of_batch_1() -> None:
         names = [("plain", 1), ("a", 1), ("a", 32)]
         return {
             "rows": [
-                {"method": name, "batch": batch, "tokens_per_s": one, "over_plain": one}
+                {"method": name, "batch": batch, "mean_acceptance_length": 2, "tokens_per_s": one, "over_plain": one}
                 for (name, batch), one in zip(names, spread, strict=False)
             ]
         }
 
     found = speed_tables.TABLES["real_step_replay"]({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
     assert found.splitlines()[2:] == [
-        "| plain | 2 (2–2) | 4 (4–4) | 2.00 | 4.00 (4.00–4.00) |",
-        "| a | 5 (5–5) | 6 (6–6) | 1.20 | 6.00 (6.00–6.00) |",
+        "| plain | 2.00 / 2.00 | 2 (2–2) | 4 (4–4) | 2.00 | 4.00 (4.00–4.00) |",
+        "| a | 2.00 / 2.00 | 5 (5–5) | 6 (6–6) | 1.20 | 6.00 (6.00–6.00) |",
     ]
