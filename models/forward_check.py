@@ -32,8 +32,8 @@ PICTURE_SIDES_PX = (64, 96)
 BOUNDS = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest accepted relative difference of logits, by dtype; see `_difference`.
 
-After tens of layers, rounding alone causes about 1e-6 in fp32, 2e-3 in fp16 and 2e-2 to 5e-2 in bf16. A wrong mask
-causes 0.3 and more, positions that are one too high or too low cause 0.26 and more in SmolLM2-135M.
+After tens of layers, rounding alone causes about 1e-6 in fp32, 2e-3 in fp16 and 2e-2 to 5e-2 in bf16. Positions
+that are one too high or too low cause 0.26 and more in SmolLM2-135M.
 """
 
 
