@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, decode, scheduling, tables
+from benchmarks import ablations, decode, scheduling
 from benchmarks.harness.plots import weight_traces
 from benchmarks.lantern import __main__ as lantern
 from benchmarks.lantern import claims as lantern_claims
@@ -15,6 +15,7 @@ from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import __main__ as methods
 from benchmarks.methods.claims import check_claims
 from benchmarks.methods.scenarios import attribute_overlap, build_scenarios
+from benchmarks.tables import __main__ as tables
 
 METHODS = json.loads(methods.RESULTS.read_text())
 LANTERN = json.loads(lantern.RESULTS.read_text())

@@ -23,7 +23,7 @@ from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weig
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
 from benchmarks.inflate.model import Inflation
-from benchmarks.tables import fill
+from benchmarks.tables.__main__ import fill
 from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
 from models.backends.cpu.backend import CpuBackend
