@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, decode, scheduling
+from benchmarks import ablations, decode
 from benchmarks.harness.plots import weight_traces
 from benchmarks.lantern import __main__ as lantern
 from benchmarks.lantern import claims as lantern_claims
@@ -21,7 +21,7 @@ METHODS = json.loads(methods.RESULTS.read_text())
 LANTERN = json.loads(lantern.RESULTS.read_text())
 ABLATIONS = json.loads(ablations.RESULTS.read_text())
 DECODE = json.loads(decode.RESULTS.read_text())
-SCHEDULING = json.loads(scheduling.RESULTS.read_text())
+SCHEDULING = tables.read_results()["scheduling"]
 FLEET = tables.read_results()["autoscaling"]
 
 
@@ -31,8 +31,8 @@ def test_generated_parts_are_those_of_the_committed_results(document: Path) -> N
 
 
 def test_a_benchmark_that_was_not_run_has_a_note_instead_of_a_table() -> None:
-    text = "before\n<!-- table: scheduling -->\nold figures\n<!-- end -->\nafter"
-    result = "`python -m benchmarks.scheduling` was not run yet."
+    text = "before\n<!-- table: engine -->\nold figures\n<!-- end -->\nafter"
+    result = "`python -m benchmarks.engine` was not run yet."
     assert tables.fill(text, {}) == text.replace("old figures", result)
 
 
@@ -129,26 +129,8 @@ def test_memory_is_constant_and_a_slow_actor_rarely_waits_in_the_committed_resul
     assert DECODE["waits"]["cells"]["actor_at_0.5_of_the_limit"]["actors_waited_share"] < 0.05
 
 
-def test_overhead_is_counted_from_the_last_actor_ready_to_the_first_one_done() -> None:
-    slow = [(float(place), place + 1.0) for place in range(10)]  # a row a second from 0 to 10
-    late = [(2.0, 4.0), (5.0, 6.0), (6.0, 7.0), (7.0, 8.0)]  # begins at 2, a sleep of two, a second without a row
-    found = scheduling.judge([slow, late], row_s=1.0)
-    assert found == {
-        "window_s": 6.0,
-        "rows_per_s": round(10 / 6, 2),
-        "share_of_ideal": round(10 / 12, 4),
-        "late_share": round(1 / 12, 4),
-        "without_row_share": round(1 / 12, 4),
-        "mean_sleep_ms": 1100.0,
-    }
-
-
-def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> None:
-    assert list(SCHEDULING["cells"]) == [str(num_actors) for num_actors in scheduling.NUM_ACTORS]
-    for num_actors, cell in SCHEDULING["cells"].items():
-        assert cell["num_rows"] == scheduling.ROWS_PER_ACTOR * int(num_actors)
-        lost = cell["late_share"] + cell["without_row_share"]
-        assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)
+def test_the_committed_overhead_reaches_its_goal() -> None:
+    for cell in SCHEDULING["cells"].values():
         assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md claims it for all of them"
 
 

@@ -22,7 +22,6 @@ from benchmarks import (
     learning,
     pipeline,
     row_budgets,
-    scheduling,
     speed_plots,
     structured,
     suffix_history,
@@ -44,6 +43,8 @@ from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
 from benchmarks.scale import before as scale_before
 from benchmarks.scale import tables as scale_tables
+from benchmarks.tables.archive import ARCHIVED
+from benchmarks.tables.scale import AUTOSCALING
 
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
@@ -54,8 +55,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
     "ablations": {"ablations": ablations.ablations_tables},
     "decode": decode.TABLES,
-    "scheduling": {"scheduling": scheduling.scheduling_table},
-    "autoscaling": {"autoscaling": scheduling.autoscaling_table},
+    "autoscaling": {"autoscaling": AUTOSCALING},
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
     "backend_pieces": {"backend_pieces": backend_pieces.pieces_table},
@@ -88,6 +88,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
+    **{source: ARCHIVED[source].renders() for source in ("scheduling",)},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
