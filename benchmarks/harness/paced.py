@@ -44,22 +44,12 @@ class PacedEngine:
         ]
 
 
-class StandIn:
-    """What engine actors read from a pair, for pairs without models; actors load them by calling them."""
+class PacedPair:
+    """A pair of paced engines, without models; actors load it by calling it."""
 
     target_id = "paced"
     drafter_id = ""
     grammar = None
-
-    def engine(self, slots: int) -> Any:
-        raise NotImplementedError
-
-    def plain_engine(self, slots: int = 1) -> Any:
-        return self.engine(slots)
-
-
-class PacedPair(StandIn):
-    """A pair of paced engines."""
 
     def __init__(self, rows_per_s: float) -> None:
         self._rows_per_s = rows_per_s
@@ -72,3 +62,6 @@ class PacedPair(StandIn):
 
     def engine(self, slots: int) -> PacedEngine:
         return PacedEngine(slots, self._rows_per_s)
+
+    def plain_engine(self, slots: int = 1) -> PacedEngine:
+        return self.engine(slots)

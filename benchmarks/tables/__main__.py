@@ -35,7 +35,6 @@ from benchmarks.harness.markdown import Results
 from benchmarks.lantern import tables as lantern_tables
 from benchmarks.methods import tables as method_tables
 from benchmarks.peers import tables as peer_tables
-from benchmarks.processors import __main__ as processors
 from benchmarks.real import heads as real_heads
 from benchmarks.real import peers as real_peers
 from benchmarks.real import speed_tables as real_speed
@@ -61,7 +60,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "backend_pieces": {"backend_pieces": backend_pieces.pieces_table},
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
-    "processors": processors.TABLES,
     "auto": auto.TABLES,
     "row_budgets": row_budgets.TABLES,
     "structured": structured.TABLES,
@@ -88,7 +86,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
-    **{source: ARCHIVED[source].renders() for source in ("scheduling",)},
+    **{source: ARCHIVED[source].renders() for source in ("processors", "scheduling")},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},

@@ -1,1 +1,0 @@
-"""Measures where the target's processor runs."""
