@@ -1,16 +1,10 @@
-"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK MODE[/PIECE]`.
-
-With a piece of the CPU backend (`PIECES`), the engine runs without it.
-"""
+"""Runs this engine as a peer: `python -m benchmarks.peers.engine_peer WORK MODE`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
@@ -27,17 +21,6 @@ from decoding import Engine, Request, Sampling
 from models.heads.eagle3_files import load_eagle3
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-
-CPU, COMPLETE = "models.backends.cpu", "complete"
-PIECES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    COMPLETE: nullcontext,
-    "GEMM kernel": lambda: mock.patch(f"{CPU}.packing.can_multiply", return_value=False),
-    "attention kernel": lambda: mock.patch(f"{CPU}.layer_graph.can_attend", return_value=False),
-    "direct graph calls": lambda: mock.patch(f"{CPU}.layer_graph._picker", return_value=None),
-    "decoder frame": lambda: mock.patch(f"{CPU}.compiled.FrameRecorder.frame", return_value=None),
-    "huge pages": lambda: mock.patch(f"{CPU}.huge_pages._madvise", return_value=None),
-}
-"""Piece → makes a context in which the backend runs without it."""
 
 
 def load_model(path: str, dtype: str) -> Target:
@@ -63,7 +46,6 @@ class EngineRunner:
     def __init__(self, work: Work, mode: str, is_eager: bool = False) -> None:
         torch.set_num_threads(work.threads)
         self._work = work
-        mode = mode.partition("/")[0]
         folders = [work.target, work.drafter] if mode in ("chain", "controlled") else [work.target]
         models = [load_model(path, work.dtype) for path in folders]
         for drafter in models[1:]:
@@ -112,5 +94,4 @@ class EngineRunner:
 
 
 if __name__ == "__main__":
-    with PIECES[sys.argv[2].partition("/")[2] or COMPLETE]():
-        sys.exit(serve(EngineRunner))
+    sys.exit(serve(EngineRunner))

@@ -16,7 +16,6 @@ from pathlib import Path
 from benchmarks import (
     ablations,
     auto,
-    backend_pieces,
     decode,
     exported,
     learning,
@@ -57,7 +56,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "autoscaling": {"autoscaling": AUTOSCALING},
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
-    "backend_pieces": {"backend_pieces": backend_pieces.pieces_table},
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
@@ -86,7 +84,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
-    **{source: ARCHIVED[source].renders() for source in ("processors", "scheduling")},
+    **{source: ARCHIVED[source].renders() for source in ("backend_pieces", "processors", "scheduling")},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
