@@ -20,7 +20,6 @@ from benchmarks import (
     exported,
     learning,
     pipeline,
-    row_budgets,
     speed_plots,
     structured,
     suffix_history,
@@ -59,7 +58,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
-    "row_budgets": row_budgets.TABLES,
     "structured": structured.TABLES,
     "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
@@ -84,7 +82,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
-    **{source: ARCHIVED[source].renders() for source in ("backend_pieces", "processors", "scheduling")},
+    **{source: ARCHIVED[source].renders() for source in ("backend_pieces", "processors", "row_budgets", "scheduling")},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
