@@ -22,7 +22,6 @@ from benchmarks import (
     pipeline,
     speed_plots,
     structured,
-    suffix_history,
     synthetic,
 )
 from benchmarks.engine import tables as engine_tables
@@ -59,7 +58,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
     "structured": structured.TABLES,
-    "suffix_history": suffix_history.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
@@ -82,7 +80,10 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
-    **{source: ARCHIVED[source].renders() for source in ("backend_pieces", "processors", "row_budgets", "scheduling")},
+    **{
+        source: ARCHIVED[source].renders()
+        for source in ("backend_pieces", "processors", "row_budgets", "scheduling", "suffix_history")
+    },
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
