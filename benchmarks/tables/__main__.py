@@ -21,7 +21,6 @@ from benchmarks import (
     learning,
     pipeline,
     speed_plots,
-    structured,
     synthetic,
 )
 from benchmarks.engine import tables as engine_tables
@@ -57,7 +56,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
-    "structured": structured.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
@@ -82,7 +80,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "learning": learning.TABLES,
     **{
         source: ARCHIVED[source].renders()
-        for source in ("backend_pieces", "processors", "row_budgets", "scheduling", "suffix_history")
+        for source in ("backend_pieces", "processors", "row_budgets", "scheduling", "structured", "suffix_history")
     },
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
