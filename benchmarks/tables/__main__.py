@@ -19,7 +19,6 @@ from benchmarks import (
     decode,
     exported,
     learning,
-    pipeline,
     speed_plots,
     synthetic,
 )
@@ -54,7 +53,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
     "gpu": gpu_tables.TABLES,
-    "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
@@ -80,7 +78,15 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "learning": learning.TABLES,
     **{
         source: ARCHIVED[source].renders()
-        for source in ("backend_pieces", "processors", "row_budgets", "scheduling", "structured", "suffix_history")
+        for source in (
+            "backend_pieces",
+            "pipeline",
+            "processors",
+            "row_budgets",
+            "scheduling",
+            "structured",
+            "suffix_history",
+        )
     },
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {

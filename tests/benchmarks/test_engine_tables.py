@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import pipeline, speed_plots
+from benchmarks import speed_plots
 from benchmarks.engine import tables
 from benchmarks.engine.__main__ import parse, plan
 
@@ -173,25 +173,3 @@ def test_each_batch_has_rounds_of_its_own() -> None:
     for wrong in (["--repeats", "5", "10"], ["--repeats", "1", "1", "1", "1", "1"]):
         with pytest.raises(SystemExit):
             parse(wrong)
-
-
-def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
-    cell = {
-        "num_rows": 100,
-        "wall_s": 10.0,
-        "engine_s": 8.0,
-        "num_tokens": 5000,
-        "acceptance_length": 3.0,
-        "actors_waited_share": 0.1,
-        "method": "chain",
-        "compile": "never",
-        "num_equal": 100,
-    }
-    result = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
-    assert "| chain | never | 7.5 (5.0–10.0) | 375.0 (250.0–500.0) | 60 % | 10 % | 3.00 | 200 of 200 |" in result
-    other = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "num_equal": 99}]})
-    assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in other
-    # A row that was not made is no equal one.
-    fewer = {**cell, "num_equal": 99, "num_rows": 99}
-    lost = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, fewer]})
-    assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in lost
