@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from configs.presets import preset, replacement_of, resolve_methods
+from configs.removed import removed_key, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
 
-__all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate"]
+__all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate", "validate_record"]
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
 
@@ -69,10 +70,12 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
     except ValidationError as error:
         lines = []
         for problem in error.errors(include_url=False):
-            where = ".".join(_written(problem["loc"], data)) or "(whole file)"
+            path = _written(problem["loc"], data)
+            where = ".".join(path) or "(whole file)"
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
-                message = "is not a known key"
+                removed = removed_key(path)
+                message = "is not a known key" if removed is None else f"was removed: {removed.replacement}"
             elif problem["type"] == "missing":
                 message = "is required"
             elif problem["type"] == "float_type" and (exponent := _EXPONENT.fullmatch(str(problem["input"]))):
@@ -81,6 +84,11 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
                 message += f"; YAML parses {problem['input']} as text; write {digits}{point}e{sign or '+'}{power}"
             lines.append(f"{origin}: {where}: {message}")
         raise ConfigError("\n".join(lines)) from None
+
+
+def validate_record(model: type[JobModel], data: dict[str, Any], origin: str) -> JobModel:
+    """Validate a recorded configuration as `validate`; removed keys at their old defaults are dropped."""
+    return validate(model, without_removed(data), origin)
 
 
 def _invalid_text(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -30,10 +30,6 @@ class MeasuredController(Section):
     kind: Literal["measured"] = "measured"
     max_exploration: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
     """Largest share of steps, and of time, for trials of other depths."""
-    per_row: bool = False
-    """Whether the rows of a step compete for its drafts: only those with the highest confidence of all rows are
-    verified, in the number with the most expected tokens per second. Needs a drafter with probabilities, and the tree
-    `chain`, `static` or `dynamic`."""
 
 
 Controller = Annotated[NoController | MeasuredController, Field(discriminator="kind")]
@@ -178,15 +174,6 @@ class Method(Section):
             raise ValueError(
                 f"controller: '{self.controller.kind}' chooses depths by the clock, and under acceptance "
                 f"'{self.acceptance.kind}' tokens follow from depths, so that no run could be repeated; use exact"
-            )
-        if self.controller.per_row and self.drafter.kind in ("grammar", "jacobi", "lookup", "suffix"):
-            raise ValueError(
-                f"controller.per_row: drafts of '{self.drafter.kind}' have no probabilities to compare; leave it out"
-            )
-        if self.controller.per_row and self.tree.kind not in ("chain", "dynamic", "static"):
-            raise ValueError(
-                f"controller.per_row: the tree '{self.tree.kind}' plans nodes row by row itself; use chain, static or "
-                "dynamic"
             )
 
     def _check_ensemble(self, ensemble: EnsembleChoice | None) -> None:

@@ -73,8 +73,6 @@ class EngineSpec:
     max_prefill_tokens: int | None = None
     lanes: LaneModel | None = None
     constraints: Constraints | None = None
-    scores_nodes: bool = False
-    """Whether tree policies set `DraftTree.confidence`."""
 
 
 @dataclass(frozen=True)
@@ -233,8 +231,6 @@ class TreePolicy(ABC):
     max_frontier_nodes: int
     """Maximum number of nodes, the root excluded, that the drafter runs in one step."""
     max_grown_nodes: int
-    can_score: bool = False
-    """Whether the policy can set `DraftTree.confidence`."""
     checks_numbers: bool = False
     """Whether the policy reads `Level.given` and sets `DraftTree.failed`; otherwise it reads `Level.logits`."""
 

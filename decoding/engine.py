@@ -88,7 +88,6 @@ class Engine:
             max_prefill_tokens=max_prefill_tokens,
             lanes=self._lanes,
             constraints=self._slots.constraints,
-            scores_nodes=method.controller.limits_drafts,
         )
         method.drafter.open(spec)
         method.tree.open(spec)
@@ -291,8 +290,7 @@ class Engine:
                 choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
-        sampling, limits = self._slots.sampling(slots), (choice.levels, choice.num_drafts)
-        result = self._runner.run(self.method, slots, sampling, *limits)
+        result = self._runner.run(self.method, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
         copy = self._lanes.backend.copy_to_host(result.parts, result.packed)  # the step's only copy
@@ -311,15 +309,12 @@ class Engine:
         self._last_output_s = launched.ended_s
         launched.count_step(self.stats)
         finished: list[Completion] = []
-        drafts = step.drafts()
-        depths = None if drafts is None else drafts.verified_depths()
         offered: list[int] = []
         ended_prompts: list[int] = []
         for row, (slot, one) in enumerate(zip(launched.slots.ids, launched.progress, strict=True)):
             has_ended = self._slots.progress[slot] is not one
             is_offered = not (has_ended or one.drafter_error)
-            deepest = launched.choice.levels if depths is None else depths[row]
-            offered.append(min(deepest, one.remaining - 1) if is_offered else 0)
+            offered.append(min(launched.choice.levels, one.remaining - 1) if is_offered else 0)
             if has_ended:
                 continue
             one.num_in_flight -= launched.choice.levels + 1
@@ -350,7 +345,6 @@ class Engine:
             prefill=self._drafter_prefill.take_prefill_time(),
             ended=ended_prompts,
             is_late=is_late or launched.result.is_warm_up,
-            drafts=drafts,
         )
         self.method.controller.learn(outcome, launched.choice)
         return finished

@@ -13,20 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Judgement, Level, Method, StepNoise
 from decoding.controllers.base import Choice
-from decoding.controllers.row_gains import NOT_VERIFIED, Drafts
 from decoding.sampling import RowSampling, warp
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats
 from decoding.tree import DraftTree, Frontier, Verdict
 from models.backends.host_copy import HostCopy
-from models.kv.lanes import Chosen, LaneModel, SlotBatch
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,7 @@ class HostStep:
 
     `tokens` and `logprobs` (b, D + 1) are defined up to `counts` (b,); `num_drafted` (b,) are the valid drafts;
     `relaxed` (b, D + 1) is as in `Verdict`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the next
-    trees, None if unchanged. `confidence`, `depth` and `outcome` (b, N − 1) are as in `Drafts`, for controllers that
-    limit the number of drafts.
+    trees, None if unchanged.
     """
 
     tokens: list[list[int]]
@@ -46,16 +43,6 @@ class HostStep:
     relaxed: list[list[bool]]
     levels: list[int] | None
     failed: list[bool] | None
-    confidence: list[list[float]] | None = None
-    depth: list[list[int]] | None = None
-    outcome: list[list[int]] | None = None
-
-    def drafts(self) -> Drafts | None:
-        """Return all drafts of the step; None unless the controller limits them."""
-        if self.confidence is None:
-            return None
-        depth, outcome = np.array(self.depth, np.int64), np.array(self.outcome, np.int64)
-        return Drafts(np.array(self.confidence), depth, outcome)
 
 
 @dataclass(frozen=True)
@@ -149,25 +136,17 @@ def run_step(
     slots: SlotBatch,
     rows: RowSampling,
     num_levels: int,
-    num_drafts: int | None = None,
 ) -> StepResult:
-    """Draft, verify, accept and commit once for `slots`, with trees of at most `num_levels` levels.
-
-    With `num_drafts`, only that many drafts of all rows are verified, those with the highest confidence.
-    """
+    """Draft, verify, accept and commit once for `slots`, with trees of at most `num_levels` levels."""
     started = time.perf_counter()
     noise = StepNoise(table.noise(slots), num_levels + 1, table.vocab_size)
     max_depth = table.max_depth(slots)
     tree = grow_tree(method, slots, slots.of(table.root), num_levels, rows, noise, max_depth).within(max_depth)
     drafted = time.perf_counter()
     drafts = table.constraints.read(slots, tree)
-    chosen, every = None, tree
-    if num_drafts is not None and num_drafts < tree.tokens.numel() - len(slots.ids):
-        tree = tree.best(num_drafts)
-        chosen = Chosen(tree.valid, num_drafts + len(slots.ids))
-    states = lanes.forward(slots, tree.tokens, tree.depth, tree.visible(), chosen=chosen)
+    states = lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
     hidden, features = lanes.split(states)
-    merged = table.guidance.merge(slots, lanes.logits(hidden, chosen), tree.depth)
+    merged = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     raw = table.constraints.apply(slots, merged, drafts)
     warped = _warp_nodes(tree, raw, rows)
     judgement = Judgement(slots, tree, raw, warped, hidden, features, noise, rows, has_grammar=drafts is not None)
@@ -182,19 +161,7 @@ def run_step(
     table.advance(slots, tokens, verdict.n)
     assert tree.num_drafted is not None
     parts = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
-    return StepResult((*parts, *_draft_parts(every, tree, verdict)), started, drafted, verified)
-
-
-def _draft_parts(every: DraftTree, tree: DraftTree, verdict: Verdict) -> tuple[Tensor | None, ...]:
-    """Return the fields of `Drafts` for the drafts of `every` tree, of which those of `tree` were verified."""
-    if every.confidence is None:
-        return (None, None, None)
-    confidence = torch.where(every.valid, every.confidence, 0.0)[:, 1:]
-    place = torch.arange(verdict.path.shape[1], device=tree.tokens.device)
-    path = torch.where(place < verdict.n[:, None], verdict.path, 0)
-    accepted = torch.zeros_like(tree.valid).scatter_(1, path, True)
-    outcome = torch.where(tree.valid, accepted.long(), NOT_VERIFIED)[:, 1:]
-    return confidence, tree.depth[:, 1:], outcome
+    return StepResult(parts, started, drafted, verified)
 
 
 def grow_tree(

@@ -56,8 +56,7 @@ class DraftTree:
     children, None if drafts have probability 1. `failed` (b,) marks rows with non-finite drafter logits, None without
     drafts. `num_levels` D is the largest depth, `max_siblings` the largest number of children of a node. If `is_chain`,
     each node's child is the next node. `num_drafted` (b,) is the number of valid drafts, set by `within`. `ancestry`
-    (b, N, N) is the result of `visible` if the policy has computed it. `confidence` (b, N) is the drafter's probability
-    of the path to each node, 1 at the root and at most the parent's; None without `EngineSpec.scores_nodes`.
+    (b, N, N) is the result of `visible` if the policy has computed it.
     """
 
     tokens: Tensor
@@ -72,7 +71,6 @@ class DraftTree:
     failed: Tensor | None = None
     num_drafted: Tensor | None = None
     ancestry: Tensor | None = None
-    confidence: Tensor | None = None
     # Cache of `visible`; Dynamo does not trace cached properties.
     _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -120,20 +118,6 @@ class DraftTree:
         if self.num_drafted is not None:
             return self
         valid = self.valid & (self.depth <= max_depth[:, None])
-        return replace(self, valid=valid, num_drafted=valid.sum(dim=1) - 1)
-
-    def best(self, num_drafts: int) -> DraftTree:
-        """Keep the `num_drafts` valid drafts of all rows with the highest confidence; mark the others as invalid.
-
-        Of equally confident nodes the first is kept, so the parents of kept nodes are kept.
-        """
-        assert self.confidence is not None
-        b = self.tokens.shape[0]
-        ranked = torch.where(self.valid, self.confidence, -1.0)
-        ranked = torch.where(self.valid & (self.depth == 0), 2.0, ranked)  # roots
-        kept = ranked.flatten().argsort(descending=True, stable=True)[: b + num_drafts]
-        chosen = torch.zeros_like(self.valid).flatten().scatter_(0, kept, True).view_as(self.valid)
-        valid = self.valid & chosen
         return replace(self, valid=valid, num_drafted=valid.sum(dim=1) - 1)
 
 

@@ -127,7 +127,7 @@ def make_controller(choice: NoController | MeasuredController, tree: TreePolicy)
     """Return the configured controller for one engine with this tree."""
     if not isinstance(choice, MeasuredController):
         return Controller()
-    return GoodputController(tree.max_levels, choice.max_exploration, tree.max_nodes - 1 if choice.per_row else None)
+    return GoodputController(tree.max_levels, choice.max_exploration)
 
 
 def build_tree(config: MethodChoice) -> TreePolicy:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from decoding.controllers.row_gains import Drafts
-
 Reason = Literal["fixed", "last", "start", "best", "explore"]
 """Reason for a depth: fixed depth; no row can use a draft; initial measurement; best goodput; exploration."""
 
@@ -17,15 +15,12 @@ class Choice:
     """Choice of at most `levels` tree levels for the next step; 0 is plain decoding without the drafter.
 
     `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, 0 if unknown.
-    `num_drafts` is the number of drafts that are verified over all rows, None for all of them; `share` is their share.
     """
 
     levels: int
     reason: Reason
     tokens_per_s: float = 0.0
     plain_tokens_per_s: float = 0.0
-    num_drafts: int | None = None
-    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,6 @@ class Outcome:
     prefill: PrefillTime = PrefillTime()
     ended: Sequence[int] = ()
     is_late: bool = False
-    drafts: Drafts | None = None
-    """All drafts of the step, for controllers with `limits_drafts`."""
 
     @property
     def num_active(self) -> int:
@@ -76,8 +69,6 @@ class Controller:
 
     can_be_off = False
     """Whether the controller may turn drafting off."""
-    limits_drafts = False
-    """Whether the controller sets `Choice.num_drafts`, which needs the confidence of every draft."""
 
     @property
     def is_off(self) -> bool:

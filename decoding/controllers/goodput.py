@@ -3,8 +3,7 @@
 With k levels and n rows, a step yields n · (1 + Σ_{i ≤ k} S_i) tokens in T(n, k) seconds. S_i is the probability of at
 least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); tokens / T is the goodput of Liu et
 al. 2024 (arXiv 2406.14066). In a full batch, the time of the drafter's prompt prefill per generated token is added. In
-a draining batch, only the prefill and catch-up of the current rows are added. If rows compete for drafts, both depend
-on the share of drafts that is verified (`draft_shares`), and each depth is compared with its best share.
+a draining batch, only the prefill and catch-up of the current rows are added.
 
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch class larger than
 all before is measured with plain decoding and its estimated best depth, a smaller one with the next larger depth.
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
 from decoding.controllers.base import Choice, Controller, Outcome, Reason, batch_class
-from decoding.controllers.draft_shares import DraftShares
 from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
@@ -50,22 +48,17 @@ class _Trial:
 
 
 class GoodputController(Controller):
-    """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`.
-
-    With `max_drafts`, the number of drafts of the whole tree, it also chooses how many drafts of all rows are verified.
-    """
+    """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`."""
 
     can_be_off = True
 
-    def __init__(self, max_levels: int, max_exploration: float = 0.01, max_drafts: int | None = None) -> None:
+    def __init__(self, max_levels: int, max_exploration: float = 0.01) -> None:
         assert max_levels >= 1, max_levels
         assert 0.0 <= max_exploration < 1.0, max_exploration
         self.max_exploration = max_exploration
         self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
         self.step_times = StepTimeModel()
         self.rates = AcceptanceRates()
-        self.limits_drafts = max_drafts is not None
-        self.shares = DraftShares(self.step_times, self.rates, max_levels, max_drafts or 0)
         self.prefill_times = PrefillTimeModel()
         self.num_steps = 0
         self.num_start_steps = 0
@@ -105,7 +98,7 @@ class GoodputController(Controller):
         promised = plain = 0.0
         if self.step_times.is_fitted:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        return Choice(levels, reason, promised, plain, *self.shares.choose(num_active, levels))
+        return Choice(levels, reason, promised, plain)
 
     def speed(self, num_active: int, levels: int) -> float:
         """Return the expected goodput in tokens per second, summed over rows, with the drafter's prefill."""
@@ -118,7 +111,7 @@ class GoodputController(Controller):
 
     def _step_speed(self, num_active: int, levels: int) -> float:
         """Return the expected tokens per second of steps without prefill."""
-        return self.shares.speed(num_active, levels, self.shares.of(num_active, levels))
+        return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         reason = choice.reason
@@ -130,10 +123,8 @@ class GoodputController(Controller):
         self.num_steps += 1
         self.spent_s += outcome.seconds + outcome.prefill.seconds
         self.rates.add(outcome.accepted, outcome.offered)
-        if outcome.drafts is not None:
-            self.shares.gains.add(outcome.drafts)
         is_usual = not (outcome.num_missed or outcome.is_late)
-        self.step_times.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual, choice.share)
+        self.step_times.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual)
         self.num_start_steps += reason == "start"
         more_s = 0.0
         if outcome.num_missed and self.step_times.num_measured(outcome.num_active, outcome.levels):
@@ -219,7 +210,6 @@ class GoodputController(Controller):
     def _review(self, num_active: int, size: int) -> None:
         """Change to the best depth if its gain exceeds `MIN_GAIN`."""
         self.step_times.refresh()
-        self.shares.review(num_active, self.depths[1:], MIN_GAIN)
         speeds = self._speeds(num_active)
         best = max(speeds, key=speeds.__getitem__)
         present = self._current.get(size)

@@ -14,39 +14,38 @@ MAX_SAMPLES = 16
 MEMORY_SAMPLES = 256.0
 """Time constant of the exponential decay, in finished samples."""
 SWEEPS = 60
-RIDGE = (1e-3, 1e-3, 1e-3, 1e-3, 1e-1)
-"""L2 regularisation of the weights of the scaled features; time is that of drafts only if it cannot be that of verified
-ones, which are the target's."""
+RIDGE = 1e-3
+"""L2 regularisation of the weights of the scaled features."""
 LEAST_SHARE = 0.1
 """Minimum time of a step without drafts, as a share of the fastest step."""
 
 
 class StepTimeModel:
-    """Model of a step's seconds by rows, levels and the share of drafts that are verified.
+    """Model of a step's seconds by rows and levels.
 
-    A kind of step is (batch class, levels, share). The first step of each shape (rows, levels, share) is ignored,
-    because it may include compilation. Later times of a kind are scaled by the fit to the number of rows of the kind's
-    first measured step.
+    A kind of step is (batch class, levels). The first step of each shape (rows, levels) is ignored, because it may
+    include compilation. Later times of a kind are scaled by the fit to the number of rows of the kind's first measured
+    step.
     """
 
     def __init__(self) -> None:
-        self._shapes: set[tuple[int, int, float]] = set()
+        self._shapes: set[tuple[int, int]] = set()
         self._filter = StepTimeFilter()
         # Rows of the first measured step of each kind.
-        self._cells: dict[tuple[int, int, float], int] = {}
+        self._cells: dict[tuple[int, int], int] = {}
         self._weights: list[float] | None = None
-        self._factors: dict[int, dict[int, dict[float, float]]] = {}
+        self._factors: dict[int, dict[int, float]] = {}
 
-    def add(self, num_active: int, levels: int, seconds: float, is_usual: bool = True, share: float = 1.0) -> None:
+    def add(self, num_active: int, levels: int, seconds: float, is_usual: bool = True) -> None:
         """Add one step's time; a step with `is_usual` False is not measured, but counts as the first of its shape."""
-        is_first = (num_active, levels, share) not in self._shapes
-        self._shapes.add((num_active, levels, share))
+        is_first = (num_active, levels) not in self._shapes
+        self._shapes.add((num_active, levels))
         if not is_usual or is_first:
             return
-        cell = batch_class(num_active), levels, share
+        cell = batch_class(num_active), levels
         rows = self._cells.setdefault(cell, num_active)
         if rows != num_active:
-            seconds *= self._line(rows, levels, share) / self._line(num_active, levels, share)
+            seconds *= self._line(rows, levels) / self._line(num_active, levels)
         if self._filter.add(cell, math.log(max(seconds, 1e-9))):
             # The times of other depths with drafts have changed as well.
             for other in [one for one in self._cells if one != cell and (one[1] > 0) == (levels > 0)]:
@@ -54,64 +53,57 @@ class StepTimeModel:
                 self._filter.forget(other)
 
     def num_measured(self, num_active: int, levels: int) -> int:
-        """Return the number of measured steps of this batch class and depth, with any share."""
-        size = batch_class(num_active)
-        return sum(self._filter.count(one) for one in self._cells if one[:2] == (size, levels))
+        """Return the number of measured steps of this batch class and depth."""
+        cell = batch_class(num_active), levels
+        return self._filter.count(cell) if cell in self._cells else 0
 
     def is_current(self, num_active: int, levels: int) -> bool:
         """Return whether step times did not suddenly change after this batch class and depth was last measured."""
-        size = batch_class(num_active)
-        return all(self._filter.is_current(one) for one in self._cells if one[:2] == (size, levels))
+        return self._filter.is_current((batch_class(num_active), levels))
 
     @property
     def is_fitted(self) -> bool:
         """Whether any step was measured."""
         return bool(self._cells)
 
-    def seconds(self, num_active: int, levels: int, share: float = 1.0) -> float:
+    def seconds(self, num_active: int, levels: int) -> float:
         """Return the expected seconds of a step: the fit times the interpolated factor of its batch class."""
-        # A batch class or share without measurements uses the factors of the nearest one.
-        line = self._line(num_active, levels, share)
+        line = self._line(num_active, levels)
+        # A batch class without measurements uses the factors of the nearest one.
         nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
-        factors = {
-            depth: by_share[min(by_share, key=lambda one: abs(one - share))]
-            for depth, by_share in self._factors[nearest].items()
-        }
-        return line * _between(factors, levels)
+        return line * _between(self._factors[nearest], levels)
 
-    def _line(self, rows: int, levels: int, share: float) -> float:
+    def _line(self, rows: int, levels: int) -> float:
         if self._weights is None:
             self.refresh()
         assert self._weights is not None
-        return _line(self._weights, rows, levels, share)
+        return _line(self._weights, rows, levels)
 
     def refresh(self) -> None:
         """Fit the line, see `_features`; set each kind's factor measured / fitted time."""
-        measured = [(rows, *cell[1:], math.exp(self._filter.log_seconds(cell))) for cell, rows in self._cells.items()]
+        measured = [(rows, cell[1], math.exp(self._filter.log_seconds(cell))) for cell, rows in self._cells.items()]
         self._weights = _fit_line(measured)
         self._factors = {}
-        for (size, *_), (rows, levels, share, seconds) in zip(self._cells, measured, strict=True):
-            factor = seconds / _line(self._weights, rows, levels, share)
-            self._factors.setdefault(size, {}).setdefault(levels, {})[share] = factor
+        for (size, _), (rows, levels, seconds) in zip(self._cells, measured, strict=True):
+            self._factors.setdefault(size, {})[levels] = seconds / _line(self._weights, rows, levels)
 
 
-NUM_FEATURES = 5
+NUM_FEATURES = 4
 
 
-def _features(rows: int, levels: int, share: float) -> tuple[float, float, float, float, float]:
-    """Return the features of T ≈ w0 + w1 · verified drafts + w2 · rows + w3 · levels + w4 · drafts; earlier ones
-    explain the measurements of a single number of rows."""
-    return 1.0, rows * levels * share, float(rows), float(levels), float(rows * levels)
+def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
+    """Return the features of T ≈ w0 + w1 · drafts + w2 · rows + w3 · levels; earlier ones explain the measurements of a
+    single number of rows."""
+    return 1.0, float(rows * levels), float(rows), float(levels)
 
 
-def _line(weights: Sequence[float], rows: int, levels: int, share: float) -> float:
-    return sum(weight * value for weight, value in zip(weights, _features(rows, levels, share), strict=True))
+def _line(weights: Sequence[float], rows: int, levels: int) -> float:
+    return sum(weight * value for weight, value in zip(weights, _features(rows, levels), strict=True))
 
 
-def _fit_line(points: Sequence[tuple[int, int, float, float]]) -> list[float]:
-    """Fit non-negative feature weights to points (rows, levels, share, seconds) by coordinate descent on relative
-    errors."""
-    rows_of = [[value / one[3] for value in _features(*one[:3])] for one in points]
+def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
+    """Fit non-negative feature weights to points (rows, levels, seconds) by coordinate descent on relative errors."""
+    rows_of = [[value / seconds for value in _features(rows, levels)] for rows, levels, seconds in points]
     each = range(NUM_FEATURES)
     scales = [max(row[i] for row in rows_of) or 1.0 for i in each]
     scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows_of]
@@ -121,7 +113,7 @@ def _fit_line(points: Sequence[tuple[int, int, float, float]]) -> list[float]:
     for _ in range(SWEEPS):
         for i in each:
             rest = wanted[i] - sum(gram[i][j] * weights[j] for j in each if j != i)
-            weights[i] = max(0.0, rest / (gram[i][i] + RIDGE[i] * len(points)))
+            weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
     found = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
     # Inconsistent measurements may give a step without drafts almost no time.
     least = LEAST_SHARE * min(seconds for *_, seconds in points)

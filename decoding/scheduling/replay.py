@@ -70,13 +70,10 @@ class StepRunner:
     def num_recordings(self) -> int:
         return len(self._recordings)
 
-    def run(
-        self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None = None
-    ) -> StepResult:
+    def run(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
         """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
-        limits = num_levels, num_drafts
-        run = partial(run_step, method, self.lanes, self.table, slots, rows, *limits)
-        if self.recorder is None or (key := self._key_of(method, slots, rows, *limits)) is None:
+        run = partial(run_step, method, self.lanes, self.table, slots, rows, num_levels)
+        if self.recorder is None or (key := self._key_of(method, slots, rows, num_levels)) is None:
             return run()
         if (one := self._recordings.get(key)) is not None:
             started = time.perf_counter()
@@ -92,13 +89,11 @@ class StepRunner:
         if len(self._recordings) == MAX_RECORDINGS:
             return run()
         if self._counts[key] > NUM_LAUNCHED:
-            return self._record(key, method, slots, rows, *limits)
+            return self._record(key, method, slots, rows, num_levels)
         launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
         return replace(launched, is_warm_up=True)
 
-    def _key_of(
-        self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int, num_drafts: int | None
-    ) -> Key | None:
+    def _key_of(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
         if rows.seen is not None or self.table.constraints.applies(slots.ids):
             return None
@@ -114,7 +109,7 @@ class StepRunner:
         if None in parts:
             return None
         flags = (rows.any_sampled, rows.max_top_k, rows.any_top_p)
-        return (len(slots.ids), slots.are_leading, num_levels, num_drafts, flags, self.table.replay_key(), *parts)
+        return (len(slots.ids), slots.are_leading, num_levels, flags, self.table.replay_key(), *parts)
 
     def _record(
         self,
@@ -123,7 +118,6 @@ class StepRunner:
         slots: SlotBatch,
         rows: RowSampling,
         num_levels: int,
-        num_drafts: int | None,
     ) -> StepResult:
         """Record a step and replay it once; launch it if it cannot be recorded."""
         assert self.recorder is not None
@@ -132,7 +126,7 @@ class StepRunner:
 
         def step() -> tuple[tuple[Tensor | None, ...], Tensor]:
             read = self.table.read_again(own, rows)
-            parts = run_step(method, self.lanes, self.table, own, read, num_levels, num_drafts).parts
+            parts = run_step(method, self.lanes, self.table, own, read, num_levels).parts
             return parts, pack(parts)
 
         try:
@@ -144,7 +138,7 @@ class StepRunner:
             )
             self.recorder = None
             method.drafter.count_forwards(before - method.drafter.num_forwards)
-            return run_step(method, self.lanes, self.table, slots, rows, num_levels, num_drafts)
+            return run_step(method, self.lanes, self.table, slots, rows, num_levels)
         self._recordings[key] = Recording(own.index, parts, packed, method.drafter.num_forwards - before, replay)
         replay()
         return StepResult(parts, started, started, time.perf_counter(), packed, is_warm_up=True)

@@ -30,7 +30,6 @@ class _Line(NamedTuple):
 class Chain(TreePolicy):
     """Policy for a single path of `length` drafts: the drafter's argmax, or its sample on sampled rows."""
 
-    can_score = True
     checks_numbers = True
     max_siblings = 1
 
@@ -41,12 +40,10 @@ class Chain(TreePolicy):
         # The root is committed before its children are drafted, so it needs no scratch position.
         self.max_frontier_nodes = length - 1
         self._backend: Backend = REFERENCE
-        self._scores = False
         self._lines: dict[tuple[int, int, torch.device], _Line] = {}
 
     def open(self, spec: EngineSpec) -> None:
         self._backend = backend_for(spec.device)
-        self._scores = spec.scores_nodes
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)
@@ -56,7 +53,6 @@ class Chain(TreePolicy):
         # Score of each node as the best child of its parent; the root has a finite placeholder.
         self._best = [self._line.beginning]
         self._probs: list[Tensor] = []
-        self._confidence = [torch.ones_like(self._line.beginning)]
         self._keep_probs = keep_probs
         return self._frontier()
 
@@ -65,9 +61,6 @@ class Chain(TreePolicy):
             self._probs.append(level.probs()[:, 0])
         scores = perturb(level.given, level.noise, level.rows)
         best, tokens = scores.max(dim=-1)
-        if self._scores:
-            own = (best - scores.logsumexp(dim=-1)).exp().nan_to_num(0.0).clamp_max(1.0)
-            self._confidence.append(self._confidence[-1] * own)
         self._max_depth = level.max_depth
         self._best.append(best)
         self._tokens.append(tokens)
@@ -95,7 +88,6 @@ class Chain(TreePolicy):
             num_drafted=None if self._max_depth is None else num_drafted,
             # A chain's invalid nodes are at its end, so no valid node can see them.
             ancestry=self._line.ancestry,
-            confidence=torch.cat(self._confidence, dim=1) if self._scores else None,
         )
 
     def _frontier(self) -> Frontier:

@@ -26,8 +26,6 @@ class DynamicTree(TreePolicy):
     target's noise, so children are selected by log q as in EAGLE-2 and judged as certain drafts.
     """
 
-    can_score = True
-
     def __init__(self, top_k: int = 10, depth: int = 5, total_tokens: int = 60) -> None:
         assert top_k >= 1, top_k
         assert depth >= 0, depth
@@ -38,11 +36,9 @@ class DynamicTree(TreePolicy):
         self.max_nodes = total_tokens
         self.max_frontier_nodes = depth * top_k
         self.max_grown_nodes = 1 + num_grown
-        self._scores = False
 
     def open(self, spec: EngineSpec) -> None:
         assert self.top_k <= spec.vocab_size, f"top_k {self.top_k} is more than the vocabulary's {spec.vocab_size}"
-        self._scores = spec.scores_nodes
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._pool = Pool(root)
@@ -76,4 +72,4 @@ class DynamicTree(TreePolicy):
         return scores.log_softmax(dim=-1).clamp_max(0.0)
 
     def finish(self) -> DraftTree:
-        return self._pool.tree(min(self.max_nodes - 1, self._pool.size), self.top_k, self._scores)
+        return self._pool.tree(min(self.max_nodes - 1, self._pool.size), self.top_k)

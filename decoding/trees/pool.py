@@ -27,13 +27,10 @@ class Pool:
         self.size += tokens.shape[1]
         return first
 
-    def tree(self, budget: int, max_siblings: int, scored: bool = False) -> DraftTree:
-        """Return the trees of the root and the best `budget` nodes, padded; with confidences if `scored`, for which
-        priorities must be log probabilities of paths."""
+    def tree(self, budget: int, max_siblings: int) -> DraftTree:
+        """Return the trees of the root and the best `budget` nodes, padded."""
         tokens, parents, priority, depth = (torch.cat(values, dim=1) for values in zip(*self._levels, strict=True))
         kept, valid, parents = keep_best(priority, parents, budget)
-        # The priorities are log probabilities of paths.
-        confidence = torch.where(valid, priority.gather(1, kept).exp(), 0.0) if scored else None
         return DraftTree(
             tokens=torch.cat([self._root[:, None], tokens.gather(1, kept)], dim=1),
             parents=with_root(parents, -1),
@@ -42,7 +39,6 @@ class Pool:
             origin=with_root(torch.where(valid, kept + 1, 0), 0),
             num_levels=len(self._levels),
             max_siblings=max_siblings,
-            confidence=None if confidence is None else with_root(confidence, 1),
         )
 
 

@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, TreePolicy
+from decoding.contracts import Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.kv.lanes import SlotBatch
@@ -89,8 +89,6 @@ class _LevelPlan:
 class StaticTree(TreePolicy):
     """Policy for a fixed set of paths of child ranks; the set must contain the parent of every path."""
 
-    can_score = True
-
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         # Breadth first, so that a tree of fewer levels is a prefix of the nodes.
         self._parents, self._ranks, self._depths = nodes_of(paths)
@@ -101,12 +99,8 @@ class StaticTree(TreePolicy):
         self.max_frontier_nodes = sum(1 for i in inner if i > 0)
         self.max_siblings = max(self._parents.count(i) for i in inner)
         self.is_chain = self.max_nodes == self.max_levels + 1
-        self._scores = False
         self._plans: dict[torch.device, list[_LevelPlan]] = {}
         self._shapes: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
-
-    def open(self, spec: EngineSpec) -> None:
-        self._scores = spec.scores_nodes
 
     def _plan(self, device: torch.device) -> list[_LevelPlan]:
         if device not in self._plans:
@@ -140,7 +134,6 @@ class StaticTree(TreePolicy):
         self._num_levels = min(num_levels, self.max_levels)
         self._tokens = [root[:, None]]
         self._valid = [torch.ones_like(root, dtype=torch.bool)[:, None]]
-        self._confidence = [self._valid[0].float()]
         self._probs: list[Tensor] = []
         self._keep_probs = keep_probs
         self._frontier = Frontier.at_root(root)
@@ -155,9 +148,6 @@ class StaticTree(TreePolicy):
         best = scores.topk(plan.most, dim=-1)
         values, indices = best.values[:, plan.under, plan.rank], best.indices[:, plan.under, plan.rank]
         above = self._valid[-1][:, plan.above]
-        if self._scores:
-            own = (values - scores.logsumexp(dim=-1)[:, plan.under]).exp().nan_to_num(0.0).clamp_max(1.0)
-            self._confidence.append(self._confidence[-1][:, plan.above] * own)
         # Filters may leave fewer candidates than the shape has children.
         self._valid.append((values > -torch.inf) & above)
         self._tokens.append(indices)
@@ -184,7 +174,6 @@ class StaticTree(TreePolicy):
             parents=parents[:num_nodes].expand(b, -1),
             depth=depths[:num_nodes].expand(b, -1),
             valid=torch.cat(self._valid, dim=1),
-            confidence=torch.cat(self._confidence, dim=1) if self._scores else None,
             origin=numbers[:num_nodes].expand(b, -1),
             num_levels=len(self._tokens) - 1,
             max_siblings=self.max_siblings,

@@ -28,7 +28,6 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
 from models.backends.cache import RaggedCache
-from models.backends.packed_nodes import Packing
 
 IMPLEMENTATION = "draftfleet_ragged"
 
@@ -83,8 +82,7 @@ class AttentionStep:
 
     `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
-    only. If `kernel` is set, it runs instead of torch's scaled dot-product attention. With a `packing`, states are
-    packed (1, T, D), and the other fields describe the nodes by row.
+    only. If `kernel` is set, it runs instead of torch's scaled dot-product attention.
     """
 
     cache: RaggedCache
@@ -95,7 +93,6 @@ class AttentionStep:
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
     kernel: AttentionKernel | None = None
-    packing: Packing | None = None
     _on_device: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -110,14 +107,12 @@ class AttentionStep:
         if device not in self._on_device:
             mask = None if self.mask is None else self.mask.to(device)
             kernel = None if self.kernel is None else self.kernel.on(device)
-            packing = None if self.packing is None else self.packing.to(device)
             self._on_device[device] = replace(
                 self,
                 rows=self.rows.to(device),
                 columns=self.columns.to(device),
                 mask=mask,
                 kernel=kernel,
-                packing=packing,
                 _on_device={},
             )
         return self._on_device[device]
@@ -164,15 +159,8 @@ def attend(
     lanes: AttentionStep | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Write K and V (r, H_kv, N, D_h) and return the attention output (r, N, H, D_h), as transformers expects it.
-
-    Packed queries, keys and values are (1, H, T, D_h), and the output is (1, T, H, D_h).
-    """
+    """Write K and V (r, H_kv, N, D_h) and return the attention output (r, N, H, D_h), as transformers expects it."""
     assert lanes is not None, "an engine uses this model: call it through models.kv.lanes, not directly"
-    if (packing := lanes.packing) is not None:
-        query, key, value = (packing.unpack_heads(one) for one in (query, key, value))
-        unpacked = attend(module, query, key, value, attention_mask, scaling, replace(lanes, packing=None))
-        return packing.pack(unpacked[0]), None
     layer: int = module.layer_idx  # type: ignore[assignment]
     num_rows, num_heads, num_nodes, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling

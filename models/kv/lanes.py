@@ -7,7 +7,7 @@ rows, slot-major.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from models.backends.attention import DecoderRunner
 from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
-from models.backends.packed_nodes import Packing
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.feature_layers import LAST, FeatureLayers
@@ -77,14 +76,6 @@ class SlotBatch:
             tuple(self.ids[place] for place in places),
             tuple(self.num_generated[place] for place in places),
         )
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The nodes (b, N) of a forward that are run, a mask with at most `num` of them over all slots."""
-
-    nodes: Tensor
-    num: int
 
 
 class LaneModel:
@@ -217,18 +208,16 @@ class LaneModel:
         visible: Tensor,
         offset: int = 0,
         other: DecoderRunner | None = None,
-        chosen: Chosen | None = None,
     ) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → states (b, R, N, W).
 
         Node i is written to scratch position `offset + i` and reads the committed positions and the scratch positions
         that `visible` marks. Its rotary position is the next position of the row plus `depth`. See `split` for states.
         `other` replaces the model's own runner, such as a result of `of_layers`; it returns no features, and its keys
-        and values are temporary: the next forward of the own runner replaces or removes them. Of nodes that are not
-        `chosen`, no states are computed; theirs are those of any chosen node.
+        and values are temporary: the next forward of the own runner replaces or removes them.
         """
         embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
-        return self.forward_embeds(slots, embeds, depth, visible, offset, other, chosen)
+        return self.forward_embeds(slots, embeds, depth, visible, offset, other)
 
     def forward_embeds(
         self,
@@ -238,7 +227,6 @@ class LaneModel:
         visible: Tensor,
         offset: int = 0,
         other: DecoderRunner | None = None,
-        chosen: Chosen | None = None,
     ) -> Tensor:
         """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
@@ -265,14 +253,7 @@ class LaneModel:
             self.cache.wipe_scratch(num_rows, offset + num_nodes, self._num_temporary)
             self._num_temporary = 0
         recorded = self._features.recorded if other is None else ()
-        run = other or self._run
-        if chosen is None:
-            states = run(embeds, positions, step, {}, recorded)
-        else:
-            marked = self._spread(chosen.nodes)
-            packing = Packing.of(marked[there] if is_mixed else marked, chosen.num * self.num_lanes)
-            step, positions = replace(step, packing=packing), packing.pack_positions(positions)
-            states = packing.unpack(run(packing.pack(embeds), positions, step, {}, recorded))
+        states = (other or self._run)(embeds, positions, step, {}, recorded)
         states = states.view(b, self.num_lanes, num_nodes, -1)
         return states[self._blocks[slots.index]] if is_mixed else states
 
@@ -325,18 +306,10 @@ class LaneModel:
             # `fill_` passes the number to the kernel; an assignment would copy it from the host and wait.
             self._blocks[slot].fill_(self._block_of[slot])
 
-    def logits(self, hidden: Tensor, chosen: Chosen | None = None) -> Tensor:
-        """Compute logits (…, V) in fp32 of hidden states (…, D).
-
-        With `chosen` nodes, states are (b, R, N, D), and the logits of other nodes are those of any chosen one.
-        """
-        if chosen is None:
-            out: Tensor = self.head(hidden)
-            return out.float()
-        packing = Packing.of(self._spread(chosen.nodes), chosen.num * self.num_lanes)
-        packed: Tensor = self.head(packing.pack(hidden.flatten(0, 1)))
-        logits = packing.unpack(packed.float())
-        return logits.view(*hidden.shape[:2], *logits.shape[1:])
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits (…, V) in fp32 of hidden states (…, D)."""
+        out: Tensor = self.head(hidden)
+        return out.float()
 
     def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
         """Commit the first `keep` (b,) of scratch positions `source` (b, P) of each row, moved to its next positions.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from actors.loading.method import build_method, build_tree, make_controller
+from actors.loading.method import build_method
+from configs.load import ConfigError, validate, validate_record
 from configs.method import MeasuredController, Method
+from configs.section import Section
 from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
 from tests import toys
@@ -50,38 +53,27 @@ def test_an_impossible_share_of_trials_is_refused(value: Any) -> None:
         method(drafter=LOOKUP, controller={**MEASURED, "max_exploration": value})
 
 
-PER_ROW = {**MEASURED, "per_row": True}
+@pytest.mark.parametrize("place", ["method.controller", "method.auto.candidates.1.controller"])
+def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_read(place: str) -> None:
+    controller = {"kind": "measured", "per_row": True}
+    measured = {"drafter": LOOKUP, "controller": controller, "name": "measured"}
+    several = {"auto": {"candidates": [{"drafter": LOOKUP}, measured]}}
+    data = {"method": measured if place == "method.controller" else several}
+    removed = re.escape(f"job.yaml: {place}.per_row: was removed: rows no longer compete for drafts")
+    for read in (validate, validate_record):
+        with pytest.raises(ConfigError, match=removed):
+            read(Outer, data, "job.yaml")
+    controller["per_row"] = False
+    with pytest.raises(ConfigError, match=removed):
+        validate(Outer, data, "job.yaml")
+    kept = validate_record(Outer, data, "job.yaml").method
+    assert MeasuredController() in [one.controller for one in kept.methods]
 
 
-@pytest.mark.parametrize(
-    ("sections", "reason"),
-    [
-        ({"drafter": LOOKUP}, "controller.per_row: drafts of 'lookup' have no probabilities"),
-        ({"drafter": {"kind": "suffix"}}, "drafts of 'suffix' have no probabilities"),
-        ({"drafter": {"kind": "model"}, "tree": {"kind": "sage"}}, "the tree 'sage' plans nodes row by row itself"),
-    ],
-)
-def test_rows_compete_only_where_drafts_can_be_compared(sections: dict[str, Any], reason: str) -> None:
-    assert method(**sections, controller=MEASURED)
-    with pytest.raises(ValidationError, match=reason):
-        method(**sections, controller=PER_ROW)
+class Outer(Section):
+    """A job with a method only."""
 
-
-@pytest.mark.parametrize(
-    ("tree", "max_drafts"),
-    [
-        ({"kind": "chain", "length": 4}, 4),
-        ({"kind": "static", "branching": [2, 2]}, 6),
-        ({"kind": "dynamic", "top_k": 3, "depth": 2, "total_tokens": 12}, 11),
-    ],
-)
-def test_rows_compete_for_all_drafts_of_the_tree(tree: dict[str, Any], max_drafts: int) -> None:
-    config = method(drafter={"kind": "eagle"}, tree=tree, controller=PER_ROW)
-    controller = make_controller(config.controller, build_tree(config))
-    assert isinstance(controller, GoodputController)
-    assert controller.limits_drafts
-    assert controller.shares.max_drafts == max_drafts
-    assert not make_controller(MeasuredController(), build_tree(config)).limits_drafts
+    method: Method
 
 
 def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:

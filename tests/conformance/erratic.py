@@ -11,16 +11,11 @@ from decoding.controllers.base import Choice, Outcome
 
 
 class Erratic:
-    """Repeats the depths of `pattern`, or draws random ones without it; records its outcomes.
-
-    With `limits_drafts`, it also draws the number of drafts that are verified over all rows.
-    """
+    """Repeats the depths of `pattern`, or draws random ones without it; records its outcomes."""
 
     can_be_off = True
 
-    def __init__(self, seed: int = 0, pattern: Sequence[int] = (), limits_drafts: bool = False) -> None:
-        self.limits_drafts = limits_drafts
-        self.most_drafts: list[int] = []
+    def __init__(self, seed: int = 0, pattern: Sequence[int] = ()) -> None:
         self._random = random.Random(seed)
         self._pattern = tuple(pattern)
         self.num_asked = 0
@@ -38,15 +33,12 @@ class Erratic:
             levels = 0 if rests or self._random.random() < 0.25 else self._random.randint(0, max_levels)
         self.is_off = levels == 0
         self.most_missed = max(self.most_missed, num_missed)
-        num_drafts = self._random.randint(0, 2 * num_active * levels) if self.limits_drafts and levels else None
-        if num_drafts is not None:
-            self.most_drafts.append(num_drafts)
-        return Choice(levels, "best" if max_levels else "last", 2.0, 1.0, num_drafts)
+        return Choice(levels, "best" if max_levels else "last", 2.0, 1.0)
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         self.outcomes.append(outcome)
 
 
-def unsettled(method: Method, seed: int = 0, pattern: Sequence[int] = (), limits_drafts: bool = False) -> Method:
+def unsettled(method: Method, seed: int = 0, pattern: Sequence[int] = ()) -> Method:
     """The method with this controller."""
-    return replace(method, controller=Erratic(seed, pattern, limits_drafts))
+    return replace(method, controller=Erratic(seed, pattern))

@@ -30,7 +30,6 @@ from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.conformance.checks import check_telemetry, run
-from tests.conformance.erratic import unsettled
 from zoo.pair import CHECKPOINTS
 
 NESTED: dict[str, Any] = {
@@ -173,21 +172,16 @@ def decode(
     wanted: Sequence[Request],
     rule: Acceptance | None = None,
     async_output: bool | None = None,
-    limits_drafts: bool = False,
 ) -> dict[str, Completion]:
     drafter, policy = METHODS[method]
     made = Method(drafter(), policy(), rule or Exact())
-    if limits_drafts:
-        made = unsettled(made, 7, limits_drafts=True)
     return run(Engine(model("text_target"), made, slots, 256, async_output=async_output), wanted)
 
 
-def check_equal(
-    method: str, slots: int, sampling: Sampling, async_output: bool | None = None, limits_drafts: bool = False
-) -> None:
+def check_equal(method: str, slots: int, sampling: Sampling, async_output: bool | None = None) -> None:
     """All tokens equal the oracle's, and all texts that ended by themselves are whole."""
     wanted = requests(sampling)
-    done = decode(method, slots, [request for request, _ in wanted], None, async_output, limits_drafts)
+    done = decode(method, slots, [request for request, _ in wanted], None, async_output)
     assert {key: c.token_ids for key, c in done.items()} == expected(sampling)
     for request, name in wanted:
         completion = done[request.sample_id]

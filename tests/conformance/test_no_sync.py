@@ -165,11 +165,9 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
         capacity = 64 + tree.num_scratch(method.drafter.shares_cache)
         lanes = target.lanes(3, 1, capacity, method.drafter.feature_layers)
-        is_scored = tree.can_score and isinstance(rule, Exact) and method.drafter.name != "none"
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
             tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64, lanes=lanes,
-            scores_nodes=is_scored,
         )  # fmt: skip
         for part in (method.drafter, tree, method.acceptance):
             part.open(spec)
@@ -196,12 +194,11 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
             rule._visual._counts = [2, 2, 2]
         rows = table.sampling(slots)
         levels = tree.max_levels if method.drafter.name != "none" else 0
-        # Off in between: the host knows the number of missed tokens. The last step verifies some of the drafts.
+        # Off in between: the host knows the number of missed tokens.
         for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
-            num_drafts = 4 if is_scored and number == 5 else None
             # Copies of the first step are cached.
             with NothingFromTheHost() if number else nullcontext():
-                result = run_step(method, lanes, table, slots, rows, num_levels, num_drafts)
+                result = run_step(method, lanes, table, slots, rows, num_levels)
         tokens, _, n, *_ = result.parts
         assert tokens is not None
         assert n is not None

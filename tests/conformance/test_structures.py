@@ -19,11 +19,6 @@ def test_tokens_equal_those_of_generate(method: str, sampling: Sampling) -> None
     structures.check_equal(method, 3, sampling)
 
 
-@pytest.mark.parametrize("method", ["tree", "dynamic", "grammar+tree"])
-def test_tokens_do_not_depend_on_the_number_of_verified_drafts(method: str) -> None:
-    structures.check_equal(method, 3, SAMPLED, limits_drafts=True)
-
-
 @pytest.mark.parametrize("slots", [1, 10])
 def test_tokens_do_not_depend_on_the_number_of_slots(slots: int) -> None:
     structures.check_equal("grammar+tree", slots, SAMPLED)

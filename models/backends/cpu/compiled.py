@@ -42,7 +42,6 @@ class Kind(NamedTuple):
     is_prefill: bool
     is_single_row: bool
     is_single_column: bool
-    is_packed: bool = False
 
 
 class CompiledDecoder(DecoderRunner):
@@ -91,8 +90,7 @@ class CompiledDecoder(DecoderRunner):
         extra: dict[str, Any],
         wanted: Sequence[int] = (),
     ) -> Tensor:
-        is_packed = step.packing is not None
-        kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1, is_packed)
+        kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_special = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
         if is_special or self.has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)

@@ -24,7 +24,6 @@ from models.backends.cpu.attention import ROWS_KERNEL, can_attend
 from models.backends.cpu.decoder_frame import FrameRecorder
 from models.backends.cpu.packing import forget, merge_linears
 from models.backends.layers import template_of
-from models.backends.packed_nodes import Packing
 
 MAX_GRAPHS = 16
 """Most graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
@@ -143,8 +142,6 @@ class LayerGraph:
             "rows": step.rows,
             "columns": step.columns,
             "mask": step.mask,
-            "source": None if step.packing is None else step.packing.source,
-            "packed": None if step.packing is None else step.packing.packed,
             "key": step.cache.keys[index],
             "value": step.cache.values[index],
             "given": given,
@@ -163,8 +160,6 @@ class LayerGraph:
         rows: Tensor,
         columns: Tensor,
         mask: Tensor | None,
-        source: Tensor | None,
-        packed: Tensor | None,
         key: Tensor,
         value: Tensor,
         given: dict[str, Any],
@@ -173,9 +168,8 @@ class LayerGraph:
         window = hidden.shape[1] if mask is None else mask.shape[3]
         num_rows = None if mask is None else mask.shape[0]
         kernel = ROWS_KERNEL if self._has_kernel else None
-        packing = None if source is None or packed is None else Packing(source, packed)
         cache = RaggedCache.over([key], [value])
-        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel, packing=packing)
+        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
         return torch.func.functional_call(self._template, weights, (hidden,), {**given, "lanes": step})
 
 
@@ -218,13 +212,11 @@ def _compile(
 
 
 def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:
-    """Return the lengths that determine the graph: rows, nodes, window, rows and positions of the cache, and rows and
-    nodes of packed ones."""
+    """Return the lengths that determine the graph: rows, nodes, window, rows and positions of the cache."""
     key = step.cache.keys[0]
     assert key is not None, "the first forward over a cache runs uncompiled"
     window = 0 if step.mask is None else step.mask.shape[3]
-    packed = () if step.packing is None else tuple(step.packing.packed.shape)
-    return hidden.shape[0], hidden.shape[1], window, key.shape[0], key.shape[2], *packed
+    return hidden.shape[0], hidden.shape[1], window, key.shape[0], key.shape[2]
 
 
 def _picker(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:

@@ -21,7 +21,6 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.merged_weights import drop_repeated, merge_layer, merge_template
 from models.backends.cuda.tree_attention import TreeAttention, TreeKernel
 from models.backends.layers import are_alike, template_of, with_layers
-from models.backends.packed_nodes import Packing
 
 INDUCTOR = "inductor"
 MAX_GRAPHS = 64
@@ -59,11 +58,10 @@ class FusedLayers:
         trees = None
         if isinstance(step.kernel, TreeAttention):
             self._kernel, trees = step.kernel.kernel, step.kernel.changing
-        packing = None if step.packing is None else (step.packing.source, step.packing.packed)
         # Axes of equal length in the first call are different axes; a norm's epsilon is a constant.
         with symbols.patch(use_duck_shape=False), _limits():  # type: ignore[attr-defined]
             return self._compiled(
-                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, trees, packing, given
+                self._weights[index], hidden, step.rows, step.columns, step.mask, keys, values, trees, given
             )
 
     def _layer(
@@ -76,7 +74,6 @@ class FusedLayers:
         keys: Tensor,
         values: Tensor,
         trees: tuple[Tensor, Tensor] | None,
-        packing: tuple[Tensor, Tensor] | None,
         given: dict[str, Any],
     ) -> Any:
         """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
@@ -86,8 +83,7 @@ class FusedLayers:
             assert self._kernel is not None
             kernel = TreeAttention(self._kernel, *trees)
         cache = RaggedCache.over([keys], [values])
-        packed = None if packing is None else Packing(*packing)
-        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel, packing=packed)
+        step = AttentionStep(cache, rows, columns, mask, window, num_rows, kernel=kernel)
         return torch.func.functional_call(self._template, dict(weights), (hidden,), {**given, "lanes": step})
 
 

@@ -21,7 +21,6 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
-from models.backends.packed_nodes import Packing
 from models.backends.recorder import Out, Recorder
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,6 @@ class _Inputs:
     columns: Tensor
     mask: Tensor | None
     trees: TreeAttention | None
-    packing: Packing | None
 
     def fill(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> None:
         """Copy the inputs of a forward of at most as many rows."""
@@ -96,17 +94,11 @@ class _Inputs:
             for buffer, part in zip(self.trees.changing, step.kernel.changing, strict=True):
                 buffer[:num_rows].copy_(part)
                 buffer[num_rows:].fill_(0)
-        if step.packing is not None and self.packing is not None:
-            self.packing.source.copy_(step.packing.source)
-            self.packing.packed[:num_rows].copy_(step.packing.packed)
-            self.packing.packed[num_rows:].fill_(0)
 
     def step(self, given: AttentionStep, window: int) -> AttentionStep:
         """Return the attention step over these inputs."""
         size = self.rows.shape[0]
-        return AttentionStep(
-            given.cache, self.rows, self.columns, self.mask, window, size, kernel=self.trees, packing=self.packing
-        )
+        return AttentionStep(given.cache, self.rows, self.columns, self.mask, window, size, kernel=self.trees)
 
 
 @dataclass(frozen=True)
@@ -187,8 +179,7 @@ class CapturedDecoder(DecoderRunner):
         trees = step.kernel if isinstance(step.kernel, TreeAttention) else None
         # The tree kernel has a length per row and does not depend on the window.
         width = ("window", window) if trees is None else ("scratch", trees.visible.shape[2])
-        num_packed = 0 if step.packing is None else embeds.shape[1]
-        key = (size, num_nodes, num_packed, positions.dim(), tuple(wanted), width)
+        key = (size, num_nodes, positions.dim(), tuple(wanted), width)
         one = recordings.get(key) or self._record(embeds, positions, step, size, window, wanted)
         if one is None:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
@@ -252,13 +243,9 @@ class CapturedDecoder(DecoderRunner):
 
 def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, window: int) -> _Inputs:
     """Return inputs for `size` rows; unused rows read the first position, because a fully masked row gives NaN."""
-    num_nodes, num_inputs = step.columns.shape[1], size if step.packing is None else 1
-    inputs = embeds.new_zeros(num_inputs, *embeds.shape[1:])
-    places = positions.new_zeros(*positions.shape[:-2], num_inputs, embeds.shape[1])
-    packing = None
-    if step.packing is not None:
-        numbers = step.packing.source.new_zeros(size, num_nodes)
-        packing = Packing(torch.zeros_like(step.packing.source), numbers)
+    num_nodes = step.columns.shape[1]
+    inputs = embeds.new_zeros(size, *embeds.shape[1:])
+    places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
     columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
     mask = None
     if step.mask is not None:
@@ -266,4 +253,4 @@ def _buffers(embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, 
         mask[..., 0] = 0.0
     idle = step.kernel.idle(size) if isinstance(step.kernel, TreeAttention) else None
     rows = torch.arange(size, device=embeds.device)
-    return _Inputs(inputs, places, rows, columns, mask, idle, packing)
+    return _Inputs(inputs, places, rows, columns, mask, idle)

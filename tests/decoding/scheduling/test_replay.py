@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from benchmarks.harness.engines import lanes_of
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
-from decoding.controllers.base import Choice
 from decoding.drafters import ModelDrafter
 from decoding.scheduling import replay
 from decoding.scheduling.replay import StepRunner
@@ -98,33 +96,6 @@ def test_steps_without_drafts_are_replayed_too(
     assert {key[2] for key in runner._recordings} >= {0, 1}
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
     assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
-
-
-def few(choose: Callable[..., Choice]) -> Callable[..., Choice]:
-    """The choices, with few different depths and numbers of drafts, which then recur."""
-
-    def chosen(*given: Any) -> Choice:
-        choice = choose(*given)
-        number = None if choice.num_drafts is None else choice.num_drafts // 4 * 4
-        return replace(choice, levels=min(choice.levels, 2), num_drafts=number)
-
-    return chosen
-
-
-@pytest.mark.parametrize("name", ["sd-chain", "sd-tree", "dynamic", "layer-skip-tree"])
-def test_steps_that_verify_some_drafts_are_replayed(
-    name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def limited(method: Method) -> Method:
-        method = unsettled(method, seed=5, limits_drafts=True)
-        monkeypatch.setattr(method.controller, "choose", few(method.controller.choose))
-        return method
-
-    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    got, runner = decode(name, "llama", SAMPLED, limited)
-    assert any(key[3] is not None for key in runner._recordings)
-    monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
-    assert decode(name, "llama", SAMPLED, limited)[0] == got
 
 
 @pytest.mark.parametrize("method", list(images.METHODS))
