@@ -14,9 +14,8 @@ DEFAULT_NUM_FRAMES = 8
 class Video(Section):
     """Sampling of frames from videos, the video decoder, and its limits."""
 
-    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
-    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord`, `pyav`, or `torchcodec`
-    (not a dependency)."""
+    decoder: Literal["auto", "decord", "pyav"] = "auto"
+    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord` or `pyav`."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
     `timestamps_s` is set."""

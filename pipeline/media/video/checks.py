@@ -7,7 +7,7 @@ import importlib.util
 from configs.load import ConfigError
 from configs.source import Source
 
-MODULES = {"auto": "av", "pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
+MODULES = {"auto": "av", "pyav": "av", "decord": "decord"}
 """The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
 
 

@@ -1,9 +1,8 @@
-"""Reads frames of a probed video with PyAV, decord or TorchCodec; applies the rotation and downscales.
+"""Reads frames of a probed video with PyAV or decord; applies the rotation and downscales.
 
     pyav         any allowed format; finds every frame by its time and reports missing frames
     decord       only if frames after a key frame never reference frames before it, because otherwise decord 0.6
                  silently returns wrong frames; no rotated videos, because it resizes them incorrectly
-    torchcodec   same restrictions: after a seek, it misses frames of streams with gradual refresh
     auto         decord if it is installed and allowed for the video, otherwise PyAV
 
 Runs in the decoding process.
@@ -19,14 +18,13 @@ from typing import Any
 import av
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import Video, open_container
 
-MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
+MODULES = {"pyav": "av", "decord": "decord"}
 SEEKABLE = {"mov", "matroska"}
-"""Formats with an index of key frames; decord and TorchCodec seek correctly only in these."""
+"""Formats with an index of key frames; decord seeks correctly only in these."""
 CLEAN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 
 Frames = Iterator[NDArray[np.uint8]]
@@ -57,12 +55,12 @@ def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px:
         if refusal and decoder != "auto":
             raise MediaError("unsupported_video", f"{decoder} {refusal}; source.video.decoder: auto takes PyAV for it")
         if not refusal and (decoder != "auto" or _has_decord()):
-            reader = _torchcodec if decoder == "torchcodec" else _decord
+            reader = _decord
     return reader(video, indices, max_side_px)
 
 
 def _refusal(video: Video) -> str:
-    """Return why only PyAV decodes this video correctly; empty if decord and TorchCodec do, too."""
+    """Return why only PyAV decodes this video correctly; empty if decord does, too."""
     formats = video.format.split(",")
     if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
         return f"does not find frames reliably in {video.codec} in {formats[0]}"
@@ -174,7 +172,7 @@ class _Cursor:
         return None
 
 
-# --- the others ----------------------------------------------------------------------------------------------------
+# --- decord --------------------------------------------------------------------------------------------------------
 
 
 def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
@@ -189,18 +187,4 @@ def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fr
             rows = reader[index].asnumpy().reshape(height, -1)
             yield rows[:, : width * 3].reshape(height, width, 3)
     except decord.DECORDError as error:
-        raise _broken(error) from None
-
-
-def _torchcodec(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
-    from torchcodec.decoders import VideoDecoder
-
-    try:
-        reader = VideoDecoder(video.path, num_ffmpeg_threads=1, dimension_order="NHWC")
-        _check_count(reader, video, "TorchCodec")
-        for index in indices:
-            frame = Image.fromarray(reader[index].numpy())
-            size = fitting(*frame.size, max_side_px)
-            yield np.asarray(frame if size == frame.size else frame.resize(size, Image.Resampling.BILINEAR))
-    except (RuntimeError, IndexError) as error:
         raise _broken(error) from None

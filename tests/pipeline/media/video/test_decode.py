@@ -14,7 +14,7 @@ from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
 FAST = {"preset": "ultrafast"}
-DECODERS = [name for name in ("pyav", "decord", "torchcodec") if importlib.util.find_spec(name.replace("py", ""))]
+DECODERS = [name for name in ("pyav", "decord") if importlib.util.find_spec(name.replace("py", ""))]
 X264 = {"preset": "ultrafast", "tune": "fastdecode"}
 CLEAN = {
     "h264": {"codec": "libx264", "options": X264},
