@@ -5,56 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from configs.presets import preset, replacement_of, resolve_methods
+from configs.section import REMOVED, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
 
-__all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate", "validate_record"]
+__all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate"]
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
 
 # Numbers that YAML 1.1 parses as text, because it requires a decimal point and a sign of the exponent.
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
-
-
-@dataclass(frozen=True)
-class RemovedKey:
-    """A key that no section has any more. `default` is the value that old records hold if a job did not set it."""
-
-    default: Any
-    replacement: str
-
-
-REMOVED = {
-    "controller.per_row": RemovedKey(
-        False, "rows no longer compete for drafts; leave it out, and every row drafts to the depth of the controller"
-    ),
-}
-"""Removed keys by the last two parts of their dotted path."""
-
-
-def removed_key(path: list[str]) -> RemovedKey | None:
-    """Return the removed key at a dotted path, None if there never was one."""
-    return REMOVED.get(".".join(path[-2:]))
-
-
-def without_removed(data: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return recorded configuration without removed keys at their defaults; other values of these keys are kept."""
-    if isinstance(data, list):
-        return [without_removed(value, path) for value in data]
-    if not isinstance(data, dict):
-        return data
-    kept = {}
-    for name, value in data.items():
-        removed = removed_key([*path, name])
-        if removed is None or value != removed.default:
-            kept[name] = without_removed(value, (*path, name))
-    return kept
 
 
 def _kind(value: Any) -> str:
@@ -83,12 +48,15 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     node[keys[-1]] = value
 
 
-def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobModel:
-    """Validate plain data against the schema `model`.
+def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded: bool = False) -> JobModel:
+    """Validate plain data against the schema `model`; in a `recorded` configuration, removed keys at their old defaults
+    are dropped.
 
     Raises:
         ConfigError: one line per problem, each with its dotted path.
     """
+    if recorded:
+        data = without_removed(data)
     try:
         # In JSON mode, pydantic accepts lists for tuples, and strictly refuses strings for numbers.
         written = json.dumps(data)
@@ -109,7 +77,7 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
             where = ".".join(path) or "(whole file)"
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
-                removed = removed_key(path)
+                removed = REMOVED.get(".".join(path[-2:]))
                 message = "is not a known key" if removed is None else f"was removed: {removed.replacement}"
             elif problem["type"] == "missing":
                 message = "is required"
@@ -119,11 +87,6 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
                 message += f"; YAML parses {problem['input']} as text; write {digits}{point}e{sign or '+'}{power}"
             lines.append(f"{origin}: {where}: {message}")
         raise ConfigError("\n".join(lines)) from None
-
-
-def validate_record(model: type[JobModel], data: dict[str, Any], origin: str) -> JobModel:
-    """Validate a recorded configuration as `validate`; removed keys at their old defaults are dropped."""
-    return validate(model, without_removed(data), origin)
 
 
 def _invalid_text(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

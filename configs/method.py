@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
 from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
 from configs.drafters import Drafter, GrammarDrafter, JacobiDrafter, ModelDrafter, NoDrafter, SuffixDrafter
-from configs.section import Section
+from configs.section import Section, removed_defaults
 from configs.trees import ChainTree, SageTree, Tree, max_depth
 
 
@@ -227,6 +227,8 @@ class Method(Section):
         if isinstance(self.drafter, NoDrafter):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
+        if isinstance(self.tree, SageTree):
+            data["tree"] |= removed_defaults("tree")
         # A controller requires exact acceptance, so it changes no token.
         del data["controller"]
         if not self.forced_tokens:

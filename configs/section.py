@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -48,3 +49,45 @@ class Section(BaseModel):
     """Strict base class of every section: unknown keys and implicit type conversions are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class RemovedKey:
+    """A key that sections had, the default that old records and fingerprints hold, and what replaces it."""
+
+    default: Any
+    replacement: str
+
+
+REMOVED = {
+    "controller.per_row": RemovedKey(
+        False, "rows do not compete for drafts; leave it out, and all rows draft to the depth of the controller"
+    ),
+    "tree.parent_probability": RemovedKey("conditional", "a parent's own probability scales children; leave it out"),
+    "tree.width_rounding": RemovedKey("nearest", "widths are rounded to the nearest number; leave it out"),
+    "tree.min_children": RemovedKey(1, "scaling leaves at least one child; leave it out"),
+    "tree.decay_first_level": RemovedKey(False, "widths decay beyond the first level; leave it out"),
+    "tree.depth_rounding": RemovedKey("nearest", "depths are rounded to the nearest number; leave it out"),
+    "tree.count_root": RemovedKey(False, "max_nodes does not count the root; subtract 1 from it"),
+    "tree.order": RemovedKey("best_first", "the most probable nodes fill the budget; leave it out"),
+}
+"""Removed keys by the last two parts of their dotted path."""
+
+
+def removed_defaults(section: str) -> dict[str, Any]:
+    """Return the removed keys of a section at their defaults, which fingerprints of old outputs contain."""
+    return {name.partition(".")[2]: key.default for name, key in REMOVED.items() if name.startswith(f"{section}.")}
+
+
+def without_removed(data: Any, section: str = "") -> Any:
+    """Return recorded data without removed keys at their defaults; other values of these keys are kept."""
+    if isinstance(data, list):
+        return [without_removed(value, section) for value in data]
+    if not isinstance(data, dict):
+        return data
+    keys = {name: REMOVED.get(f"{section}.{name}") for name in data}
+    return {
+        name: without_removed(value, name)
+        for name, value in data.items()
+        if (key := keys[name]) is None or value != key.default
+    }

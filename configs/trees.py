@@ -112,20 +112,6 @@ class SageTree(Section):
     threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
     """Effect of the threshold: it limits the nodes of the tree (`inclusion`), or the nodes with children (`expansion`).
     """
-    parent_probability: Literal["conditional", "cumulative"] = "conditional"
-    """Probability of the parent that scales the number of children: `conditional` or `cumulative`."""
-    width_rounding: Literal["nearest", "floor"] = "nearest"
-    """Rounding of widths: `nearest` or `floor`."""
-    min_children: Annotated[int, Field(ge=0, le=1)] = 1
-    """Least number of children after scaling, 0 or 1."""
-    decay_first_level: bool = False
-    """Whether the number of the root's children is scaled as well."""
-    depth_rounding: Literal["nearest", "floor", "ceil"] = "nearest"
-    """Rounding of depths: `nearest`, `floor` or `ceil`."""
-    count_root: bool = False
-    """Whether `max_nodes` counts the root."""
-    order: Literal["best_first", "depth_first"] = "best_first"
-    """Order in which nodes fill the budget: `best_first` or `depth_first`."""
     source: Literal["root", "accepted_leaf", "mean"] = "root"
     """Node whose distribution determines the next tree: `root`, `accepted_leaf`, or the `mean` over nodes."""
     initial_confidence: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
@@ -153,16 +139,11 @@ class SageTree(Section):
             )
         if self.history_low > self.history_high:
             raise ValueError(f"history_low {self.history_low} is above history_high {self.history_high}")
-        if self.order == "depth_first" and (self.top_k + 1) ** self.depth_cap > 2**53:
-            raise ValueError(
-                f"order depth_first numbers the paths, and top_k {self.top_k} with depth_cap {self.depth_cap} has too "
-                "many of them; use best_first or smaller numbers"
-            )
         if self.growth == "online" and self.source != "root":
             raise ValueError("source: an online tree begins before any distribution but the root's is known; use root")
         check_paths("first_paths: ", self.first_paths)
         num_first = len(set(self.first_paths)) or FIRST_NODES
-        if num_first > self.max_nodes - int(self.count_root) and self.growth == "planned":
+        if num_first > self.max_nodes and self.growth == "planned":
             raise ValueError(
                 f"max_nodes {self.max_nodes} does not hold the {num_first} nodes of the first tree; give smaller "
                 "first_paths as well"

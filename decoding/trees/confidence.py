@@ -16,11 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SageSettings:
-    """Parameters of the paper, and a choice for each ambiguity.
+    """Parameters of the paper, and its ambiguities that change results; docs/methods/sage.md has the others.
 
-    `depth_cap` limits D_max, which increases with long accepted paths. `max_expanded` is the maximum number of nodes
-    with children per level; with the paper's parameters and the cumulative threshold, no distribution was found that
-    needs more than six.
+    `max_nodes` does not count the root. `depth_cap` limits D_max, which increases with long accepted paths.
+    `max_expanded` is the maximum number of nodes with children per level; with the paper's parameters and the
+    cumulative threshold, no distribution was found that needs more than six.
     """
 
     min_depth: int = 3
@@ -34,23 +34,11 @@ class SageSettings:
     threshold_scale: float = 0.1
     threshold: Literal["cumulative", "node"] = "cumulative"
     threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
-    parent_probability: Literal["conditional", "cumulative"] = "conditional"
-    width_rounding: Literal["nearest", "floor"] = "nearest"
-    min_children: int = 1
-    decay_first_level: bool = False
-    depth_rounding: Literal["nearest", "floor", "ceil"] = "nearest"
-    count_root: bool = False
-    order: Literal["best_first", "depth_first"] = "best_first"
     source: Literal["root", "accepted_leaf", "mean"] = "root"
     initial_confidence: float = 0.5
     history_window: int = 10
     history_low: float = 2.0
     history_high: float = 3.0
-
-    @property
-    def node_budget(self) -> int:
-        """Maximum number of nodes of one tree, the root excluded."""
-        return self.max_nodes - int(self.count_root)
 
 
 def confidence(probs: Tensor) -> Tensor:
@@ -64,12 +52,8 @@ def real_depth(alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> Tens
     return settings.min_depth + alpha * (max_depth - settings.min_depth)
 
 
-def whole_depth(depth: Tensor, settings: SageSettings) -> Tensor:
-    """Round a real depth D to levels by `depth_rounding`; "nearest" rounds halves up."""
-    if settings.depth_rounding == "floor":
-        return depth.floor().long()
-    if settings.depth_rounding == "ceil":
-        return depth.ceil().long()
+def whole_depth(depth: Tensor) -> Tensor:
+    """Round a real depth D to levels; halves are rounded up."""
     return (depth + 0.5).floor().long()
 
 
@@ -78,17 +62,17 @@ def real_width(alpha: Tensor, settings: SageSettings) -> Tensor:
     return settings.min_width + (1.0 - alpha) * (settings.max_width - settings.min_width)
 
 
-def level_width(width: Tensor, level: int, parent_probability: Tensor, settings: SageSettings) -> Tensor:
+def level_width(width: Tensor, level: int, parent_probability: Tensor) -> Tensor:
     """Return the maximum number of children on `level` (1: children of the root): W · (1/l) · (0.5 + P_parent), Eq. 12.
 
-    In the paper, the decay begins "beyond the first level". Without `min_children`, it would end every tree at depth 3.
+    In the paper, the decay begins "beyond the first level". Without at least one child, it would end every tree at
+    depth 3.
     """
-    if level > 1 or settings.decay_first_level:
+    if level > 1:
         width = width / level * (0.5 + parent_probability)
     else:
         width = width.expand_as(parent_probability)
-    rounded = width.floor() if settings.width_rounding == "floor" else (width + 0.5).floor()
-    return rounded.long().clamp_min(settings.min_children)
+    return (width + 0.5).floor().long().clamp_min(1)
 
 
 def level_threshold(level: int, depth: Tensor, settings: SageSettings) -> Tensor:

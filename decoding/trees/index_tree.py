@@ -83,12 +83,11 @@ class IndexTree:
 @dataclass(frozen=True)
 class Beam:
     """The F nodes of a level that may have children; all fields are (b, F): `cumulative` and `conditional` probability,
-    index `node` in the pool (−1 for the root), sort key `order` of the depth-first order, and mask `admissible`."""
+    index `node` in the pool (−1 for the root), and mask `admissible`."""
 
     cumulative: Tensor
     conditional: Tensor
     node: Tensor
-    order: Tensor
     admissible: Tensor
 
     @staticmethod
@@ -96,7 +95,7 @@ class Beam:
         """Return the beam that contains only the root, with the rows, dtype and device of `like` (b,)."""
         ones = torch.ones_like(like)[:, None]
         zeros = torch.zeros_like(ones, dtype=torch.long)
-        return Beam(ones, ones, zeros - 1, zeros, zeros == 0)
+        return Beam(ones, ones, zeros - 1, zeros == 0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ class Children:
 
     cumulative: Tensor
     conditional: Tensor
-    order: Tensor
     admissible: Tensor
     expandable: Tensor
 
@@ -125,30 +123,23 @@ def admissible_children(
     conditional = probs.expand(-1, beam.node.shape[1], -1)
     # At most the parent's probability, even if rounding makes the conditional probability exceed 1.
     cumulative = beam.cumulative[:, :, None] * conditional.clamp_max(1.0)
-    parent = beam.conditional if settings.parent_probability == "conditional" else beam.cumulative
-    width = level_width(real_width(alpha, settings)[:, None], level, parent, settings)
+    width = level_width(real_width(alpha, settings)[:, None], level, beam.conditional)
     tested = cumulative if settings.threshold == "cumulative" else conditional
     likely = tested > level_threshold(level, depth, settings)[:, None, None]
-    keeps_rules = (rank < width[:, :, None]) & (level <= whole_depth(depth, settings))[:, None, None]
+    keeps_rules = (rank < width[:, :, None]) & (level <= whole_depth(depth))[:, None, None]
     gates_expansion = settings.threshold_gates == "expansion"
     if not gates_expansion:
         keeps_rules = keeps_rules & likely
     if level == 1:
         keeps_rules = keeps_rules | (rank == 0)
-    # The path's ranks as digits, so that ascending numbers are in depth-first order.
-    scale = (num_ranks + 1) ** (settings.depth_cap - level)
-    order = beam.order[:, :, None] + (rank + 1) * scale
     admissible = keeps_rules & beam.admissible[:, :, None]
-    return Children(cumulative, conditional, order, admissible, admissible & likely if gates_expansion else admissible)
+    return Children(cumulative, conditional, admissible, admissible & likely if gates_expansion else admissible)
 
 
-def priority(children: Children, settings: SageSettings) -> Tensor:
+def priority(children: Children) -> Tensor:
     """Return sort keys (b, F · k), larger is better; −inf for nodes that are not admissible."""
-    if settings.order == "best_first":
-        # Paths with the same ranks in different order are equally probable; rounding errors must not break the tie.
-        value = (children.cumulative.double() * 2.0**40).round()
-    else:
-        value = -children.order.expand_as(children.cumulative).double()
+    # Paths with the same ranks in different order are equally probable; rounding errors must not break the tie.
+    value = (children.cumulative.double() * 2.0**40).round()
     return torch.where(children.admissible, value, -torch.inf).flatten(1)
 
 
@@ -176,7 +167,7 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
     widths = frontier_widths(settings.depth_cap, settings)
     for level, _ in enumerate(widths, start=1):
         children = admissible_children(beam, probs[:, None], level, alpha, depth, settings)
-        first = priority(children, settings)
+        first = priority(children)
         pool_priority.append(first)
         pool_parent.append(beam.node[:, :, None].expand(-1, -1, num_ranks).flatten(1))
         pool_depth.append(torch.full_like(pool_parent[-1], level))
@@ -185,7 +176,7 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
         start += first.shape[1]
     parent, level_of = torch.cat(pool_parent, dim=1), torch.cat(pool_depth, dim=1)
     rank = torch.arange(start, device=probs.device) % num_ranks
-    kept, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.node_budget)
+    kept, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.max_nodes)
     return IndexTree.of_nodes(
         with_root(parents, -1),
         with_root(torch.where(valid, rank[kept], 0), 0),
@@ -202,6 +193,5 @@ def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam
         children.cumulative.flatten(1).gather(1, index),
         children.conditional.flatten(1).gather(1, index),
         index + start,
-        children.order.expand_as(children.cumulative).flatten(1).gather(1, index),
         values > -torch.inf,
     )

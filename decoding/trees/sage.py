@@ -103,7 +103,7 @@ class SageTree(SagePolicy):
     ) -> None:
         super().__init__(settings)
         self.max_levels = max(self.settings.depth_cap, max(len(path) for path in first_paths))
-        self.max_nodes = 1 + max(self.settings.node_budget, len(set(first_paths)))
+        self.max_nodes = 1 + max(self.settings.max_nodes, len(set(first_paths)))
         widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
         self.max_siblings = max(self.settings.top_k, widest)
         first = IndexTree.of_paths(first_paths, self.max_nodes, torch.device("cpu"))

@@ -31,7 +31,7 @@ class OnlineSageTree(SagePolicy):
         super().__init__(settings)
         assert self.settings.source == "root", "an online tree is grown before any other distribution is known"
         self.max_levels = self.settings.depth_cap
-        self.max_nodes = 1 + self.settings.node_budget
+        self.max_nodes = 1 + self.settings.max_nodes
         self.max_siblings = self.settings.top_k
         self._widths = frontier_widths(self.max_levels, self.settings)
         self.max_frontier_nodes = sum(self._widths[1:])
@@ -63,7 +63,7 @@ class OnlineSageTree(SagePolicy):
         # The root's best child is admissible at any probability, except if filters removed all tokens.
         exists = drawn > -torch.inf
         children = replace(children, admissible=children.admissible & exists, expandable=children.expandable & exists)
-        first = priority(children, settings)
+        first = priority(children)
         tokens, parents = best.indices.flatten(1), beam.node[:, :, None].expand_as(best.indices).flatten(1)
         start = self._pool.add(tokens, parents, first)
         depth = frontier.depth + 1
@@ -77,7 +77,7 @@ class OnlineSageTree(SagePolicy):
         return self._frontier
 
     def finish(self) -> DraftTree:
-        return self._pool.tree(self.settings.node_budget, self.max_siblings)
+        return self._pool.tree(self.settings.max_nodes, self.max_siblings)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         if judgement.tree.num_levels == 0:

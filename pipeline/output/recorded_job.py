@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.load import ConfigError, validate_record
+from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
@@ -161,7 +161,7 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
             "caption jobs; its rows are read with source.kind parquet"
         )
     revision = str(record.get("content", {}).get("revisions", {}).get("target"))
-    config = validate_record(CaptionJob, data, where)
+    config = validate(CaptionJob, data, where, recorded=True)
     return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_method
-from configs.load import ConfigError, validate, validate_record
+from configs.load import ConfigError, validate
 from configs.method import MeasuredController, Method
 from configs.section import Section
 from decoding.controllers.base import Controller
@@ -59,14 +59,14 @@ def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_re
     measured = {"drafter": LOOKUP, "controller": controller, "name": "measured"}
     several = {"auto": {"candidates": [{"drafter": LOOKUP}, measured]}}
     data = {"method": measured if place == "method.controller" else several}
-    removed = re.escape(f"job.yaml: {place}.per_row: was removed: rows no longer compete for drafts")
-    for read in (validate, validate_record):
+    removed = f"^{re.escape(f'job.yaml: {place}.per_row: was removed: rows do not compete for drafts')}[^\\n]*$"
+    for recorded in (False, True):
         with pytest.raises(ConfigError, match=removed):
-            read(Outer, data, "job.yaml")
+            validate(Outer, data, "job.yaml", recorded)
     controller["per_row"] = False
     with pytest.raises(ConfigError, match=removed):
         validate(Outer, data, "job.yaml")
-    kept = validate_record(Outer, data, "job.yaml").method
+    kept = validate(Outer, data, "job.yaml", recorded=True).method
     assert MeasuredController() in [one.controller for one in kept.methods]
 
 

@@ -24,7 +24,7 @@ TREES: dict[str, Callable[[], TreePolicy]] = {
     "sage": SageTree,
     "sage_deep": lambda: SageTree(DEEP),
     "sage_node": lambda: SageTree(SageSettings(threshold="node", source="mean", max_nodes=30, depth_cap=10)),
-    "sage_leaf": lambda: SageTree(replace(DEEP, source="accepted_leaf", order="depth_first", max_expanded=4)),
+    "sage_leaf": lambda: SageTree(replace(DEEP, source="accepted_leaf", max_expanded=4)),
     "sage_online": lambda: OnlineSageTree(DEEP),
     "sage_small": lambda: SageTree(SageSettings(max_nodes=25, top_k=4, max_width=4, max_expanded=4)),
     "dynamic": lambda: DynamicTree(4, 3, 20),

@@ -293,7 +293,7 @@ def test_a_prompts_visual_columns_are_never_copied() -> None:
 
 POLICIES: dict[str, Callable[[], TreePolicy]] = {
     "sage": SageTree,
-    "sage-mean": lambda: SageTree(SageSettings(source="mean", threshold="node", order="depth_first")),
+    "sage-mean": lambda: SageTree(SageSettings(source="mean", threshold="node")),
     "sage-leaf": lambda: SageTree(SageSettings(source="accepted_leaf")),
     "online": OnlineSageTree,
 }

@@ -57,24 +57,18 @@ def test_depth_and_width_of_known_confidences() -> None:
     alpha = torch.tensor([0.0, 0.5, 1.0, 0.69897])
     depth = real_depth(alpha, torch.tensor([8, 8, 8, 8]), PAPER)
     assert depth.tolist() == pytest.approx([3.0, 5.5, 8.0, 6.49485])
-    assert whole_depth(depth, PAPER).tolist() == [3, 6, 8, 6]
-    assert whole_depth(depth, replace(PAPER, depth_rounding="floor")).tolist() == [3, 5, 8, 6]
-    assert whole_depth(depth, replace(PAPER, depth_rounding="ceil")).tolist() == [3, 6, 8, 7]
+    assert whole_depth(depth).tolist() == [3, 6, 8, 6]
     assert real_width(alpha, PAPER).tolist() == pytest.approx([10.0, 6.0, 2.0, 4.40824])
 
 
 def test_width_decays_with_the_level_and_grows_with_the_parent() -> None:
     width, parent = torch.tensor([[10.0]]), torch.tensor([[1.0, 0.5, 0.1]])
     # Level 1 keeps W = 10; level 2: 10 / 2 · 1.5, · 1.0, · 0.6; level 4: 10 / 4 · the same.
-    assert level_width(width, 1, parent, PAPER).tolist() == [[10, 10, 10]]
-    assert level_width(width, 2, parent, PAPER).tolist() == [[8, 5, 3]]
-    assert level_width(width, 4, parent, PAPER).tolist() == [[4, 3, 2]]
-    assert level_width(width, 4, parent, replace(PAPER, width_rounding="floor")).tolist() == [[3, 2, 1]]
-    assert level_width(width, 1, parent, replace(PAPER, decay_first_level=True)).tolist() == [[15, 10, 6]]
-    narrow = torch.tensor([[2.0]])
-    # 2 / 8 · 0.6 = 0.15: one child, unless nothing is guaranteed.
-    assert level_width(narrow, 8, parent[:, 2:], PAPER).tolist() == [[1]]
-    assert level_width(narrow, 8, parent[:, 2:], replace(PAPER, min_children=0)).tolist() == [[0]]
+    assert level_width(width, 1, parent).tolist() == [[10, 10, 10]]
+    assert level_width(width, 2, parent).tolist() == [[8, 5, 3]]
+    assert level_width(width, 4, parent).tolist() == [[4, 3, 2]]
+    # 2 / 8 · 0.6 = 0.15: one child.
+    assert level_width(torch.tensor([[2.0]]), 8, parent[:, 2:]).tolist() == [[1]]
 
 
 def test_threshold_uses_the_depth_before_rounding() -> None:
@@ -125,30 +119,9 @@ def test_halves_fill_the_levels_as_the_rules_say() -> None:
     assert [sum(len(path) == depth for path in paths(per_node)) for depth in range(1, 8)] == [2, 4, 4, 4, 4, 4, 0]
 
 
-def test_rounding_down_without_a_guaranteed_child_stops_the_surest_tree_at_depth_three() -> None:
-    # W = 2: 2 / 2 · 1.5 = 1.5, 2 / 3 · 1.5 = 1, 2 / 4 · 1.5 = 0.75.
-    rules = replace(PAPER, width_rounding="floor", min_children=0)
-    assert plan(CERTAIN, rules).levels().tolist() == [3]
-
-
-def test_the_parents_probability_may_be_cumulative() -> None:
-    probs = torch.tensor([0.7, 0.2, 0.1] + [0.0] * 7)
-    # α = 0.652, W = 4.79. Below (0, 0) on level 3: 4.79 / 3 · (0.5 + 0.7) = 1.9 → 2, · (0.5 + 0.49) = 1.58 → 2;
-    # below (0, 0, 0) on level 4: 4.79 / 4 · 1.2 = 1.4 → 1, · (0.5 + 0.343) = 1.0 → 1; below (1) on level 2:
-    # 4.79 / 2 · 0.7 = 1.68 → 2 either way; below (1, 0) on level 3: 4.79 / 3 · 1.2 = 1.9 → 2, · 0.64 = 1.02 → 1.
-    per_node = replace(PAPER, threshold="node")
-    conditional, cumulative = plan(probs, per_node), plan(probs, replace(per_node, parent_probability="cumulative"))
-    assert (1, 0, 1) in paths(conditional)
-    assert (1, 0, 1) not in paths(cumulative)
-    assert (0, 0, 1) in paths(cumulative)
-
-
-def test_the_budget_keeps_the_most_probable_nodes_or_the_first_in_depth_first_order() -> None:
+def test_the_budget_keeps_the_most_probable_nodes() -> None:
     rules = replace(PAPER, threshold="node", max_nodes=6)
-    best, deep = plan(HALVES, rules), plan(HALVES, replace(rules, order="depth_first"))
-    assert paths(best) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
-    assert paths(deep) == [(0,) * depth for depth in range(1, 7)]
-    assert len(paths(plan(HALVES, replace(rules, count_root=True)))) == 5
+    assert paths(plan(HALVES, rules)) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_history_moves_the_deepest_depth_by_one_within_its_bounds() -> None:
@@ -174,8 +147,6 @@ def test_the_first_tree_has_the_levels_of_the_static_one() -> None:
         SageSettings,
         threshold=st.sampled_from(["cumulative", "node"]),
         threshold_gates=st.sampled_from(["inclusion", "expansion"]),
-        order=st.sampled_from(["best_first", "depth_first"]),
-        parent_probability=st.sampled_from(["conditional", "cumulative"]),
         max_nodes=st.sampled_from([1, 7, 25, 64]),
         max_expanded=st.sampled_from([1, 3, 6, 20]),
     ),
@@ -201,7 +172,7 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
         for path in found:
             assert not path[:-1] or path[:-1] in found, "a node without its parent"
             level = len(path)
-            assert level <= int(whole_depth(depth, rules)[row])
+            assert level <= int(whole_depth(depth)[row])
             chance = math.prod(float(probs[row, rank]) for rank in path)
             tested = chance if rules.threshold == "cumulative" else float(probs[row, path[-1]])
             if rules.threshold_gates == "expansion":
