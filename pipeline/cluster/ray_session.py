@@ -20,6 +20,7 @@ from configs.pool import Job
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
 from pipeline.resources import gcs
+from pipeline.resources.machine import local_cpus
 
 logger = logging.getLogger(__name__)
 
@@ -167,18 +168,6 @@ def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool 
     finally:
         stop.set()
         thread.join()
-
-
-def local_cpus(job: Job) -> int:
-    """Return the logical CPUs of a local Ray."""
-    return job.num_cpus or max(2, available_cpus())
-
-
-def available_cpus() -> int:
-    """Return the number of cores that this process may use, which may be fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def allowed(pool: Actors, capacity: Capacity) -> frozenset[int]:
 
 def _gpus_of(pool: Actors, capacity: Capacity) -> int:
     """Return the number of GPUs that a pool may use."""
-    if not capacity.has_cuda:
+    if not capacity.has_cuda and not pool.device.startswith("xpu"):
         return 0
     return sum(capacity.nodes[index].gpus * capacity.nodes[index].count for index in allowed(pool, capacity))
 

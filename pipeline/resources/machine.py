@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from configs.load import ConfigError
+from configs.pool import Job
 from pipeline.resources.capacity import Capacity, Node
 from pipeline.storage import access
 
@@ -31,6 +33,18 @@ def this_machine(num_cpus: int) -> Capacity:
     gpus = spec.num_gpus if listed is None else min(spec.num_gpus, num_listed(listed))
     node = Node({**spec.resources, "CPU": spec.num_cpus, "GPU": gpus}, spec.labels)
     return Capacity("this machine", (node,), is_private=True, has_cuda=variable in TORCH_CUDA_VARIABLES)
+
+
+def local_cpus(job: Job) -> int:
+    """Return the logical CPUs of a local Ray."""
+    return job.num_cpus or max(2, available_cpus())
+
+
+def available_cpus() -> int:
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def num_listed(ids: str) -> int:

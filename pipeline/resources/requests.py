@@ -51,8 +51,12 @@ class Actors:
         return f"{self.where}.num_gpus"
 
     @property
+    def device(self) -> str:
+        return next(iter(self.devices.values()), "auto")
+
+    @property
     def can_use_gpu(self) -> bool:
-        return next(iter(self.devices.values()), "auto") not in ("cpu", "mps")
+        return not self.device.startswith(("cpu", "mps"))
 
     def cpus(self, gpus: float) -> float:
         return self.cpus_with_gpu if gpus else self.cpus_without

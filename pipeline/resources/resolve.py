@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 from configs.pool import Job
 from configs.section import Section
-from pipeline.cluster import ray_session
 from pipeline.resources import autoscaler, gcs
 from pipeline.resources.capacity import Capacity, Node
 from pipeline.resources.gpu_shares import share_gpus
-from pipeline.resources.machine import this_machine
+from pipeline.resources.machine import local_cpus, this_machine
 from pipeline.resources.refusals import needed_cpus, refuse_cpus, refuse_gpus, refuse_unknown_nodes
 from pipeline.resources.requests import READ_CPUS, AnyJob, actors_of, tasks_of
 
@@ -76,7 +75,7 @@ def resolve(job: AnyJob, ray_job: Job | None, dotted: str = "job.ray_address") -
     shares, num_cpus = share_gpus(pools, capacity), None
     if capacity.is_private and ray_job is not None and ray_job.num_cpus is None:
         needed = math.ceil(needed_cpus(pools, shares) + READ_CPUS)
-        if needed > ray_session.local_cpus(ray_job):  # logical CPUs, which only this job uses
+        if needed > local_cpus(ray_job):  # logical CPUs, which only this job uses
             num_cpus, capacity = needed, this_machine(needed)
     refuse_gpus(pools, shares, capacity)
     if ray_job is not None:
@@ -92,7 +91,7 @@ def capacity_of(job: Job, dotted: str) -> Capacity:
         nodes = [gcs.node_of(one["Resources"], one["Labels"]) for one in ray.nodes() if one["Alive"]]
         return _cluster("this Ray", ray.get_runtime_context().gcs_address, nodes, gcs.value_of_connected)
     if job.ray_address == "local":
-        return this_machine(ray_session.local_cpus(job))
+        return this_machine(local_cpus(job))
     with gcs.connected(job.ray_address, dotted) as head:
         return _cluster(f"the cluster at {head.address}", head.address, head.nodes(), head.value)
 

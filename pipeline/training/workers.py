@@ -15,6 +15,7 @@ from configs.load import ConfigError
 from configs.pool import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
+from pipeline.resources.machine import local_cpus
 from pipeline.resources.requests import WORKER_CPUS
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
@@ -26,8 +27,7 @@ FOLLOW_INTERVAL_S = 0.5
 def ray_job(job: TrainDrafterJob) -> Job:
     """Return the settings of the Ray of several workers."""
     workers = job.workers
-    num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
-    return Job(ray_address=workers.ray_address, num_cpus=num_cpus)
+    return Job(ray_address=workers.ray_address, num_cpus=max(local_cpus(Job()), workers.count + 1))
 
 
 def on_device(job: TrainDrafterJob) -> TrainDrafterJob:

@@ -15,6 +15,7 @@ from ray._private import services
 
 from jobs import caption, synthesize, train_drafter
 from pipeline.cluster import ray_session
+from pipeline.resources import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "zoo/checkpoints"
@@ -28,7 +29,7 @@ def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_session, "session", refuse)
     monkeypatch.setattr(ray, "init", refuse)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_session, "available_cpus", lambda: 2)
+    monkeypatch.setattr(machine, "available_cpus", lambda: 2)
     for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     gpus(monkeypatch, 0)

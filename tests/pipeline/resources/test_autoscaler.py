@@ -81,7 +81,16 @@ def test_the_file_of_an_autoscaler_on_this_machine_is_read(monitor: Any) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
-@pytest.mark.parametrize("config", ["{", "- 1", "available_node_types: 3", "available_node_types: {gpu: {resources: {GPU: some}}}", "max_workers: 2\navailable_node_types: {gpu: {node_config: {}}}"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "- 1",
+        "available_node_types: 3",
+        "available_node_types: {gpu: {resources: {GPU: some}}}",
+        "max_workers: 2\navailable_node_types: {gpu: {node_config: {}}}",
+    ],
+)
 def test_a_file_that_says_nothing_of_resources_leaves_the_types_unknown(config: str, monitor: Any) -> None:
     monitor(config, "10.0.0.1:54323")
     store = Store({(V2_ENABLED, NAMESPACE): b"1"})

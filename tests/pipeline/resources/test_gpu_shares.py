@@ -100,7 +100,9 @@ def test_workers_of_a_training_do_not_share_a_gpu() -> None:
 
 
 def test_gpus_of_no_use_to_torch_are_not_taken() -> None:
-    assert shares(Capacity("this machine", machine(1).nodes, is_private=True, has_cuda=False), engines()) == [0]
+    other = Capacity("this machine", machine(1).nodes, is_private=True, has_cuda=False)
+    assert shares(other, engines()) == [0]
+    assert shares(other, engines(devices={"model.target.device": "xpu"})) == [1]
 
 
 def test_only_gpus_on_nodes_that_a_pool_may_use_count() -> None:
