@@ -150,7 +150,7 @@ def errors_of(result: pa.Table) -> dict[str, int]:
 
 def torch_threads(pool: ActorPool) -> int | None:
     """Return the torch threads of one actor: as configured, else an equal share of the cores on a CPU, else None."""
-    if pool.torch_threads is not None or pool.num_gpus:
+    if pool.torch_threads is not None or pool.gpus:
         return pool.torch_threads
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, num_cores // pool.max_size)

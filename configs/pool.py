@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from configs.section import Labels, Section
+from configs.section import Labels, NumGpus, Section
 
 
 class ActorPool(Section):
@@ -20,9 +20,10 @@ class ActorPool(Section):
     """Most actors."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
     """Number of actors at the start, if more than `min_size`."""
-    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    num_gpus: NumGpus = "auto"
     """GPUs of one actor: a share of one GPU, or several GPUs over which the target's layers are
-    [spread](../guides/cluster.md#large-targets); 0 runs on the CPU."""
+    [spread](../guides/cluster.md#large-targets); 0 runs on the CPU. `auto` [chooses](../guides/sizing.md#gpus) for all
+    pools of the job: a GPU if there is one, or a share of it, else 0."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Torch threads of a CPU actor; by default an equal share of the cores among `max_size` actors."""
     accelerator_type: str | None = None
@@ -39,11 +40,16 @@ class ActorPool(Section):
             raise ValueError(
                 f"initial_size ({self.initial_size}) is not between min_size ({least}) and max_size ({most})"
             )
-        if self.num_gpus > self._most_gpus:
-            raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
-        if self.num_gpus > 1 and not self.num_gpus.is_integer():
-            raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
+        if self.gpus > self._most_gpus:
+            raise ValueError(f"num_gpus ({self.gpus:g}) is more than one: these actors' models run on one GPU")
+        if self.gpus > 1 and not self.gpus.is_integer():
+            raise ValueError(f"num_gpus ({self.gpus:g}) must be a share of one GPU, or a whole number of them")
         return self
+
+    @property
+    def gpus(self) -> float:
+        """`num_gpus`, or 0 while it is `auto` (see `pipeline.resources`)."""
+        return 0.0 if self.num_gpus == "auto" else self.num_gpus
 
 
 MOST_ROWS = 4096

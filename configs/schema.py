@@ -275,9 +275,9 @@ class CaptionJob(DatasetJob):
             )
         self._check_output()
         target, pool = self.model.target, self.pool
-        if pool.num_gpus > 1 and target.device != "auto":
+        if pool.gpus > 1 and target.device != "auto":
             raise ValueError(
-                f"model.target.device is '{target.device}', but with pool.num_gpus {pool.num_gpus:g} its layers are "
+                f"model.target.device is '{target.device}', but with pool.num_gpus {pool.gpus:g} its layers are "
                 "spread over the actor's GPUs; leave it out"
             )
         if target.quantization != "none" and pool.compile == "always":

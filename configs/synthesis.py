@@ -154,7 +154,7 @@ class SynthesizeJob(DatasetJob):
     sampling: ImageSampling = ImageSampling()
     pool: EnginePool = EnginePool()
     vq: VqPool = VqPool()
-    """The pool of VQ decoders; `num_gpus` is a share of one GPU, 0 is the CPU."""
+    """The pool of VQ decoders; `num_gpus` is a share of one GPU, 0 is the CPU, `auto` a tenth of an engine's GPU."""
     image: ImageFile = ImageFile()
     sink: ImageSink
     job: ImageJob = ImageJob()

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from configs.drafters import DraftVocabulary
 from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Weights
-from configs.section import Place, Section
+from configs.section import NumGpus, Place, Section
 from configs.source import JobOutput, Source
 from configs.synthesis import ConditionColumns, TextEncoder
 
@@ -194,8 +194,8 @@ class Workers(Section):
 
     count: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes that share every batch."""
-    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """GPUs of each worker under Ray."""
+    num_gpus: NumGpus = "auto"
+    """GPUs of each worker; 0 trains on the CPU. `auto` is one if the target's device and the Ray have one, else 0."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Torch threads of each worker."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
@@ -211,6 +211,11 @@ class Workers(Section):
     """Most restarts of dead workers."""
     ray_address: str = "local"
     """As `job.ray_address`."""
+
+    @property
+    def gpus(self) -> float:
+        """`num_gpus`, or 0 while it is `auto` (see `pipeline.resources`)."""
+        return 0.0 if self.num_gpus == "auto" else self.num_gpus
 
 
 class TrainingOutput(Section):

@@ -136,6 +136,7 @@ class Command(Generic[Config, AnyPlan]):
         pilot = estimate.draw(plan.datasource, arguments.estimate)
         method, pool, seed = plan.config.method, plan.config.pool, plan.config.job.seed
         print(f"trying {pilot.size:,} samples of {len(pilot.tables):,} spans out of {pilot.num_spans:,}", flush=True)
+        _print_gpus(plan)
         needed = needed_rows(method, pool)
         if needed is not None and pilot.size * (plan.rows_per_sample or 1) < needed:
             print(f"comparing methods takes at least {needed:,} rows: --estimate {needed}", flush=True)
@@ -154,6 +155,7 @@ class Command(Generic[Config, AnyPlan]):
     def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
+        _print_gpus(plan)
         try:
             done = self.run(plan)
             exported = self.export(plan)
@@ -197,6 +199,11 @@ class Command(Generic[Config, AnyPlan]):
 def is_set(arguments: argparse.Namespace, flag: str) -> bool:
     """Return whether a flag is set on the command line."""
     return bool(getattr(arguments, flag.strip("-").replace("-", "_")))
+
+
+def _print_gpus(plan: JobPlan) -> None:
+    if line := plan.resources.line():
+        print(f"gpus: {line}", flush=True)
 
 
 def _price(text: str) -> float:

@@ -19,6 +19,7 @@ from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import signals
+from pipeline.resources.resolve import resolve
 from pipeline.storage import checkpoints
 from pipeline.storage.checkpoints import Known
 from pipeline.training.feed import sole_cache
@@ -26,7 +27,7 @@ from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE as RESULT
 from pipeline.training.output import claim_output, sole_run
 from pipeline.training.run import Run, Worker
-from pipeline.training.workers import train_on_workers
+from pipeline.training.workers import on_device, ray_job, train_on_workers
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
@@ -64,6 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(job: TrainDrafterJob) -> dict[str, Any]:
     """Train, measure on held-out rows, write the head and `training.json`, and return the measurements. Raises
     ConfigError if the output belongs to another run, or the target or the source is invalid."""
+    resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
+    if line := resources.line():
+        print(f"gpus: {line}", file=sys.stderr, flush=True)
+    job = resources.apply(on_device(job))
     inputs = open_inputs(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
     inputs.check_target(job, found.revisions["target"])

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.max_loss is not None and not prepared.inexact:
                 raise ConfigError("--max-loss: the output and the second decoding are lossless, so no loss is allowed")
             print(f"verifying {prepared.num_chosen:,} rows of {prepared.job.output.shown()}", flush=True)
+            if line := prepared.plan.resources.line():
+                print(f"gpus: {line}", flush=True)
             found = verify(prepared, results)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)

@@ -163,6 +163,7 @@ SLOW = (
     "tests/jobs/test_frozen.py",
     "tests/jobs/test_graph.py",
     "tests/jobs/test_hostile_inputs.py",
+    "tests/jobs/test_impossible_requests.py::test_a_dry_run_starts_no_process",
     "tests/jobs/test_poison.py",
     "tests/jobs/test_processor_places.py",
     "tests/jobs/test_progress.py::test_nothing_is_shown",

@@ -96,7 +96,7 @@ def load(config: CaptionJob) -> Pair:
         smaller = load_target(model.drafter, "model.drafter")
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
     reserved_bytes = 0 if smaller is None else smaller.num_bytes
-    target = load_target(model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
+    target = load_target(model.target, "model.target", max(1, int(config.pool.gpus)), reserved_bytes)
     models, head = [target], None
     if smaller is not None:
         smaller.share_front_end(target, SHARED_INPUT_BYTES)

@@ -86,7 +86,7 @@ def slot_bytes(
 
 def usable_bytes(pool: EnginePool, device: torch.device) -> int:
     """Return the bytes of a device that one actor of the pool may use for slots; see `Backend.usable_bytes`."""
-    return backend_for(device).usable_bytes(device, pool.num_gpus, pool.max_size)
+    return backend_for(device).usable_bytes(device, pool.gpus, pool.max_size)
 
 
 def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:

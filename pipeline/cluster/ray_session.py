@@ -19,11 +19,16 @@ from typing import Any
 from configs.pool import Job
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
+from pipeline.resources import gcs
+from pipeline.resources.machine import local_cpus
 
 logger = logging.getLogger(__name__)
 
 MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
 MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
+HIDE_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+"""Environment variable that hides GPUs from tasks and actors that request none; Ray prints a notice unless it is set.
+"""
 INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _TOKEN = secrets.token_hex(32)  # for the life of the process, because Ray's client reads it once
 
@@ -34,10 +39,16 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 
 @contextlib.contextmanager
-def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
+def session(
+    job: Job,
+    log_to_driver: bool = True,
+    console: terminal.Console | None = None,
+    dotted: str = "job.ray_address",
+) -> Iterator[None]:
     """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs. A `console`
     receives the output of Ray and of workers; without one, it is printed if `log_to_driver` is set and the job's log is
-    text. A Ray that is initialised already is used as it is."""
+    text. A Ray that is initialised already is used as it is. Raises ConfigError, which names `dotted`, if the cluster
+    does not answer."""
     import ray
 
     if ray.is_initialized():
@@ -48,7 +59,7 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
         if console is not None:
             stack.enter_context(terminal.connected(console))
         is_local = job.ray_address == "local"
-        options = stack.enter_context(_local_options(job) if is_local else _cluster_options(job))
+        options = stack.enter_context(_local_options(job) if is_local else _cluster_options(job, dotted))
         with signals.handlers_kept():
             ray.init(
                 logging_level=logging.WARNING,
@@ -78,13 +89,12 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": f"{folder.name}/usage.json",
         "RAY_TMPDIR": folder.name,
-        # Hides GPUs from tasks that request none; Ray prints a notice unless it is set.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+        HIDE_GPUS: "1",
     }
     with folder as path, environment(private):
         yield {
             "address": "local",
-            "num_cpus": job.num_cpus or max(2, available_cpus()),
+            "num_cpus": local_cpus(job),
             "include_dashboard": False,
             "_temp_dir": path,
             **_object_store(Path(path)),
@@ -92,14 +102,15 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
+def _cluster_options(job: Job, dotted: str) -> Iterator[dict[str, Any]]:
     """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job."""
+    gcs.check(job.ray_address, dotted)
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
-        shipped = {}
+        shipped: dict[str, Any] = {"env_vars": {HIDE_GPUS: "1"}}
         if INSIDE_SUBMITTED_JOB not in os.environ:
             archive = Path(folder, "checkout.zip")
             code_archive.pack(archive)
-            shipped = {"working_dir": str(archive)}
+            shipped["working_dir"] = str(archive)
         yield {"address": job.ray_address, "runtime_env": shipped}
 
 
@@ -157,13 +168,6 @@ def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool 
     finally:
         stop.set()
         thread.join()
-
-
-def available_cpus() -> int:
-    """Return the number of cores that this process may use, which may be fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def estimate(
         each = _ranged(per_sample, drawn[name] / np.maximum(drawn["samples"], 1e-9), num_groups)
         return Range(samples.value * each.value, samples.low * each.low, samples.high * each.high)
 
-    rows, engine_hours, devices = whole("rows"), whole("engine_s").times(1 / 3600), pool.num_gpus or float(threads or 1)
+    rows, engine_hours, devices = whole("rows"), whole("engine_s").times(1 / 3600), pool.gpus or float(threads or 1)
     acceptance_length = _acceptance_length(results)
     if verdict is not None and engine_hours.value:
         spread = engine_hours.times(1 / engine_hours.value)
@@ -184,7 +184,7 @@ def estimate(
         samples=samples,
         rows=rows,
         engine_hours=engine_hours,
-        device="GPU" if pool.num_gpus else "core",
+        device="GPU" if pool.gpus else "core",
         device_hours=device_hours,
         wall_hours=engine_hours.times(1 / pool.max_size),
         output_bytes=whole("bytes").times(_written(results) / max(1.0, sums["bytes"].sum())),

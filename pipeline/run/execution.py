@@ -218,14 +218,15 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_revision": code_revision(),
         "limit": plan.limit,
-        "config": plan.identity.resolved(),
+        "config": plan.recorded_config,
+        "resources": plan.resources.record(),
         "versions": _versions(plan),
     }
 
 
 def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
     """Write `_job/config.yaml` and `_job/versions.json`; the attempt's record contains the same values."""
-    text = yaml.safe_dump(plan.identity.resolved(), sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plan.recorded_config, sort_keys=False, allow_unicode=True)
     publisher.write_job_file("_job/config.yaml", text.encode())
     publisher.write_job_file("_job/versions.json", as_json(_versions(plan)))
 

@@ -47,6 +47,7 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
+from pipeline.resources.requests import GPU_ACTOR_CPUS, PREPARE_CPUS
 from pipeline.run.batches import rows_per_image_batch
 from pipeline.run.crash_ledger import CrashLedger, journalled
 
@@ -68,8 +69,6 @@ CUT_CPUS = 0.1
 RESERVED_SHARE = 0.1
 """Share of the resources that Ray Data reserves for its operators in equal parts. Its default, a half, keeps CPUs from
 decoding that reading and cutting do not use (decision 45)."""
-PREPARE_CPUS = 0.5
-"""CPUs of one task that prepares prompts. A resource request that differs from other stages prevents fusion."""
 
 
 def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
@@ -273,9 +272,9 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
 
 def actor_resources(pool: ActorPool) -> dict[str, Any]:
     """Return Ray's remote arguments of one actor; an actor without a GPU reserves no CPU: its torch threads are set."""
-    resources: dict[str, Any] = {"num_cpus": 1 if pool.num_gpus else 0}
-    if pool.num_gpus:
-        resources["num_gpus"] = pool.num_gpus
+    resources: dict[str, Any] = {"num_cpus": GPU_ACTOR_CPUS if pool.gpus else 0}
+    if pool.gpus:
+        resources["num_gpus"] = pool.gpus
     if pool.accelerator_type:
         resources["accelerator_type"] = pool.accelerator_type
     return {**resources, **_placed(pool.label_selector)}

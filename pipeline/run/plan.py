@@ -27,6 +27,7 @@ from pipeline.output.recorded_job import RecordedJob
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
+from pipeline.resources.resolve import CONFIGURED, Resources, resolve
 from pipeline.rows.schemas import result_schema
 from pipeline.run.batches import MOST_BATCH_ROWS, choose_batch_rows
 from pipeline.run.checks import check_audit, check_models, open_output
@@ -61,6 +62,7 @@ class JobPlan(ABC):
     limit: int | None = None
     resume: ResumeOptions = DEFAULT_RESUME
     earlier: Earlier | None = None
+    resources: Resources = CONFIGURED
 
     reads_images: ClassVar[bool] = True
     most_batch_rows: ClassVar[int] = MOST_BATCH_ROWS
@@ -120,6 +122,11 @@ class JobPlan(ABC):
     def identity(self) -> CaptionJob | SynthesizeJob:
         """The configuration that identifies the job, which attempts record."""
         return self.config
+
+    @property
+    def recorded_config(self) -> dict[str, Any]:
+        """`identity` as plain data, with `num_gpus: auto` where it was."""
+        return self.resources.as_configured(self.identity).resolved()
 
     @property
     def content(self) -> dict[str, Any]:
@@ -252,11 +259,13 @@ def make_plan(
     output = open_output(config, shard)
     if config.sink.exports and shard != WHOLE:
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
-    config, pair = check_models(config)
+    resources = resolve(config, config.job)
+    config, pair = check_models(resources.apply(config))
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
-        plan = checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, workers, runs)
+        plan = Plan(config, pair, reopened.manifest, output, limit, resume, resources=resources)
+        plan = checked(plan, reopened.gone, workers, runs)
     if config.sink.exports:
         check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)
     return plan

@@ -41,6 +41,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
         "method": f"{method.label} ({method.verify_mode}): {parts}",
         **({f"  {one.label}": _method(one) for one in method.methods} if method.auto is not None else {}),
         **lines,
+        **({"gpus": text} if (text := plan.resources.line()) else {}),
         "output": f"{plan.output.shown()} (data/, errors/, _job/)",
         **({"kept": ", ".join(keep)} if keep else {}),
     }
@@ -68,7 +69,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
 def actors_of(pool: ActorPool) -> tuple[str, str]:
     """Return the number of actors, and the device of each, as text."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
-    return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
+    return number, f"{pool.gpus:g} GPU" if pool.gpus else "CPU"
 
 
 def engines(pool: EnginePool) -> str:

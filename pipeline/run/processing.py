@@ -64,7 +64,7 @@ def _in_tasks(config: CaptionJob, pair: PairInfo) -> bool:
     choice = config.pool.processor
     if choice != "auto":
         return choice == "tasks"
-    return config.pool.num_gpus > 0 and pair.front_end.takes_images and not _obstacle(config, pair)
+    return config.pool.gpus > 0 and pair.front_end.takes_images and not _obstacle(config, pair)
 
 
 def _obstacle(config: CaptionJob, pair: PairInfo) -> str:

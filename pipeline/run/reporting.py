@@ -100,7 +100,7 @@ class ReportWriter:
             live=live,
             gallery=gallery,
             gallery_note=note,
-            config=plan.identity.resolved(),
+            config=plan.recorded_config,
             versions=self._versions,
         )
 

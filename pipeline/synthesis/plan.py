@@ -14,6 +14,7 @@ from pipeline.cluster.partitions import Workers
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
+from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
 from pipeline.run.batches import MOST_BATCH_IMAGES
 from pipeline.run.checks import open_output, runs_here
@@ -107,15 +108,17 @@ def make_plan(
 ) -> SynthesisPlan:
     """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
     output = open_output(config, shard)
+    resources = resolve(config, config.job)
     import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
-    config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))
+    config, pair = checkpoints.check(resources.apply(config), actors.loading.image_pair.check, runs_here(config))
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs_of(config), output, resume.accept_touched, workers)
         manifest = reopened.manifest
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-        return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, workers, runs)
+        plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources)
+        return checked(plan, reopened.gone, workers, runs)
 
 
 def describe(plan: SynthesisPlan) -> str:

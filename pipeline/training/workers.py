@@ -15,11 +15,27 @@ from configs.load import ConfigError
 from configs.pool import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
+from pipeline.resources.machine import local_cpus
+from pipeline.resources.requests import WORKER_CPUS
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
 
 REFUSAL = "_job/refusal.txt"
 FOLLOW_INTERVAL_S = 0.5
+
+
+def ray_job(job: TrainDrafterJob) -> Job:
+    """Return the settings of the Ray of several workers."""
+    workers = job.workers
+    return Job(ray_address=workers.ray_address, num_cpus=max(local_cpus(Job()), workers.count + 1))
+
+
+def on_device(job: TrainDrafterJob) -> TrainDrafterJob:
+    """Return the job with its target on the CPU if `workers.num_gpus` is 0: a single worker runs outside of Ray, which
+    would hide the GPUs."""
+    if job.workers.num_gpus != 0 or job.target.device != "auto":
+        return job
+    return job.model_copy(update={"target": job.target.model_copy(update={"device": "cpu"})})
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
@@ -33,11 +49,9 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     refusal.unlink(missing_ok=True)
     # Workers must resolve relative paths as the driver does: by default Ray Train changes their working directory.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
-    num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
-    settings = Job(ray_address=workers.ray_address, num_cpus=num_cpus)
     with (
         tempfile.TemporaryDirectory(prefix="draftfleet-train-", ignore_cleanup_errors=True) as scratch,
-        ray_session.session(settings, log_to_driver=False),
+        ray_session.session(ray_job(job), log_to_driver=False, dotted="workers.ray_address"),
         _log_shown(Path(output.path(LOG))),
     ):
         TorchTrainer(
@@ -45,10 +59,10 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
             train_loop_config={"job": job.model_dump_json(), "output": output.url},
             scaling_config=ScalingConfig(
                 num_workers=workers.count,
-                use_gpu=workers.num_gpus > 0,
-                resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
+                use_gpu=workers.gpus > 0,
+                resources_per_worker={"GPU": workers.gpus} if workers.gpus else {"CPU": WORKER_CPUS},
             ),
-            torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
+            torch_config=TorchConfig(backend=None if workers.gpus else "gloo"),
             run_config=RunConfig(
                 name="train_drafter",
                 storage_path=scratch,

@@ -26,6 +26,7 @@ from configs.schema import CaptionJob
 from pipeline.cluster import ray_session
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
+from pipeline.resources.resolve import resolve
 from pipeline.run.checks import check_models
 from pipeline.run.execution import Build, stream
 from pipeline.run.plan import Plan
@@ -168,14 +169,15 @@ def prepare(settings: Settings) -> Prepared:
             f"--share {settings.share:g}: none of the {num_rows:,} published rows is chosen; raise the share, or wait "
             "until the job has published rows"
         )
-    config, pair = check_models(config)
+    resources = resolve(config, config.job)
+    config, pair = check_models(resources.apply(config))
     revision = pair.revisions.get("target")
     if settings.against is None and revision != job.target_revision:
         raise ConfigError(
             f"model.target: {config.model.target.path} is revision {revision}, and the output was decoded by revision "
             f"{job.target_revision}; restore it, or compare with another target by --against"
         )
-    plan = Plan(config, pair, job.manifest, job.output)
+    plan = Plan(config, pair, job.manifest, job.output, resources=resources)
     inexact = _inexact(job.config) or (_inexact(config) and f"the second decoding: {_inexact(config)}")
     return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact)
 

@@ -24,6 +24,11 @@ from jobs import caption
 from jobs.submit import STOP_WAIT_VARIABLE
 from pipeline.cluster import code_archive
 from pipeline.cluster.signals import CLUSTER_WAIT_S, GRACE_S
+from pipeline.resources import autoscaler
+from pipeline.resources.capacity import Capacity, Node
+from pipeline.resources.gpu_shares import share_gpus
+from pipeline.resources.refusals import refuse_cpus, refuse_gpus, refuse_unknown_nodes
+from pipeline.resources.requests import actors_of, tasks_of
 from tests.deploy.rayjob_fields import CRD_SHA256, CRD_URL, RAY_JOB, RELEASE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,9 +150,26 @@ def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manife
     assert inside.as_posix() in dict(code_archive.shipped_files())
     job = load_job(caption.COMMAND.model, ROOT / inside, tuple(arguments.overrides))
     assert job.job.ray_address == "auto"
-    assert job.pool.num_gpus == 1
     groups = {group["groupName"]: group for group in manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
     assert job.pool.max_size == groups["gpu"]["maxReplicas"]
+
+
+def test_jobs_find_a_gpu_for_each_engine_on_the_clusters_of_both_files(
+    manifest: dict[str, Any], launcher: dict[str, Any]
+) -> None:
+    """`num_gpus: auto` on the head alone: the workers are those that the autoscaler can add."""
+    ray_cluster = {"metadata": {"name": "a", "namespace": "b"}, "spec": manifest["spec"]["rayClusterSpec"]}
+    job = load_job(caption.COMMAND.model, ROOT / "configs/jobs/caption_webdataset.yaml", ("pool.max_size=8",))
+    for config in (launcher, autoscaler.derived(ray_cluster)):
+        assert config is not None
+        types = autoscaler.addable(autoscaler.types_of(config) or [], [], config["max_workers"])
+        capacity = Capacity("the cluster", (Node({"CPU": 0, "GPU": 0}, {}), *types))
+        pools, tasks = actors_of(job), list(tasks_of(job))
+        refuse_unknown_nodes(pools, tasks, capacity)
+        shares = share_gpus(pools, capacity)
+        assert shares == {"pool": 1}
+        refuse_gpus(pools, shares, capacity)
+        refuse_cpus(pools, tasks, shares, capacity, "job.ray_address")
 
 
 def release_schema() -> dict[str, Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from configs.load import ConfigError
 from pipeline.output.publishing import Fenced
+from pipeline.resources.resolve import Resources
+from pipeline.run.execution import write_provenance
 from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
@@ -377,3 +381,20 @@ def test_of_two_that_start_at_once_one_is_refused(tmp_path: Path) -> None:
             start(second)
     finally:
         OutputDir.list_attempts = true
+
+
+def test_another_machine_resolves_its_gpus_anew_and_resumes(tmp_path: Path) -> None:
+    """The record keeps `auto` and the numbers of each attempt beside it; they are not part of the content."""
+    config = job(lines(tmp_path / "in"), tmp_path / "out")
+    here = Resources({"pool": 0.5}, ("pool",), "this machine has 1 GPU", num_cpus=3)
+    there = Resources({"pool": 0.0}, ("pool",), "this machine has no GPU")
+    for attempt, resources in enumerate((here, there), 1):
+        plan = replace(plan_of(resources.apply(config)), resources=resources)
+        assert plan.config.pool.num_gpus == plan.config.pool.gpus == resources.gpus["pool"]
+        plan, begun = start(plan)
+        write_provenance(plan, begun.publisher)
+        record = json.loads((tmp_path / f"out/_job/attempts/{attempt:06d}.json").read_text())
+        assert record["resources"] == {"num_gpus": resources.gpus, "auto": ["pool"], "there": resources.there}
+        assert record["config"] == config.resolved()
+        assert yaml.safe_load((tmp_path / "out/_job/config.yaml").read_text()) == config.resolved()
+        assert record["config_fingerprint"] == config.fingerprint(plan.pair.revisions)

@@ -1,0 +1,116 @@
+"""Chooses the GPUs of each actor for `num_gpus: auto`, jointly for all pools of a job. Pure.
+
+The rule, for actors that can use a GPU and nodes that have one:
+
+- One pool: each actor has one GPU; more actors than GPUs share them equally.
+- Engines and VQ decoders: nine tenths of a GPU are the engines', one tenth the VQ decoders'.
+- Beside a pool with an explicit number: what that pool leaves of a GPU when it is as large as it can be; a VQ decoder
+  takes a tenth, or runs on the CPU if nothing is left.
+- Without a GPU: 0, the CPU.
+
+Engines share a GPU only if so many start together. VQ decoders share theirs by `max_size`, so that the pool can grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from configs.load import ConfigError
+from pipeline.resources.capacity import Capacity
+from pipeline.resources.packing import UNIT, Sized, fit_together, most_of, units_of
+from pipeline.resources.requests import Actors
+
+Shares = dict[str, float]
+"""GPUs of each actor, by the path of its pool."""
+
+
+def share_gpus(pools: Sequence[Actors], capacity: Capacity) -> Shares:
+    """Return the GPUs of each actor: the number that the job names, or for `auto` the rule of this module.
+
+    Raises:
+        ConfigError: the rule has no answer, because the node types of an autoscaler cannot be read, or a pool with an
+            explicit number leaves no GPU to engines or workers.
+    """
+    units = {one.where: units_of(one.gpus) for one in pools if one.gpus is not None}
+    open_pools = [one for one in pools if one.gpus is None]
+    for one in open_pools:
+        if not one.can_use_gpu or not _gpus_of(one, capacity):
+            units[one.where] = 0
+            if one.can_use_gpu and capacity.is_open:
+                raise ConfigError(
+                    f"{one.dotted}: is auto, but {capacity}; set it to 1, or to 0 if the autoscaler adds no GPUs"
+                )
+    left = [one for one in open_pools if one.where not in units]
+    named = [one for one in pools if units.get(one.where)]
+    for one in left:
+        near = [other for other in (*named, *left) if other is not one and _meet(one, other, capacity)]
+        explicit = [other for other in near if other in named]
+        units[one.where] = (
+            _beside(one, explicit, units, capacity) if explicit else _alone(one, one.tenths if near else 10, capacity)
+        )
+    return {one.where: _gpus(one, units[one.where]) for one in pools}
+
+
+def _gpus(pool: Actors, units: int) -> float:
+    return pool.gpus if pool.gpus is not None else units / UNIT
+
+
+def allowed(pool: Actors, capacity: Capacity) -> frozenset[int]:
+    """Return the indices of the nodes that a pool's labels and accelerator type allow."""
+    return frozenset(
+        index
+        for index, node in enumerate(capacity.nodes)
+        if node.has_labels(pool.labels) and node.has_accelerator(pool.accelerator_type)
+    )
+
+
+def _gpus_of(pool: Actors, capacity: Capacity) -> int:
+    """Return the number of GPUs that a pool may use."""
+    if not capacity.has_cuda and not pool.device.startswith("xpu"):
+        return 0
+    return sum(capacity.nodes[index].gpus * capacity.nodes[index].count for index in allowed(pool, capacity))
+
+
+def _meet(one: Actors, other: Actors, capacity: Capacity) -> bool:
+    """Return whether two pools may use the same GPU."""
+    both = allowed(one, capacity) & allowed(other, capacity)
+    return any(capacity.nodes[index].gpus for index in both)
+
+
+def _on_one_gpu(pool: Actors, capacity: Capacity) -> int:
+    """Return how many actors of a pool share a GPU."""
+    if not pool.shares or capacity.is_open:
+        return 1
+    count = pool.most if pool.tenths == 1 else pool.count
+    return -(-count // _gpus_of(pool, capacity))
+
+
+def _alone(pool: Actors, tenths: int, capacity: Capacity) -> int:
+    return max(1, UNIT * tenths // 10 // _on_one_gpu(pool, capacity))
+
+
+def _beside(pool: Actors, explicit: Sequence[Actors], units: dict[str, int], capacity: Capacity) -> int:
+    """Return the largest share of a GPU that fits beside the pools with an explicit number, at their largest sizes."""
+    others = [_grown(other, units[other.where], capacity) for other in explicit]
+    wanted, sharing = (UNIT // 10 if pool.tenths == 1 else UNIT), _on_one_gpu(pool, capacity)
+    steps = {UNIT - number * one.units for one in others for number in range(UNIT // one.units + 1)}
+    for free in sorted({min(wanted, step) for step in steps if step > 0}, reverse=True):
+        share = max(1, free // sharing)
+        if capacity.is_open or fit_together([sized(pool, share, capacity), *others], capacity.nodes):
+            return share
+    if pool.tenths == 1:
+        return 0
+    names = " and ".join(f"{other.dotted} ({other.gpus:g})" for other in explicit)
+    raise ConfigError(f"{pool.dotted}: is auto, and {names} leaves no GPU to it: {capacity}; leave both out (auto)")
+
+
+def _grown(pool: Actors, units: int, capacity: Capacity) -> Sized:
+    """Return a pool at the largest size that fits."""
+    one = sized(pool, units, capacity)
+    return replace(one, count=max(one.count, min(pool.most, most_of(one, capacity.nodes))))
+
+
+def sized(pool: Actors, units: int, capacity: Capacity, cpus: float = 0.0) -> Sized:
+    """Return the actors of a pool that start together."""
+    return Sized(pool.count, units, cpus, allowed(pool, capacity))
