@@ -38,6 +38,7 @@ from benchmarks.real.text import CONFIG, HELD_OUT
 from configs.load import load_job
 from configs.schema import CaptionJob
 from jobs import train_drafter
+from jobs.exit_status import DONE
 
 RESULTS = results_file("learning")
 TRAINING = "configs/jobs/train_real_eagle3.yaml"
@@ -67,7 +68,7 @@ def train(source: str, folder: Path, threads: int) -> list[Results]:
                 *(f"training.batch_rows={BATCH_ROWS}", f"workers.torch_threads={threads}"),
                 f"workers.teacher_cache.path={folder / 'states'}",
             ]
-            if train_drafter.main(arguments) != train_drafter.DONE:
+            if train_drafter.main(arguments) != DONE:
                 raise RuntimeError(f"{label}: the training failed")
         measured = json.loads((head / "training.json").read_text())["measured"]
         names = ("num_taught_rows", "num_epochs", "seconds", "top1_accuracy", "top3_accuracy", "mean_acceptance_length")

@@ -151,10 +151,11 @@ class Job(Section):
     """Logical CPUs of a local Ray instance; by default the machine's cores, at least 2."""
     progress: bool = True
     """Whether a progress line is shown."""
-    max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Largest share of failed rows; the job ends if more rows have failed."""
+    max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = 0.5
+    """Largest share of failed rows. If more rows have failed, a running job ends, and a finished job with at least 20
+    rows counts as failed, both with [exit status](commands.md#exit-status) 3. `null` is no limit."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
-    """Least number of finished rows at which `max_error_share` applies."""
+    """Least number of finished rows at which `max_error_share` ends a running job."""
     drift: AcceptanceDrop | None = AcceptanceDrop()
     """When a drop of acceptance is reported; `null` is never."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0

@@ -10,14 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from docgen.markdown import page, table
-
-EXIT_STATUS = (
-    ("0", "done"),
-    ("1", "the job failed"),
-    ("2", "refused; nothing was started"),
-    ("3", "stopped because too many rows failed (`job.max_error_share`)"),
-    ("143, 130", "stopped by SIGTERM or SIGINT; finished rows are saved"),
-)
+from jobs.exit_status import MEANINGS
 
 
 def parser_of(module: str) -> argparse.ArgumentParser:
@@ -37,7 +30,11 @@ def commands_page(root: Path) -> str:
             parser = parser_of(f"jobs.{path.stem}")
             about = [" ".join(text.split()) for text in (parser.description or "").strip().split("\n\n")]
             parts += [f"## jobs.{path.stem}", *about, table(("option", "meaning"), _options(parser))]
-    parts += ["## Exit status", table(("status", "meaning"), EXIT_STATUS)]
+    statuses = [(str(status), name, about) for status, (name, about) in MEANINGS.items()]
+    scope = (
+        "Of jobs and trainings; jobs.check, jobs.export and jobs.verify have meanings of 3 of their own, in their help."
+    )
+    parts += ["## Exit status", scope, table(("status", "name", "meaning"), statuses)]
     parts += ["## make", table(("command", "meaning"), make_targets((root / "Makefile").read_text()))]
     return page("Commands", *parts)
 

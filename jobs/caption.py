@@ -1,9 +1,4 @@
-"""`python -m jobs.caption`: run one caption job from a YAML file; write captions and telemetry of all source rows.
-
-Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
-failed, 4 ended because the loss of audited rows exceeded audit.max_loss, 143 and 130 stopped by SIGTERM and SIGINT with
-finished rows saved.
-"""
+"""`python -m jobs.caption`: run one caption job from a YAML file; write captions and telemetry of all source rows."""
 
 from __future__ import annotations
 
@@ -19,7 +14,8 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from actors.serving.journal import LossBudgetExceeded
 from configs.schema import CaptionJob
-from jobs.command import DONE, FAILED, REFUSED, Command
+from jobs.command import Command
+from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from pipeline.exports.run import run_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.reports.summary import Summary
@@ -92,7 +88,7 @@ def export(plan: Plan) -> list[str]:
 COMMAND = Command(
     module="jobs.caption",
     verb="captioning",
-    doc=__doc__ or "",
+    doc=f"{__doc__}\n\n{in_help(AUDITED_JOB)}",
     model=CaptionJob,
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from configs.load import ConfigError
 from pipeline.run.audit import audit
-from pipeline.storage import access
+from pipeline.storage import access, retries
+from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import OutputDir
 
 COMPLETE, INCOMPLETE, REFUSED, UNSOUND = 0, 1, 2, 3
@@ -24,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("output", help="the output directory, as sink.path has it")
     arguments = parser.parse_args(argv)
     try:
-        found = audit(OutputDir(arguments.output))
+        with retries.planning():
+            check_stores("OUTPUT", [arguments.output])
+            found = audit(OutputDir(arguments.output))
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     except Exception as error:  # storage drivers raise any error, from PermissionError to HTTP errors
-        print(f"refused: {access.shown(arguments.output)} cannot be read: {access.reason_of(error)}", file=sys.stderr)
+        reason = access.reason_of(error, arguments.output)
+        print(f"refused: {access.shown(arguments.output)} cannot be read: {reason}", file=sys.stderr)
         return REFUSED
     for line in found.lines():
         print(line)

@@ -1,9 +1,5 @@
-"""Implements the command line of bulk jobs: one YAML file, overrides, options, and the messages on the terminal.
-
-Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
-failed, 4 ended because the loss of audited rows exceeded audit.max_loss, 143 and 130 stopped by SIGTERM and SIGINT with
-finished rows saved.
-"""
+"""Implements the command line of bulk jobs: one YAML file, overrides, options, and the messages on the terminal. Exit
+statuses are those of `jobs.exit_status`."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ from actors.losses import MetricError
 from actors.results import torch_threads
 from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
+from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
 from pipeline.output.publishing import Fenced
@@ -31,17 +28,19 @@ from pipeline.pilot import estimate
 from pipeline.pilot.run import run_pilot
 from pipeline.pilot.verdict import needed_rows
 from pipeline.reports import summary
+from pipeline.reports.outcome import Outcome, Verdict
 from pipeline.reports.summary import Summary
 from pipeline.run import resume
 from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import REPORT
 from pipeline.run.resume import ResumeOptions
+from pipeline.storage import retries
 from pipeline.storage.shard import WHOLE, Shard
-
-DONE, FAILED, REFUSED, TOO_MANY_ERRORS, TOO_LOSSY = 0, 1, 2, 3, 4
 
 ENDED = {ErrorBudgetSpent: TOO_MANY_ERRORS, LossBudgetExceeded: TOO_LOSSY, MetricError: FAILED}
 """Exit status by the error that ended a job."""
+FINISHED = {Outcome.DONE: DONE, Outcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, Outcome.NO_RESULT: NO_RESULT}
+"""Exit status by the outcome of a finished job."""
 
 SWITCHES = {
     "--retry-errors": "go on with an output and run the rows that failed again",
@@ -78,33 +77,16 @@ class Command(Generic[Config, AnyPlan]):
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        estimates = arguments.estimate is not None
         with signals.caught() as stop:
             try:
-                config = load_job(self.model, arguments.config, tuple(arguments.overrides))
-                if estimates and (arguments.dry_run or arguments.limit is not None):
-                    raise ConfigError(
-                        "--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do"
-                    )
-                flags = (
-                    arguments.allow_mixed,
-                    arguments.retry_errors,
-                    arguments.accept_touched,
-                    arguments.skip_digests,
-                )
-                runs = not estimates and not arguments.dry_run
-                plan = self.make_plan(
-                    config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard)
-                )
-                if arguments.dry_run:
-                    print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
+                plan = self._plan(arguments)
+                if plan is None:
                     return DONE
                 if resume.is_complete(plan):
-                    print(f"nothing is missing in {plan.output.shown()}")
-                    if runs:
-                        print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
-                    return DONE
-                return self._run(plan, arguments, stop) if runs else self._estimate(plan, arguments)
+                    return self._complete(plan, arguments)
+                if arguments.estimate is not None:
+                    return self._estimate(plan, arguments)
+                return self._run(plan, arguments, stop)
             except ConfigError as error:
                 print(f"refused: {error}", file=sys.stderr)
                 return REFUSED
@@ -113,6 +95,28 @@ class Command(Generic[Config, AnyPlan]):
                     raise
                 print(f"stopped by {stop.name} before the job began", file=sys.stderr)
                 return stop.status
+
+    @retries.planning()
+    def _plan(self, arguments: argparse.Namespace) -> AnyPlan | None:
+        """Check and plan the job; print the plan and return None if it is a dry run. Raises ConfigError."""
+        config = load_job(self.model, arguments.config, tuple(arguments.overrides))
+        estimates = arguments.estimate is not None
+        if estimates and (arguments.dry_run or arguments.limit is not None):
+            raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
+        flags = (arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
+        runs = not estimates and not arguments.dry_run
+        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard))
+        if not arguments.dry_run:
+            return plan
+        print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
+        return None
+
+    def _complete(self, plan: AnyPlan, arguments: argparse.Namespace) -> int:
+        """Export an output without missing rows, and return the exit status that its rows have."""
+        print(f"nothing is missing in {plan.output.shown()}")
+        if arguments.estimate is None:
+            print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
+        return self._judged(resume.verdict_of(plan))
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse the command line; argparse exits with status 2 if it is invalid."""
@@ -142,6 +146,9 @@ class Command(Generic[Config, AnyPlan]):
             print(f"comparing methods takes at least {needed:,} rows: --estimate {needed}", flush=True)
         try:
             rows, verdict = run_pilot(plan, self.build, pilot)
+        except ErrorBudgetSpent as error:
+            print(f"the pilot was ended, as the job would be: {error}", file=sys.stderr)
+            return TOO_MANY_ERRORS
         except Exception:
             traceback.print_exc()
             print("the pilot failed, as the job would", file=sys.stderr)
@@ -150,7 +157,9 @@ class Command(Generic[Config, AnyPlan]):
         price = arguments.price_per_hour
         made = estimate.estimate(pilot, rows, pool, torch_threads(pool), price, seed, verdict, kept)
         print(f"{made.show()}\n{made.to_json()}")
-        return DONE
+        found = plan.empty_summary()
+        found.add_rows(rows)
+        return self._judged(found.judge(plan.config.job.max_error_share), "the pilot")
 
     def _run(self, plan: AnyPlan, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
@@ -175,13 +184,21 @@ class Command(Generic[Config, AnyPlan]):
             ending = "failed" if stop.number is None else f"was stopped by {stop.name}"
             print(f"the job {ending}; {self._kept(plan, arguments)}", file=sys.stderr)
             return FAILED if stop.number is None else stop.status
+        verdict = done.judge(plan.config.job.max_error_share)
         print(summary.show(done))
         print(f"output        {plan.output.shown()}", *exported, sep="\n")
         print(f"report        {plan.output.shown(REPORT)}")
         if done.num_errors:
             print(f"retry errors  {self._command(arguments)}{'' if arguments.retry_errors else ' --retry-errors'}")
         print(f"run it again  {self._command(arguments, 'NEW')}")
-        return DONE
+        return self._judged(verdict)
+
+    @staticmethod
+    def _judged(verdict: Verdict, what: str = "the job") -> int:
+        """Return the exit status of a finished job; print why it failed, if it did."""
+        if verdict.reason:
+            print(f"{what} failed: {verdict.reason}", file=sys.stderr)
+        return FINISHED[verdict.outcome]
 
     def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:
         return f"finished rows are kept in {plan.output.shown()}; resume with: {self._command(arguments)}"

@@ -27,7 +27,8 @@ from configs.load import ConfigError, load_job
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
-from jobs.command import DONE, FAILED, REFUSED, is_set, positive
+from jobs.command import is_set, positive
+from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision

@@ -1,8 +1,4 @@
-"""`python -m jobs.synthesize`: run one synthesis job from a YAML file; write images and telemetry of all prompts.
-
-Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
-failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
-"""
+"""`python -m jobs.synthesize`: run one synthesis job from a YAML file; write images and telemetry of all prompts."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
+from jobs.exit_status import JOB, in_help
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP
 from pipeline.run.crash_ledger import CrashLedger
@@ -58,7 +55,7 @@ def results(
 COMMAND = Command(
     module="jobs.synthesize",
     verb="synthesising images of the prompts in",
-    doc=__doc__ or "",
+    doc=f"{__doc__}\n\n{in_help(JOB)}",
     model=SynthesizeJob,
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],

@@ -1,7 +1,6 @@
 """`python -m jobs.train_drafter`: train an EAGLE or Medusa head, or a layer-cut drafter, for a target on rows.
 
-Runs in one process, or on several workers under Ray Train; a killed run resumes if the same command is run again. Exit
-status: 0 done, 1 failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
+Runs in one process, or on several workers under Ray Train; a killed run resumes if the same command is run again.
 """
 
 from __future__ import annotations
@@ -18,23 +17,22 @@ from typing import Any
 from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
+from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from pipeline.cluster import signals
 from pipeline.resources.resolve import resolve
-from pipeline.storage import checkpoints
+from pipeline.storage import checkpoints, retries
 from pipeline.storage.checkpoints import Known
 from pipeline.training.feed import sole_cache
 from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE as RESULT
 from pipeline.training.output import claim_output, sole_run
-from pipeline.training.run import Run, Worker
+from pipeline.training.run import NoUsableRows, Run, Worker
 from pipeline.training.workers import on_device, ray_job, train_on_workers
-
-DONE, FAILED, REFUSED = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one job from the command line and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.train_drafter", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jobs.train_drafter", description=f"{__doc__}\n{in_help(TRAINING)}")
     parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(argv)
@@ -47,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
+    except NoUsableRows as error:
+        print(f"the training failed: {error}", file=sys.stderr)
+        return NO_RESULT
     except KeyboardInterrupt:
         if stop.number is None:
             raise
@@ -63,16 +64,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: TrainDrafterJob) -> dict[str, Any]:
-    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements. Raises
-    ConfigError if the output belongs to another run, or the target or the source is invalid."""
-    resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
-    if line := resources.line():
-        print(f"gpus: {line}", file=sys.stderr, flush=True)
-    job = resources.apply(on_device(job))
-    inputs = open_inputs(job)
-    job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
-    inputs.check_target(job, found.revisions["target"])
-    output = claim_output(job, inputs, found.revisions["target"])
+    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
+
+    Raises:
+        ConfigError: the output belongs to another run, or the target or the source is invalid.
+        NoUsableRows: no row can be learned from.
+    """
+    with retries.planning():
+        resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
+        if line := resources.line():
+            print(f"gpus: {line}", file=sys.stderr, flush=True)
+        job = resources.apply(on_device(job))
+        inputs = open_inputs(job)
+        job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
+        inputs.check_target(job, found.revisions["target"])
+        output = claim_output(job, inputs, found.revisions["target"])
     with sole_run(output), sole_cache(job, output):
         if job.workers.count > 1:
             train_on_workers(job, output)

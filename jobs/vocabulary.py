@@ -16,6 +16,7 @@ from configs.load import ConfigError
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
 from models.loading.vocabulary import write_tokens
+from pipeline.storage.retries import planning
 from pipeline.training.token_counts import SHARES, Counted, count_tokens, texts_of
 
 DONE, REFUSED = 0, 2
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="job output, Parquet file or text file; any URL")
     arguments = parser.parse_args(argv)
     try:
-        counted = _count(arguments)
+        with planning():
+            counted = _count(arguments)
         write_tokens(arguments.out, counted.tokens, f"{counted.num_texts} texts by the tokenizer of {arguments.target}")
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from benchmarks.harness.markdown import Results, percent, table
 from benchmarks.harness.results import cores, progress
 from benchmarks.real.text import HEADS, HEADS_FOLDER
 from jobs import train_drafter
+from jobs.exit_status import DONE
 from zoo.real.drafters import read_notes
 from zoo.real.eagle import FILE as EAGLE_FILE
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in HEADS:
         if (HEADS_FOLDER / name / "training.json").exists():
             continue
-        if train_drafter.main(arguments_of(name, HEADS_FOLDER, options.threads)) != train_drafter.DONE:
+        if train_drafter.main(arguments_of(name, HEADS_FOLDER, options.threads)) != DONE:
             progress(f"{name}: the training failed")
             return 1
     return 0

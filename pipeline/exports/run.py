@@ -17,6 +17,7 @@ from pipeline.exports.ledger import Ledger, Outcome, Part
 from pipeline.exports.sidecars import Sidecars
 from pipeline.exports.webdataset import WebDataset
 from pipeline.output.recorded_job import RecordedJob
+from pipeline.storage.first_touch import check_stores
 
 MAX_NAMED = 5
 
@@ -73,14 +74,24 @@ def check_exports(job: RecordedJob, exports: Sequence[Export], dotted: str, runs
     """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written."""
     targets: dict[Any, int] = {}
     exporters: list[Exporter] = []
+    if any(map(_reads_source, exports)):
+        check_stores("source.path", job.config.source.paths)
     for number, export in enumerate(exports):
         target = (export.format, export.names) if isinstance(export, SidecarExport) else export.path.rstrip("/")
         if (first := targets.setdefault(target, number)) != number:
             raise ConfigError(f"{dotted}.{number}: writes the same files as {dotted}.{first}; leave one out")
+        if not isinstance(export, SidecarExport):
+            check_stores(f"{dotted}.{number}.path", [export.path])
         exporters.append(_exporter(job, export, f"{dotted}.{number}"))
         if runs:
             exporters[-1].check(Ledger(job.output, export))
     return exporters
+
+
+def _reads_source(export: Export) -> bool:
+    return not isinstance(export, LanceExport | DatasetExport) or (
+        isinstance(export, DatasetExport) and export.images != "none"
+    )
 
 
 def _exporter(job: RecordedJob, export: Export, dotted: str) -> Exporter:

@@ -20,8 +20,10 @@ from pipeline.source.id_hashes import Hashes, hash_ids
 from pipeline.source.manifest import Manifest, list_source, open_listing
 from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
+from pipeline.storage.first_touch import check_stores
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import DATA, OutputDir
+from pipeline.storage.retries import planning
 from pipeline.storage.shard import Shard
 
 MAX_NAMED = 3
@@ -119,20 +121,21 @@ def _refuse_files(manifest: Manifest, wrong: Any, what: str) -> None:
         raise ConfigError(f"source.path: {names}{more}: {what} it; results belong to the rows that they were made from")
 
 
+@planning()
 def read_job(path: str, dotted: str) -> RecordedJob:
     """Read the record of the caption job in `path`, which is the value of the field `dotted`.
 
     Raises:
         ConfigError: there is no output of a caption job, it cannot be read, or its shards have several configurations.
     """
-    access.open_url(path, dotted)
+    check_stores(dotted, [path])
     output = OutputDir(path)
     try:
         return _read(output, dotted)
     except ConfigError as error:
         raise ConfigError(str(error).replace("sink.path", dotted, 1)) from None
     except Exception as error:  # drivers raise errors of no common class
-        raise ConfigError(f"{dotted}: {output.shown()} cannot be read: {access.reason_of(error)}") from None
+        raise ConfigError(f"{dotted}: {output.shown()} cannot be read: {access.reason_of(error, path)}") from None
 
 
 def _read(output: OutputDir, dotted: str) -> RecordedJob:

@@ -21,6 +21,7 @@ from configs.pool import AcceptanceDrop
 from pipeline.cluster.ray_session import driver_actor, polled
 from pipeline.reports.drift import Drift, DriftWatch
 from pipeline.reports.live import Counts, Digest, Live
+from pipeline.reports.outcome import most_common
 from pipeline.reports.summary import Summary
 
 QUIET_INTERVAL_S = 10.0
@@ -47,9 +48,9 @@ class _LiveActor:
             for (method, source), ratio in self._live.watch.take_completed().items():
                 self._metrics.ratio(source, method, ratio)
 
-    def counts(self, num_drifts: int) -> tuple[Counts, list[Drift]]:
-        """Return the counts, and the drifts after the first `num_drifts`."""
-        return self._live.counts, list(self._live.since(num_drifts))
+    def counts(self, num_drifts: int) -> tuple[Counts, tuple[str, int], list[Drift]]:
+        """Return the counts, the commonest error with its count, and the drifts after the first `num_drifts`."""
+        return self._live.counts, most_common(self._live.summary.errors_by_type), list(self._live.since(num_drifts))
 
     def live(self) -> Live:
         return self._live
@@ -100,7 +101,7 @@ def shown(
         def look() -> None:
             nonlocal num_rows_shown, num_drifts
             try:
-                counts, drifts = ray.get(actor.counts.remote(num_drifts), timeout=READ_TIMEOUT_S)
+                counts, error, drifts = ray.get(actor.counts.remote(num_drifts), timeout=READ_TIMEOUT_S)
             except ray.exceptions.GetTimeoutError:
                 return  # a busy or stopped process; read again in the next round
             num_drifts += len(drifts)
@@ -112,7 +113,7 @@ def shown(
             if events is not None:
                 events.emit("progress", stream=stream, total_rows=total_rows, **asdict(counts))
                 return
-            line = progress_line(counts, total_rows, time.monotonic() - began_s)
+            line = progress_line(counts, total_rows, time.monotonic() - began_s, *error)
             stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
             stream.flush()
 
@@ -144,12 +145,17 @@ def bar(num_rows: int, total_rows: int | None) -> str:
     return f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}]"
 
 
-def progress_line(counts: Counts, total_rows: int | None, elapsed_s: float) -> str:
-    """Return one line with the rows done, rates since the start, and the mean acceptance length so far."""
+def progress_line(
+    counts: Counts, total_rows: int | None, elapsed_s: float, error: str = "", num_errors: int = 0
+) -> str:
+    """Return one line with the rows done, rates since the start, the mean acceptance length so far, and the number of
+    failed rows with the commonest `error` and its `num_errors`."""
     elapsed_s = max(elapsed_s, 1e-9)
     of_total = f" of {total_rows}" if total_rows is not None else ""
     line = f"{counts.num_rows}{of_total} rows, {counts.num_rows / elapsed_s:.1f} rows/s, "
     line += f"{counts.num_tokens / elapsed_s:,.0f} tokens/s"
     if counts.num_accepted:
         line += f", acceptance length {1 + counts.num_accepted / counts.num_steps:.2f}"
+    if counts.num_errors:
+        line += f", {counts.num_errors} failed ({error} {num_errors})"
     return line

@@ -37,7 +37,7 @@ class Report:
     title: str
     output: str
     state: str
-    """`running`, `done`, or why the job ended."""
+    """`running`, `done`, `failed` if too few rows of a finished job succeeded, or why the job ended before."""
     updated_at: str
     summary: Summary
     total_rows: int | None
@@ -111,7 +111,8 @@ def duration(seconds: float) -> str:
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
     """Return the key numbers as (label, value, note)."""
     one = report.summary
-    done = f"of {report.total_rows:,} in this attempt" if report.total_rows and report.state != "done" else ""
+    is_finished = report.state in ("done", "failed")
+    done = f"of {report.total_rows:,} in this attempt" if report.total_rows and not is_finished else ""
     share = f"{one.num_errors / one.num_samples:.2%} of all rows" if one.num_samples else ""
     tiles = [
         ("rows", f"{one.num_samples:,}", done),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -16,9 +16,10 @@ from actors.serving.engine_thread import Waits
 from configs.acceptance import Audit
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.files import partitions_of
-from pipeline.reports import loss
+from pipeline.reports import loss, outcome
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.reports.loss import Losses
+from pipeline.reports.outcome import NO_VERDICT, Verdict
 from pipeline.reports.result_tables import (
     READ_FILE_S,
     added,
@@ -34,8 +35,10 @@ from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
 PLACES = ("clip_index", "prompt_index")
 """Columns with the position of a row among the rows of its sample; null if the sample has one row."""
+MESSAGE = "error_message"
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 64, 300
 MAX_DRIFTS_SHOWN = 8
 NO_WAITS = Waits()
 DERIVED = (
@@ -70,6 +73,8 @@ class Summary:
     """Input samples; one sample may have several rows."""
     by_status: dict[str, int] = field(default_factory=dict)
     errors_by_type: dict[str, int] = field(default_factory=dict)
+    error_examples: dict[str, str] = field(default_factory=dict)
+    """The message of one row by error code."""
     by_method: dict[str, int] = field(default_factory=dict)
     """Rows by the method that decoded them; several if `method.auto` tried several."""
     num_generated_tokens: int = 0
@@ -99,6 +104,8 @@ class Summary:
     """Drops and recoveries of the acceptance length in this attempt, as text (`pipeline.reports.drift`)."""
     max_unsaved_seconds: float = 0.0
     """A kill loses at most `max_rows_in_flight` unfinished rows, and the rows finished in these last seconds."""
+    verdict: Verdict = NO_VERDICT
+    """The outcome of a finished job (`judge`)."""
 
     @property
     def samples_per_s(self) -> float:
@@ -138,6 +145,7 @@ class Summary:
         """Return the JSON object of `_job/summary.json`."""
         return {
             **asdict(self),
+            "verdict": self.verdict._asdict(),
             "depths": self.depths.to_json(),
             "audit": None if self.audit is None else loss.to_json(self.audit, self.losses),
             "actors_waited_share": self.waits.actors_waited,
@@ -147,7 +155,7 @@ class Summary:
         }
 
     def add_rows(self, table: pa.Table) -> None:
-        """Count the rows of a table with the columns `COLUMNS`, and `PLACES` if the output has them."""
+        """Count the rows of a table with the columns `COLUMNS`, and `PLACES` and `MESSAGE` if the output has them."""
         is_result = pc.equal(table["error_type"], "")
         results = table.filter(is_result)
         made = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
@@ -158,7 +166,10 @@ class Summary:
         self.num_tokens_made += total(made["num_generated_tokens"])
         self.num_generated_tokens += total(table["num_generated_tokens"])
         add_counts(self.by_status, counts(table["status"]))
-        add_counts(self.errors_by_type, counts(table.filter(pc.invert(is_result))["error_type"]))
+        errors = table.filter(pc.invert(is_result))
+        add_counts(self.errors_by_type, counts(errors["error_type"]))
+        if MESSAGE in table.column_names:
+            self._keep_examples(dict(zip(*(errors[name].to_pylist() for name in ("error_type", MESSAGE)))))
         add_counts(self.by_method, counts(results["method"]))
         if loss.LOSS in table.column_names:
             self.losses = self.losses.plus(loss.sum_of(table[loss.LOSS]))
@@ -176,9 +187,20 @@ class Summary:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("by_status", "errors_by_type", "by_method"):
             add_counts(getattr(self, name), getattr(other, name))
+        self._keep_examples(other.error_examples)
         self.acceptance_histogram = added(self.acceptance_histogram, other.acceptance_histogram)
         self.depths.add(other.depths)
         self.losses = self.losses.plus(other.losses)
+
+    def _keep_examples(self, messages: Mapping[str, str]) -> None:
+        for code, message in messages.items():
+            if code not in self.error_examples and len(self.error_examples) < MAX_EXAMPLES:
+                self.error_examples[code] = message[:MAX_EXAMPLE_CHARS]
+
+    def judge(self, max_error_share: float | None) -> Verdict:
+        """Set and return the verdict over the rows of a finished job."""
+        self.verdict = outcome.judge(self.num_samples, self.errors_by_type, self.error_examples, max_error_share)
+        return self.verdict
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the summary as lines of (label, value)."""
@@ -221,7 +243,7 @@ class Summary:
         if self.max_rows_in_flight:
             in_flight = f"at most {self.max_rows_in_flight:,} rows in flight"
             lines.append(("a kill costs", f"{in_flight} and {self.max_unsaved_seconds:g} s of finished ones"))
-        return lines
+        return [("failed", self.verdict.reason), *lines] if self.verdict.reason else lines
 
 
 Kind = TypeVar("Kind", bound=Summary)
@@ -244,7 +266,7 @@ def count(output: OutputDir, summary: Kind, workers: Workers = IN_PROCESS) -> Ki
 
 def _counted(output: OutputDir, empty: Kind, names: Sequence[str]) -> Kind:
     part = deepcopy(empty)
-    for table in read_tables(output, names, (*COLUMNS, *PLACES, loss.LOSS)):
+    for table in read_tables(output, names, (*COLUMNS, *PLACES, MESSAGE, loss.LOSS)):
         part.add_rows(table)
     return part
 

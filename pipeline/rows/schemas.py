@@ -74,6 +74,32 @@ ERROR_CODES: dict[str, str] = {
 }
 """Error code → meaning. Codes are part of the output format: codes may be added and are never renamed."""
 
+ERROR_ADVICE: dict[str, str] = {
+    "broken_shard": "check that the files can be read with the job's credentials, and --retry-errors reads them again",
+    "missing_image": "check source.path and source.columns.image",
+    "unreadable_image": "check that the images can be fetched from the nodes, and --retry-errors fetches them again",
+    "missing_video": "check source.path and source.columns.video",
+    "unreadable_video": "check that the videos can be fetched from the nodes, and --retry-errors fetches them again",
+    "uri_refused": "name the scheme in source.uri_schemes, or the folder in source.local_roots",
+    "missing_column_value": "check the placeholders of prompt against the columns of the source",
+    "missing_id": "choose another source.id_column, or leave it out",
+    "duplicate_id": "choose another source.id_column, or leave it out",
+    "image_too_large": "raise source.max_image_bytes or source.max_image_pixels",
+    "too_many_images": "raise source.max_images_per_row",
+    "row_too_large": "raise source.max_decoded_bytes",
+    "decode_timeout": "raise source.video.timeout_s",
+    "invalid_sampling": "check the columns of sampling values",
+    "prompt_refused": "check the prompt against the target's chat template, and its images against its processor",
+    "context_too_long": "raise pool.max_context_tokens, or lower sampling.max_new_tokens or the number of frames",
+    "non_finite_logits": "take another model.target.dtype",
+    "row_timeout": "raise pool.max_row_s",
+    "grammar_failed": "check output against sampling.max_new_tokens",
+    "out_of_memory": "lower pool.max_context_tokens or pool.max_prefill_tokens, or take a larger device",
+    "engine_died": "_job/logs/ has the engine's last lines; pool.max_step_s may be shorter than a step",
+    "non_finite_pixels": "take another model.vq.dtype",
+}
+"""Error code → what to do if most rows of a job have it."""
+
 
 def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
     return [(name, kind) for name, kind, _ in described]

@@ -19,6 +19,7 @@ from pipeline.reports import loss
 from pipeline.run.processing import check_processing
 from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access, checkpoints
+from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
@@ -55,7 +56,7 @@ def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> Out
 
     Raises:
         ConfigError: a path is relative although the job does not run in this folder, one of output and source contains
-            the other, or the output holds other files.
+            the other, a store cannot be used, or the output holds other files.
     """
     if not runs_here(config):
         submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
@@ -64,9 +65,12 @@ def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> Out
         refuse_relative(paths, reason)
     path = config.sink.path
     output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()), shard)
+    check_stores("source.path", config.source.paths)
+    check_stores("sink.path", [output.url])
     refuse_overlap(config.source, output.url)
-    if not output.is_begun():
-        replace(output, shard=WHOLE).refuse_if_used()
+    with access.refusals("sink.path", output.url):
+        if not output.is_begun():
+            replace(output, shard=WHOLE).refuse_if_used()
     return output
 
 

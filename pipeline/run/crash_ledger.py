@@ -27,7 +27,7 @@ from actors.serving.journal import (
 )
 from configs.acceptance import Audit
 from pipeline.cluster.ray_session import driver_actor
-from pipeline.reports import loss
+from pipeline.reports import loss, outcome
 from pipeline.reports.loss import Losses
 
 READ_TIMEOUT_S = 30.0
@@ -139,10 +139,7 @@ class Ledger:
         if failed / num_results <= self._max_error_share:
             return ""
         codes = ", ".join(f"{count:,} {code}" for code, count in self._errors.most_common())
-        return (
-            f"{failed:,} of {num_results:,} rows failed ({100 * failed / num_results:.1f} %), more than "
-            f"job.max_error_share ({self._max_error_share:g}) allows: {codes}"
-        )
+        return f"{outcome.excess(failed, num_results, self._max_error_share)}: {codes}"
 
 
 @dataclass(frozen=True)

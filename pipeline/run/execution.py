@@ -47,13 +47,15 @@ captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
 @dataclass(frozen=True)
 class Ran:
     """An attempt that has computed all rows: seconds from the first task to the last file, wait times, its publisher,
-    and the counts of its rows, None if it computed none."""
+    and the counts of its rows, None if it computed none. `events` are emitted at its end, `began_s` is its start."""
 
     wall_s: float
     waits: Waits
     publisher: Publisher
     report: ReportWriter
     live: Live | None
+    events: Events | None = None
+    began_s: float = 0.0
 
 
 def run_job(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> Summary:
@@ -83,15 +85,16 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         print(line, flush=True)
     events = Events(plan.stamp(begun.publisher.attempt), plan.config.job.log == "json")
     report = ReportWriter(plan, begun.publisher, _versions(plan), events)
-    with _emitted(plan, events):
+    began_s = time.monotonic()
+    with _emitted(plan, events, began_s):
         wall_s, waits, live = _fill(plan, begun, build, events, report)
         finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
-    return Ran(wall_s, waits, begun.publisher, report, live)
+    return Ran(wall_s, waits, begun.publisher, report, live, events, began_s)
 
 
 @contextlib.contextmanager
-def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
-    """Emit events at the start and at the end of the job."""
+def _emitted(plan: JobPlan, events: Events, began_s: float) -> Iterator[None]:
+    """Emit events at the start of the job, and if it ends before its rows are counted."""
     events.emit(
         "job_began",
         output=plan.output.shown(),
@@ -101,7 +104,6 @@ def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
         target=plan.pair.target_id,
         drafter=plan.pair.drafter_id,
     )
-    began_s = time.monotonic()
     try:
         yield
     except KeyboardInterrupt:
@@ -110,7 +112,6 @@ def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
     except BaseException as error:
         events.emit("job_failed", "error", error=type(error).__name__, message=str(error))
         raise
-    events.emit("job_done", wall_s=round(time.monotonic() - began_s, 3))
 
 
 def _fill(
@@ -194,7 +195,7 @@ def job_error(log: CrashLedger) -> Iterator[None]:
 
 
 def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
-    """Write `_job/summary.json`, with the work that a kill would lose, and the report."""
+    """Judge the rows, and write `_job/summary.json`, with the work that a kill would lose, and the report."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
     done.max_rows_in_flight = batches * pool.rows_per_batch * (plan.rows_per_sample or 1)
@@ -204,9 +205,14 @@ def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
     done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
     if ran.live is not None:
         done.drifts = [one.text() for one in ran.live.drifts]
+    verdict = done.judge(plan.config.job.max_error_share)
     ran.publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
     ran.report.write(lambda: ran.report.done(done, ran.live))
     ran.publisher.check_alone()
+    if ran.events is not None and verdict.reason:
+        ran.events.emit("job_failed", "error", error=str(verdict.outcome), message=verdict.reason)
+    elif ran.events is not None:
+        ran.events.emit("job_done", wall_s=round(time.monotonic() - ran.began_s, 3))
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from actors.auto.trial import block_rows
@@ -12,10 +12,13 @@ from configs.method import Auto, Method
 from configs.pool import ActorPool, EnginePool
 from pipeline.run.plan import JobPlan, Plan
 from pipeline.storage import access
+from pipeline.storage.first_touch import bounded
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.shard import WHOLE
 
 NUM_ROWS_LOOKED_AT = 20
+FIRST_ROWS_S = 20.0
+"""Longest time to read and decode them."""
 
 
 def describe(plan: Plan) -> str:
@@ -104,10 +107,13 @@ def _method(method: Method) -> str:
 
 def first_prompt(plan: Plan) -> str:
     """Return the first rendered prompt with its sample's id; the errors if none of the first rows can be rendered."""
-    tables = plan.decode_first(num_shown(plan))
     columns = ["sample_id", "messages", "error_type", "error_message"]
-    rows = (row for table in tables for row in table.select(columns).to_pylist())
-    return first_usable(rows, lambda row: plan.pair.render(json.loads(row["messages"])))
+
+    def read() -> Iterator[dict[str, Any]]:
+        for table in plan.decode_first(num_shown(plan)):
+            yield from table.select(columns).to_pylist()
+
+    return first_usable(read, lambda row: plan.pair.render(json.loads(row["messages"])))
 
 
 def num_shown(plan: JobPlan) -> int:
@@ -115,8 +121,16 @@ def num_shown(plan: JobPlan) -> int:
     return NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
 
 
-def first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
-    """Return the first row without an error, formatted by `show`; the errors if all rows have one."""
+def first_usable(read: Callable[[], Iterable[dict[str, Any]]], show: Callable[[dict[str, Any]], str]) -> str:
+    """Return the first row without an error, formatted by `show`; the errors if all rows have one. Hosts of images may
+    not answer, so it takes at most `FIRST_ROWS_S`."""
+    try:
+        return bounded(lambda: _first_usable(read(), show), FIRST_ROWS_S)
+    except TimeoutError:
+        return f"the first rows were not read and decoded in {FIRST_ROWS_S:g} s"
+
+
+def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
     problems = []
     for row in rows:
         if not row["error_type"]:

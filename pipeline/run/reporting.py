@@ -74,7 +74,8 @@ class ReportWriter:
         rows = choose_rows(plan.output, *most, plan.picture_columns)
         notes = ["The first rows." if is_limited else "The first rows of files spread over the output."]
         gallery = make_gallery(rows, partial(self._pictures, notes))
-        return self._report(summary, live, "done", gallery, " ".join(notes))
+        state = "failed" if summary.verdict.reason else "done"
+        return self._report(summary, live, state, gallery, " ".join(notes))
 
     def _pictures(self, notes: list[str], rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
         """Yield images of rows, for at most `PICTURES_S` seconds; add a note if further rows have none."""

@@ -20,10 +20,12 @@ from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
+from pipeline.reports.outcome import Verdict, judge_json
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest_parts import with_counts, write_parts
 from pipeline.source.shards import rows_of
+from pipeline.storage import access
 from pipeline.storage.output_dir import CONTENT, JOB, OutputDir, as_json
 from pipeline.storage.shard import WHOLE
 
@@ -64,14 +66,16 @@ class Earlier:
 
 
 def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
-    """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
-    numbers = plan.output.list_attempts()
-    if not numbers:
-        _refuse_content_of_other_shards(plan)
-        return plan
-    if not plan.resume.allow_mixed:
-        refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
-    return _with_inventory(plan, gone, workers)
+    """Add the state of earlier attempts to the plan; raise ConfigError for another config, lost unfinished files, or an
+    output that cannot be read."""
+    with access.refusals("sink.path", plan.output.url):
+        numbers = plan.output.list_attempts()
+        if not numbers:
+            _refuse_content_of_other_shards(plan)
+            return plan
+        if not plan.resume.allow_mixed:
+            refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
+        return _with_inventory(plan, gone, workers)
 
 
 def _refuse_content_of_other_shards(plan: JobPlan) -> None:
@@ -206,13 +210,22 @@ def is_complete(plan: JobPlan) -> bool:
         return False
     found = plan.earlier.inventory
     at_rest = not (found.strange or found.spooled or found.spent or found.superseded)
-    return at_rest and _is_summarised(plan.output)
+    with access.refusals("sink.path", plan.output.url):
+        return at_rest and bool(read_summary(plan.output))
 
 
-def _is_summarised(output: OutputDir) -> bool:
-    """Return whether the newest attempt has written the summary, which it does last."""
+def read_summary(output: OutputDir) -> dict[str, Any]:
+    """Read the summary that the newest attempt has written, which it does last; empty if it has not, or if it is
+    damaged."""
     try:
         summary = json.loads(output.read_bytes(f"{JOB}/{SUMMARY}"))
-    except (FileNotFoundError, ValueError):
-        return False
-    return isinstance(summary, dict) and summary.get("attempt") == output.list_attempts()[-1]
+        is_newest = summary["attempt"] == output.list_attempts()[-1]
+        counts = (summary["num_samples"], *summary["errors_by_type"].values())
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return summary if is_newest and all(isinstance(count, int) for count in counts) else {}
+
+
+def verdict_of(plan: JobPlan) -> Verdict:
+    """Return the verdict over a complete output; errors of earlier attempts count as well."""
+    return judge_json(read_summary(plan.output), plan.config.job.max_error_share)

@@ -222,9 +222,8 @@ def _listing_errors(source: Source) -> Iterator[None]:
         raise
     except Exception as error:  # drivers raise errors of no common class
         where = getattr(error, "filename", None) or _source_name(source)
-        raise ConfigError(
-            f"source.path: {access.shown(str(where))} cannot be listed: {access.reason_of(error)}"
-        ) from None
+        reason = access.reason_of(error, source.paths[0])
+        raise ConfigError(f"source.path: {access.shown(str(where))} cannot be listed: {reason}") from None
 
 
 def _source_name(source: Source) -> str:

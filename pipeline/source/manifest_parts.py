@@ -62,7 +62,8 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False, worker
         ConfigError: the source cannot be listed, a listed file has changed, new files have other columns, or the output
             has another number of shards.
     """
-    manifest = read_parts(output)
+    with access.refusals("sink.path", output.url):
+        manifest = read_parts(output)
     if manifest is None:
         return Reopened(replace(freeze_for(needs, workers), num_shards=output.shard.total), np.zeros(0, np.int64))
     _refuse_other_shards(manifest, output)

@@ -8,7 +8,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.load import ConfigError
+from pipeline.storage.failures import explain
 from pipeline.storage.retries import CutShort, RetryPolicy, retried
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
@@ -36,12 +37,29 @@ MAX_REASON_CHARS = 300
 
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it; the driver reads credentials from the environment.
-    ConfigError with `dotted_path` if no driver for the scheme is installed, or the URL is malformed."""
+    ConfigError with `dotted_path` if no driver for the scheme is installed, the URL is malformed, or the driver refuses
+    the credentials."""
     try:
         filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{dotted_path}: {shown(url)} cannot be opened: {reason_of(error)}") from None
+    except Exception as error:  # drivers raise errors of no common class
+        raise refusal(dotted_path, url, error) from None
     return filesystem, str(path)
+
+
+def refusal(dotted_path: str, url: str, error: BaseException) -> ConfigError:
+    """Return the ConfigError of a store that cannot be used, with the dotted path of the field that names it."""
+    return ConfigError(f"{dotted_path}: {shown(url)} cannot be opened: {reason_of(error, url)}")
+
+
+@contextlib.contextmanager
+def refusals(dotted_path: str, url: str) -> Iterator[None]:
+    """Convert errors of the store at `url`, and of the operating system, to `refusal` inside the block."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or explain(error, url):
+            raise refusal(dotted_path, url, error) from None
+        raise
 
 
 def is_local(filesystem: Any) -> bool:
@@ -74,9 +92,12 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAMES.search(name) is not None
 
 
-def reason_of(error: BaseException) -> str:
-    """Return an error's message in one line, without credentials of URLs and values of secret environment variables."""
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+def reason_of(error: BaseException, url: str = "") -> str:
+    """Return an error's message in one line, without credentials of URLs and values of secret environment variables.
+
+    For an error of a store, it is `failures.explain`; `url` is the store's.
+    """
+    reason = explain(error, url) or (error.strerror if isinstance(error, OSError) and error.strerror else error)
     text = _URLS.sub(lambda match: shown(match.group()), str(reason))
     for name, value in os.environ.items():
         if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name):

@@ -101,7 +101,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     except FileNotFoundError:
         raise checkpoint.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
     except Exception as error:  # drivers raise errors of no common class
-        raise checkpoint.refusal(f"it cannot be listed: {access.reason_of(error)}") from None
+        raise checkpoint.refusal(f"it cannot be listed: {access.reason_of(error, url)}") from None
     for file in checkpoint.files:
         if not is_plain_name(file.path):  # copies are written under these names
             raise checkpoint.refusal(f"it names the file {file.path[:100]!r}, which is no plain file name")

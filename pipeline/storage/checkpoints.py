@@ -24,6 +24,7 @@ from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
+from pipeline.storage.first_touch import bounded, check_stores
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import VqPainter
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
 
-HUB_TIMEOUT_S = 8.0
-"""Timeout of a request to the hub in seconds; without an answer, a job needs the local cache of the hub client."""
+HUB_TIMEOUT_S = 5.0
+"""Longest time of the requests to the hub for one checkpoint; without an answer, a job needs the local cache of the hub
+client."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
@@ -120,6 +122,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
     is_unreachable = False
     for site in sites(job):
         if site.is_stored:
+            check_stores(site.where, [site.section.path])
             checkpoint = site.look()
             if runs_here:
                 checkpoint_cache.check_disk(checkpoint)
@@ -170,13 +173,18 @@ def _query_hub(site: Site) -> str | None:
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
     path, revision = site.section.path, site.section.revision
-    try:
+
+    def ask() -> tuple[str, dict[str, int], list[str]]:
         api = HfApi()
         info = api.model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         weights = [name for name in sizes if name.endswith(checkpoint_cache.WEIGHT_SUFFIXES) and "/" not in name]
         if weights:  # of a gated repository, everybody may read the facts, and not the files
             api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
+        return str(info.sha), sizes, weights
+
+    try:
+        commit, sizes, weights = bounded(ask, HUB_TIMEOUT_S)  # the client retries, and resolves names without a limit
     except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
         raise site.refusal(access.reason_of(error)) from None
     except Exception as error:  # the client raises errors of no common class
@@ -188,8 +196,8 @@ def _query_hub(site: Site) -> str | None:
                 "environment names you"
             ) from None
         return None  # HF_HUB_OFFLINE is set or the hub does not answer: the local cache is used
-    _report(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
-    return str(info.sha)
+    _report(site, len(sizes), sum(sizes[name] for name in weights), commit)
+    return commit
 
 
 @contextlib.contextmanager

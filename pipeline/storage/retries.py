@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import itertools
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
+
+from pipeline.storage.failures import causes, is_unreachable, status_of, true_error
 
 Result = TypeVar("Result")
 
@@ -48,9 +51,9 @@ class CutShort(OSError):
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed: time-outs, lost connections, HTTP status 408, 425, 429 and 5xx."""
     known_by_name = bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
-    status = _status_of(error)
+    status = status_of(error)
     if status is None and not known_by_name:  # the cause of a truncated answer may carry an unrelated status
-        status = _status_of(error.__cause__)
+        status = status_of(error.__cause__)
     if status is not None:
         return status in TRANSIENT_STATUS
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError):
@@ -66,27 +69,57 @@ def is_transient(error: BaseException) -> bool:
     return cause is not None and is_transient(cause)
 
 
-def _status_of(error: BaseException | None) -> int | None:
-    """Return the HTTP status in a driver's error; None if it has none."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        found = getattr(response, "status_code", None)
-    # Evaluated lazily: some drivers' errors warn when `code` is read.
-    candidates = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
-    return next((status for status in candidates if isinstance(status, int) and 100 <= status < 600), None)
+_deadline_s: ContextVar[float | None] = ContextVar("deadline of retries", default=None)
+_num_planning = 0
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Do not retry, inside the block, if no connection to a store comes about, in all threads of this process: before a
+    job starts, a wrong address is more likely than a store that restarts."""
+    global _num_planning
+    _num_planning += 1
+    try:
+        yield
+    finally:
+        _num_planning -= 1
+
+
+@contextlib.contextmanager
+def until(deadline_s: float) -> Iterator[None]:
+    """Start no retry after this time (`time.monotonic`) inside the block, in this thread."""
+    token = _deadline_s.set(deadline_s)
+    try:
+        yield
+    finally:
+        _deadline_s.reset(token)
 
 
 def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> Result:
-    """Run the action and return its result, retrying transient errors; the error of the last attempt is raised."""
+    """Run the action and return its result, retrying transient errors; the error of the last attempt is raised.
+
+    If a driver raises FileNotFoundError although a request failed otherwise, the cause is raised.
+    """
     policy = policy or DEFAULT_POLICY
-    for attempt in range(policy.max_attempts - 1):
+    for attempt in range(policy.max_attempts):
+        longest_s = min(policy.max_wait_s, policy.first_wait_s * 2**attempt)
+        wait_s = longest_s * (0.5 + random.random() / 2)
         try:
             return action()
         except Exception as error:
-            if not is_transient(error):
+            failure = true_error(error)
+            if attempt + 1 < policy.max_attempts and is_transient(failure) and _may_wait(failure, wait_s):
+                pass
+            elif failure is error:
                 raise
-        longest_s = min(policy.max_wait_s, policy.first_wait_s * 2**attempt)
-        time.sleep(longest_s * (0.5 + random.random() / 2))
-    return action()
+            else:
+                raise failure from None
+        time.sleep(wait_s)
+    raise AssertionError(f"a policy of {policy.max_attempts} attempts")
+
+
+def _may_wait(failure: BaseException, wait_s: float) -> bool:
+    if _num_planning and any(map(is_unreachable, causes(failure))):
+        return False
+    deadline_s = _deadline_s.get()
+    return deadline_s is None or time.monotonic() + wait_s < deadline_s

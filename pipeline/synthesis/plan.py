@@ -164,4 +164,4 @@ def first_prompt(plan: SynthesisPlan) -> str:
         drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
         return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"
 
-    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), describe_row)
+    return first_usable(lambda: plan.prepare_first(num_shown(plan)).to_pylist(), describe_row)

@@ -20,6 +20,7 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
 from pipeline.source.manifest import Manifest, freeze
+from pipeline.storage.first_touch import check_stores
 from pipeline.synthesis.conditions import read_features, read_label
 
 TOKEN_IDS = "token_ids"
@@ -38,6 +39,7 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
 def freeze_source(job: TrainDrafterJob) -> Manifest:
     """Return the manifest of the job's source of rows; raise ConfigError if it is missing, empty, or lacks a column."""
     assert isinstance(job.source, Source)
+    check_stores("source.path", job.source.paths)
     return freeze(job.source, PromptOptions(job.prompt), columns_of(job))
 
 

@@ -41,6 +41,10 @@ PROGRESS_INTERVAL_S = 10.0
 CODES = (*ERROR_CODES, *SAMPLE_ERROR_CODES)
 
 
+class NoUsableRows(RuntimeError):
+    """Raised if no row of the source can be learned from; the message counts the reasons."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """One of `size` workers; `reduce` sums a tensor over all workers. Rank 0 measures and writes."""
@@ -98,7 +102,8 @@ class Run:
         return self.worker.rank == 0
 
     def train(self) -> None:
-        """Train from the last checkpoint; raise ConfigError if no row is held out, or no row is usable for training."""
+        """Train from the last checkpoint; raise ConfigError if no row is held out, and NoUsableRows if no row of an
+        epoch, or of all steps, is usable."""
         training = self.job.training
         self._read_held_out()
 
@@ -137,6 +142,7 @@ class Run:
                 self._save()
                 saved = time.monotonic()
         draws.close()  # type: ignore[attr-defined]
+        self._check_taught()
 
     def _read(self, stream: RowStream) -> Iterator[tuple[Draw, Callable[[], list[Item]]]]:
         """Yield each batch, and a function that returns this worker's share of it, decoded or read from the cache."""
@@ -161,11 +167,13 @@ class Run:
             for name, count in zip((*CODES, "num_taught_rows"), left_out.tolist(), strict=True):
                 if count:
                     self._first_epoch[name] = self._first_epoch.get(name, 0) + int(count)
-        elif self._first_epoch["num_taught_rows"] == 0:
-            raise ConfigError(
-                f"source: of a whole epoch no row can be learned from ({json.dumps(self._left_out())} left out)"
-            )
+        else:
+            self._check_taught()
         return loss, sum(sample.length for _, sample in samples)
+
+    def _check_taught(self) -> None:
+        if self._first_epoch["num_taught_rows"] == 0:
+            raise NoUsableRows(f"no row of source can be learned from; left out: {json.dumps(self._left_out())}")
 
     def _left_out(self) -> dict[str, int]:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from configs.load import ConfigError
 from models.loading.vocabulary import TokenCount
 from pipeline.storage import access
+from pipeline.storage.first_touch import check_stores
+from pipeline.storage.listing import is_file, is_folder
 
 TEXTS_AT_ONCE = 512
 MAX_LINE_BYTES = 16 * 1024 * 1024
@@ -58,23 +60,24 @@ def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
     source is missing, lacks the column, or cannot be read."""
     for source in sources:
         shown = access.shown(source)
+        check_stores("SOURCE", [source])
         try:
             filesystem, path = access.open_url(source, "SOURCE")
-            if not filesystem.exists(path):
+            if not is_file(filesystem, path) and not is_folder(filesystem, path):
                 raise ConfigError(f"{shown}: there is no such file or folder")
             for file in _files_of(filesystem, path, shown):
                 yield from _texts_in(filesystem, file, column)
         except ConfigError:
             raise
         except Exception as error:  # drivers and pyarrow raise any error
-            raise ConfigError(f"{shown}: it cannot be read: {access.reason_of(error)}") from None
+            raise ConfigError(f"{shown}: it cannot be read: {access.reason_of(error, source)}") from None
 
 
 def _files_of(filesystem: Any, path: str, shown: str) -> list[str]:
-    if not filesystem.isdir(path):
+    if not is_folder(filesystem, path):
         return [path]
     for folder in (access.join(path, "data"), path):
-        names = filesystem.ls(folder, detail=False) if filesystem.isdir(folder) else []
+        names = filesystem.ls(folder, detail=False) if is_folder(filesystem, folder) else []
         if found := sorted(name for name in names if name.endswith(".parquet")):
             return found
     raise ConfigError(f"{shown}: it is no output of a job: it holds no data/*.parquet")

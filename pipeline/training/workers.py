@@ -18,9 +18,10 @@ from pipeline.cluster import ray_session
 from pipeline.resources.machine import local_cpus
 from pipeline.resources.requests import WORKER_CPUS
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training.run import LOG, Run, Worker
+from pipeline.training.run import LOG, NoUsableRows, Run, Worker
 
-REFUSAL = "_job/refusal.txt"
+ENDINGS: dict[type[Exception], str] = {ConfigError: "_job/refusal.txt", NoUsableRows: "_job/no_usable_rows.txt"}
+"""Errors that all workers raise, also after a restart, and the files in which they pass them to the driver."""
 FOLLOW_INTERVAL_S = 0.5
 
 
@@ -45,8 +46,9 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     workers = job.workers
-    refusal = Path(output.path(REFUSAL))
-    refusal.unlink(missing_ok=True)
+    endings = {kind: Path(output.path(name)) for kind, name in ENDINGS.items()}
+    for file in endings.values():
+        file.unlink(missing_ok=True)
     # Workers must resolve relative paths as the driver does: by default Ray Train changes their working directory.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     with (
@@ -69,8 +71,9 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
                 failure_config=FailureConfig(max_failures=workers.max_failures),
             ),
         ).fit()
-    if refusal.exists():
-        raise ConfigError(refusal.read_text(encoding="utf-8"))
+    for kind, file in endings.items():
+        if file.exists():
+            raise kind(file.read_text(encoding="utf-8"))
 
 
 def work(config: dict[str, Any]) -> None:
@@ -85,9 +88,9 @@ def work(config: dict[str, Any]) -> None:
         run.train()
         if run.is_first:
             run.finish()
-    except ConfigError as error:
-        # All workers raise the same error, also after a restart, so it must not count as a failure.
-        output.write_bytes(REFUSAL, str(error).encode())
+    except tuple(ENDINGS) as error:  # must not count as a failure, after which Ray Train starts the workers again
+        name = next(name for kind, name in ENDINGS.items() if isinstance(error, kind))
+        output.write_bytes(name, str(error).encode())
 
 
 def add_up(values: torch.Tensor) -> None:

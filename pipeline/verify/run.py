@@ -31,7 +31,10 @@ from pipeline.run.checks import check_models
 from pipeline.run.execution import Build, stream
 from pipeline.run.plan import Plan
 from pipeline.source.datasource import SpanDatasource
+from pipeline.storage import access
+from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.retries import planning
 from pipeline.verify.bounds import (
     CONFIDENCE,
     detection_probability,
@@ -153,6 +156,7 @@ class Verification:
         }
 
 
+@planning()
 def prepare(settings: Settings) -> Prepared:
     """Check a verification before Ray starts.
 
@@ -163,7 +167,9 @@ def prepare(settings: Settings) -> Prepared:
     loss = loss_of(settings.metric, "--metric")
     job = read_job(settings.output, OUTPUT)
     config = second_config(job, settings)
-    num_rows, num_chosen = count_chosen(job, Choice(settings.share, settings.seed))
+    check_stores("source.path", config.source.paths)
+    with access.refusals(OUTPUT, job.output.url):
+        num_rows, num_chosen = count_chosen(job, Choice(settings.share, settings.seed))
     if not num_chosen:
         raise ConfigError(
             f"--share {settings.share:g}: none of the {num_rows:,} published rows is chosen; raise the share, or wait "
