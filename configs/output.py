@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.section import Place, Section
+from files.local import read_regular
+from files.strict_json import JsonError, parse_json
 
 MAX_SCHEMA_BYTES = 1 << 20
 
@@ -21,15 +22,10 @@ def _read_schema(value: Any) -> Any:
     if "://" in value:
         raise ValueError(f"{value} is a URL; the schema has to be a file on the machine that starts the job")
     try:
-        with Path(value).open("rb") as file:
-            data = file.read(MAX_SCHEMA_BYTES + 1)
+        schema = parse_json(read_regular(value, MAX_SCHEMA_BYTES))
     except OSError as error:
         raise ValueError(f"{value} cannot be read: {error.strerror}") from None
-    if len(data) > MAX_SCHEMA_BYTES:
-        raise ValueError(f"{value} has more than {MAX_SCHEMA_BYTES:,} bytes")
-    try:
-        schema = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except JsonError as error:
         raise ValueError(f"{value} is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise ValueError(f"{value} holds {type(schema).__name__}, and a schema is a JSON object")

@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from files.local import read_regular
+
 MAX_YAML_CHARS = 1_000_000
 MAX_YAML_NODES = 100_000
 """Most values of a file; each alias counts as a copy of its value."""
@@ -20,7 +22,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Parse one YAML file into a mapping. Raises ConfigError if the file is missing, is not valid YAML, or is not a
     mapping."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path, 4 * MAX_YAML_CHARS).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docgen.markdown import page, table
 
-PACKAGES = ("jobs", "configs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "docgen")
+PACKAGES = ("jobs", "configs", "pipeline", "actors", "decoding", "models", "files", "zoo", "benchmarks", "docgen")
 SOURCES = (".cpp", ".h")
 
 
@@ -27,7 +27,8 @@ def first_sentence(path: Path) -> str:
 def modules_page(root: Path) -> str:
     """Render one table per folder."""
     parts = [
-        "Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`. The first three use `configs`."
+        "Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`. The first three use `configs`; "
+        "all use `files`."
     ]
     for package in PACKAGES:
         for folder in sorted({path.parent for path in (root / package).rglob("*.py")}):

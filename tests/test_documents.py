@@ -16,7 +16,8 @@ from docgen import columns, config, methods
 from docgen.__main__ import outdated
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("configs", "jobs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "docgen", "tests")
+SHIPPED = ("configs", "files", "jobs", "pipeline", "actors", "decoding", "models")
+PACKAGES = (*SHIPPED, "zoo", "benchmarks", "docgen", "tests")
 MAX_README_LINES = 200
 ARCHIVED = re.compile(r"^Measured at commit `\w+` by .*, which was deleted since\.$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("jobs", "pipeline", "actors", "decoding", "models", "configs", "zoo", "docgen", "benchmarks", "tests")
+CODE = ("jobs", "pipeline", "actors", "decoding", "models", "configs", "files")
+PACKAGES = (*CODE, "zoo", "docgen", "benchmarks", "tests")
 AVOIDED = re.compile(
     r"\b([Ww]hoever|[Nn]obody|[Ss]omebody|[Nn]owhere|[Hh]ardly|[Tt]ells?|[Tt]old|[Ss]ays?|[Ss]aying|[Ll]ies|[Ss]tands?|"
     r"[Ss]tood|[Kk]nows (?:no|nothing|of)|[Pp]atience|doneset|flight log|settl(?:es|ed|ing)|coming prompts|"

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("jobs", "pipeline", "actors", "decoding", "models")
 FREE = ("zoo", "benchmarks", "docgen", "tests")
 READS_CONFIGS = ("jobs", "pipeline", "actors")
+BASE = "files"
+"""The package that all layers and configs may import; it imports none of them."""
 MAX_MODULES = 15
 FORMATS_AND_METHODS = (
     "pipeline/sources",
@@ -67,7 +69,12 @@ def test_configs_import_no_layer() -> None:
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
-@pytest.mark.parametrize("layer", ["decoding", "models"])
+def test_the_base_imports_no_other_package() -> None:
+    wrong = {path.name: sorted(tops_of(path) & {*LAYERS, *FREE, "configs"}) for path in modules_of(BASE)}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+@pytest.mark.parametrize("layer", ["decoding", "models", BASE])
 def test_layers_below_the_actors_import_neither_ray_nor_row_files(layer: str) -> None:
     wrong = {str(path.relative_to(ROOT)): sorted(tops_of(path) & {*NEVER_BELOW_ACTORS}) for path in modules_of(layer)}
     assert {path: names for path, names in wrong.items() if names} == {}
@@ -104,7 +111,7 @@ class Blocked:
         if name.split(".")[0] in ("ray", "pyarrow"):
             raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
 sys.meta_path.insert(0, Blocked())
-for name in {dotted_names("models", "decoding")!r}:
+for name in {dotted_names("models", "decoding", BASE)!r}:
     importlib.import_module(name)
 assert "ray" not in sys.modules and "pyarrow" not in sys.modules
 """)
@@ -135,7 +142,7 @@ assert "torch" not in sys.modules
 def rooms() -> dict[str, Path]:
     """Dotted name → file of every module of the layers, configs and benchmarks."""
     found = {}
-    for package in (*LAYERS, "configs", "benchmarks"):
+    for package in (*LAYERS, BASE, "configs", "benchmarks"):
         for path in modules_of(package):
             found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return found

@@ -28,7 +28,7 @@ from benchmarks.scale import adapter, driver, planner, writer
 
 RESULTS = results_file("scale_before")
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("actors", "configs", "decoding", "jobs", "models", "pipeline", "zoo")
+PACKAGES = ("actors", "configs", "decoding", "files", "jobs", "models", "pipeline", "zoo")
 NUM_ROUNDS = 2
 CASE_LIMIT_S = 1800
 

@@ -7,47 +7,56 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.loading.checkpoints import CheckpointError, CheckpointRef, first_line
+from files.local import open_regular, read_regular
+from files.strict_json import JsonError, parse_json
+from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.loading.config_sizes import SizeRefused, check_sizes
+from models.loading.hub import fetch
+from models.loading.settings import SettingsRefused, checked_files
+from models.loading.weight_headers import read_header
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_REPEATED_BYTES = 8 * 1024**3
+"""Tensors of torch's own format may repeat one stored value; they may be larger than their file by this size."""
 
 
 def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
     """Return the local folder of a head; downloads `config.json` and, with `weights`, the named files from the hub."""
-    ref.options()  # refuses a path that is neither a folder nor a hub id
-    if ref.is_folder:
-        return Path(ref.path)
-    wanted = ["config.json", *(weight_names if weights else ())]
+    folder = ref.fetched(partial(fetch, names=("config.json", *(weight_names if weights else ()))))
     try:
-        return Path(snapshot_download(ref.path, revision=ref.revision, allow_patterns=wanted))
-    except Exception as error:  # errors of the hub, the network and the disk
-        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
+        list(checked_files(folder))
+    except SettingsRefused as error:
+        raise CheckpointError(f"{ref.path}: {error}") from None
+    return folder
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """Read the `config.json` of a folder; returns an empty dict if there is none."""
+    """Read the `config.json` of a folder; returns an empty dict if there is none. Sizes are bounded."""
     file = folder / "config.json"
-    if not file.is_file():
-        return {}
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise CheckpointError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes, which no configuration is")
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{file}: it must hold a JSON object")
+        data = parse_json(read_regular(file, MAX_CONFIG_BYTES))
+        if not isinstance(data, dict):
+            raise CheckpointError(f"{file}: it must hold a JSON object")
+        check_sizes(data, None)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise CheckpointError(f"{file}: it cannot be read: {error.strerror or error}") from None
+    except JsonError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    except SizeRefused as error:
+        raise CheckpointError(f"{folder}: {error}") from None
     return data
 
 
@@ -63,8 +72,10 @@ def read_tensors(file: Path, wrappers: Sequence[str] = (), device: str = "cpu") 
     """Read all tensors of a weight file; torch's own format may nest them under a key in `wrappers`."""
     try:
         if file.suffix == ".safetensors":
+            read_header(file)
             found: Any = load_file(file, device)
         else:
+            _expect_stored(file)
             # Training scripts store their command line as a Namespace beside the weights; unpickling it runs no code.
             with torch.serialization.safe_globals([Namespace] if wrappers else []):
                 found = torch.load(file, map_location=device, weights_only=True)
@@ -72,8 +83,11 @@ def read_tensors(file: Path, wrappers: Sequence[str] = (), device: str = "cpu") 
         raise _unreadable(file, error) from error
     if isinstance(found, dict):
         found = next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(map(_is_plain, found.values())):
         raise CheckpointError(f"{file}: it must hold a plain state dict of tensors")
+    num_bytes = sum(value.nbytes for value in found.values())
+    if num_bytes > file.stat().st_size + MAX_REPEATED_BYTES:
+        raise CheckpointError(f"{file}: its tensors have {num_bytes:,} bytes, as they repeat values of a small file")
     return {str(name): value for name, value in found.items()}
 
 
@@ -82,8 +96,7 @@ def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int
     if file.suffix != ".safetensors":
         return shapes_of(read_tensors(file, wrappers, "meta"))
     try:
-        with safe_open(file, framework="pt") as opened:
-            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        return {name: tensor.shape for name, tensor in read_header(file).items()}
     except Exception as error:
         raise _unreadable(file, error) from error
 
@@ -100,7 +113,7 @@ def fingerprint(folder: Path, ref: CheckpointRef) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.iterdir()):
         if file.suffix in {".json", ".safetensors", ".bin", ".pt"}:
-            with file.open("rb") as stream:
+            with open_regular(file) as stream:
                 digest.update(f"{file.name}:{file.stat().st_size}:".encode())
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
@@ -158,6 +171,21 @@ def expect_finite(where: str, tensors: Mapping[str, Tensor]) -> None:
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise CheckpointError(f"{where}: {name} has values that are not finite; the file is damaged")
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
+def _expect_stored(file: Path) -> None:
+    """Raise OSError unless a file is regular, and ValueError if it is an archive whose members are compressed, which
+    torch does not write: its size bounds the memory that its tensors take."""
+    with open_regular(file) as stream:
+        if not zipfile.is_zipfile(stream):
+            return
+        with zipfile.ZipFile(stream) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise ValueError("its members are compressed")
 
 
 def _unreadable(file: Path, error: BaseException) -> CheckpointError:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from models.inputs import video
+from models.inputs.chat_template import ChatTemplate
 from models.inputs.clip import Clip
 from models.inputs.content import Content, Recent
 from models.inputs.packing import PackedInputs, PixelScale, pack
@@ -22,6 +23,8 @@ ELSEWHERE = frozenset(
     ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
 )
 """Tokenizer settings that do not change token ids."""
+MAX_REASON_CHARS = 500
+"""Characters of a template's own error message that are kept."""
 
 
 class PromptError(ValueError):
@@ -75,10 +78,12 @@ class FrontEnd:
         if not self.takes_images:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
         try:
-            text = self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            if (template := ChatTemplate.of(self.processor)) is not None:
+                return template.render(turns)
+            return str(self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # templates are programs that may raise any error
-            raise PromptError(f"the chat template refuses these messages: {error}") from error
-        return str(text)
+            reason = str(error)[:MAX_REASON_CHARS]
+            raise PromptError(f"the chat template refuses these messages: {reason}") from error
 
     def encode(
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import T5EncoderModel
+from transformers import PreTrainedConfig, T5EncoderModel
 
 from models.heads.files import read_shapes
 from models.inputs.processing import PromptError
@@ -100,8 +100,13 @@ class T5Condition:
         return ids
 
 
-def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
-    """Raise CheckpointError unless a text encoder is a T5 of the GPT's feature width with readable weight headers."""
+def check_t5(ref: CheckpointRef, gpt: GptShape) -> PreTrainedConfig:
+    """Return the configuration of a text encoder; raise CheckpointError unless it is a T5 of the GPT's feature width
+    with readable weight headers."""
+    folder = Path(ref.path)
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    for file in files:
+        read_shapes(file)
     config = read_config(ref)
     if config.model_type != "t5":
         raise CheckpointError(f"{ref.path}: the text encoder must be a T5, not {config.model_type!r}")
@@ -110,22 +115,18 @@ def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
             f"{ref.path}: its features are {config.d_model} wide, and the GPT reads {gpt.condition_dim}; take the "
             "encoder that the GPT was trained with (flan-t5-xl for the published ones)"
         )
-    if ref.is_folder:
-        folder = Path(ref.path)
-        files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-        if not files:
-            raise CheckpointError(f"{ref.path}: it holds no weights: neither model.safetensors nor pytorch_model.bin")
-        for file in files:
-            read_shapes(file)
+    if ref.is_folder and not files:
+        raise CheckpointError(f"{ref.path}: it holds no weights: neither model.safetensors nor pytorch_model.bin")
+    return config
 
 
 def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:
     """Load the encoder of a T5 from safetensors, or from torch's own format with `weights_only`."""
-    check_t5(ref, gpt)
-    tokenizer = read_processor(ref, read_config(ref))
+    config = check_t5(ref, gpt)
+    tokenizer = read_processor(ref, config)
     if tokenizer.eos_token_id is None or tokenizer("a").input_ids[-1:] != [tokenizer.eos_token_id]:
         raise CheckpointError(f"{ref.path}: its tokenizer does not end a text with the end token, as T5's does")
-    model = load_pretrained(ref, T5EncoderModel, dtype, weights_only=True)
+    model = load_pretrained(ref, config, T5EncoderModel, dtype, use_safetensors=False, weights_only=True)
     return T5Condition(model.to(device), tokenizer, gpt.num_condition_tokens, truncate)
 
 

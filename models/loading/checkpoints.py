@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.models.auto import modeling_auto
@@ -21,10 +23,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
+from files.local import open_regular
+from models.inputs.chat_template import ChatTemplate, TemplateRefused, TemplateTooCostly
 from models.inputs.video import VIDEO_PART, VideoSettingsError, video_part, without_torchvision
-from models.loading.names import is_plain_name
+from models.loading.config_sizes import SizeRefused, check_sizes
+from models.loading.hub import fetch_settings, fetch_weights, offline
 from models.loading.placement import spread
 from models.loading.quantization import quantise, why_not
+from models.loading.settings import SettingsRefused, check_folder, read_settings, weight_files
+from models.loading.weight_headers import HeaderError, Stored, stored_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,62 +60,120 @@ class CheckpointRef:
     def is_file(self) -> bool:
         return os.path.isfile(self.path)
 
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of transformers' loaders; raises CheckpointError for an invalid `path`."""
-        if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
+    def fetched(self, fetch: Callable[[str, str | None], Path]) -> Path:
+        """Return the folder; `fetch` downloads one for a hub id and a revision. Raises CheckpointError if it fails, or
+        for a `path` that is neither."""
+        if self.is_folder:
+            return Path(self.path)
+        if self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1:
             path = self.path or "an empty path"
             raise CheckpointError(f"{path}: no such folder (and not a hub id of the form owner/name)")
-        return {"revision": self.revision, "trust_remote_code": self.allow_remote_code}
+        try:
+            return fetch(self.path, self.revision)
+        except Exception as error:  # errors of the hub, the network and the disk
+            raise CheckpointError(f"{self.path}: it cannot be fetched from the hub: {first_line(error)}") from error
+
+    def options(self, folder: Path) -> dict[str, Any]:
+        """Return the keyword arguments of transformers' loaders for `path`, whose files are in `folder`: they are read
+        from there or from the cache of the hub, unless remote code may fetch what it imports."""
+        revision = None if self.is_folder else folder.name
+        is_local = not self.allow_remote_code
+        return {"revision": revision, "trust_remote_code": self.allow_remote_code, "local_files_only": is_local}
 
 
 def read_config(ref: CheckpointRef) -> PreTrainedConfig:
-    """Read the `config.json` of a checkpoint; raises CheckpointError if the architecture is unknown."""
-    options = ref.options()
-    if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
+    """Read the `config.json` of a checkpoint, without the dropped keys of `config_keys`.
+
+    Raises CheckpointError if the architecture is unknown, a key is refused, or the weights cannot fill the sizes.
+    """
+    folder, found = _checked(ref)
+    settings = found.get("config.json")
+    if settings is None:
         raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
-        kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
-    except Exception as error:  # unreachable hubs, broken JSON and JSON that is no object raise unrelated errors
-        reason = "it is no JSON object" if isinstance(error, AttributeError) else first_line(error)
-        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
+    kind = settings.get("model_type")
     if not isinstance(kind, str | None):
         raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
-    if kind not in CONFIG_MAPPING and not (brings_code and ref.allow_remote_code):
-        if brings_code:
+    if kind not in CONFIG_MAPPING and not (settings.get("auto_map") and ref.allow_remote_code):
+        if read_settings(folder / "config.json").get("auto_map"):
             raise CheckpointError(f"{ref.path}: it contains custom code, which runs only with allow_remote_code: true")
         known_to = f"transformers {transformers.__version__}"
         reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
         raise CheckpointError(f"{ref.path}: {reason}")
     try:
-        return transformers.AutoConfig.from_pretrained(ref.path, **options)
+        check_sizes(settings, _stored(ref, folder))
+    except SizeRefused as error:
+        raise CheckpointError(f"{ref.path}: {error}") from None
+    try:
+        with _reading(ref):
+            config = _config_of(ref, folder, settings)
     except Exception as error:  # each configuration class raises its own errors for wrong values
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {first_line(error)}") from error
+    if not ref.is_folder:
+        config._commit_hash = folder.name
+    return config
+
+
+def _config_of(ref: CheckpointRef, folder: Path, settings: dict[str, Any]) -> PreTrainedConfig:
+    """Build the configuration from the settings that are left; remote code reads its own file."""
+    if ref.allow_remote_code and settings.get("auto_map"):
+        config = transformers.AutoConfig.from_pretrained(ref.path, **ref.options(folder))
+        config._attn_implementation = config._experts_implementation = None
+        return config
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "config.json"
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        config = transformers.AutoConfig.from_pretrained(file, trust_remote_code=False)
+    config.name_or_path = ref.path
+    return config
+
+
+def _checked(ref: CheckpointRef) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """Return the folder of a checkpoint, downloaded without weights from the hub, and its settings by file name."""
+    folder = ref.fetched(partial(fetch_settings, with_code=ref.allow_remote_code))
+    try:
+        return folder, check_folder(folder, ref.allow_remote_code)
+    except (SettingsRefused, OSError) as error:
+        reason = f"its files cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        raise CheckpointError(f"{ref.path}: {reason}") from None
+
+
+def _reading(ref: CheckpointRef) -> contextlib.AbstractContextManager[None]:
+    """Return a context without network; remote code that may run may also fetch what it imports."""
+    return contextlib.nullcontext() if ref.allow_remote_code else offline()
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
     """Read the processor of a vision-language checkpoint, or the tokenizer of a text checkpoint."""
     loader: Any = transformers.AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
-    if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
+    folder, _ = _checked(ref)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise CheckpointError(f"{ref.path}: it holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     try:
-        if loader is transformers.AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
-            return _read_with_own_video_part(ref, own_class)
-        return loader.from_pretrained(ref.path, **ref.options())
+        with _reading(ref):
+            if loader is transformers.AutoProcessor and own_class and VIDEO_PART in own_class.get_attributes():
+                processor = _read_with_own_video_part(ref, folder, own_class)
+            else:
+                processor = loader.from_pretrained(ref.path, **ref.options(folder))
     except Exception as error:  # the tokenizers library raises bare exceptions for broken files
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {first_line(error)}") from error
+    try:
+        if (template := ChatTemplate.of(processor)) is not None:
+            template.probe()
+    except (TemplateRefused, TemplateTooCostly) as error:
+        raise CheckpointError(f"{ref.path}: its chat template is refused: {first_line(error)}") from None
+    return processor
 
 
-def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
+def _read_with_own_video_part(ref: CheckpointRef, folder: Path, processor_class: Any) -> Any:
     """Read a processor with a `VideoProcessor`, or without a video processor if its settings are unsupported."""
     loaders: dict[str, Any] = {"image_processor": transformers.AutoImageProcessor, "tokenizer": AutoTokenizer}
-    options = ref.options()
+    options = ref.options(folder)
     parts: dict[str, Any] = dict.fromkeys(processor_class.get_attributes())
     for part in parts.keys() - {VIDEO_PART}:
         parts[part] = loaders[part].from_pretrained(ref.path, **options)
     with suppress(VideoSettingsError):
-        settings = get_video_processor_config(ref.path, revision=ref.revision)
+        settings = get_video_processor_config(ref.path, revision=options["revision"])
         parts[VIDEO_PART] = video_part(processor_class, settings)
     settings, _ = processor_class.get_processor_dict(ref.path, **options)
     return without_torchvision(processor_class).from_args_and_dict(list(parts.values()), settings)
@@ -131,14 +196,11 @@ def load_weights(
     loader: Any = (
         transformers.AutoModelForImageTextToText if is_vision_language(config) else transformers.AutoModelForCausalLM
     )
-    ref.options()  # refuses a path that is neither a folder nor a hub id
     known = is_vision_language(config) or config.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and not ref.allow_remote_code:
         name = config.model_type
         raise CheckpointError(f"{ref.path}: its architecture {name!r} generates no text from text or images")
-    if ref.is_folder:
-        _check_weight_files(Path(ref.path))
-    model = load_pretrained(ref, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    model = load_pretrained(ref, config, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
     if quantization != "none":
         _quantise(ref, model.get_decoder(), device, quantization)  # type: ignore[operator]
     if not others:
@@ -150,11 +212,20 @@ def load_weights(
     return model
 
 
-def load_pretrained(ref: CheckpointRef, loader: Any, dtype: str, **options: Any) -> nn.Module:
-    """Load a model in evaluation mode with an Auto class `loader` of transformers; `dtype` as in `load_weights`."""
-    options |= ref.options() | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
+def load_pretrained(
+    ref: CheckpointRef, config: PreTrainedConfig, loader: Any, dtype: str, use_safetensors: bool, **options: Any
+) -> nn.Module:
+    """Load a model in evaluation mode with an Auto class `loader` of transformers; `dtype` as in `load_weights`.
+
+    `config` is that of `read_config`. Without `use_safetensors`, weights in torch's own format are accepted too.
+    """
+    folder = ref.fetched(partial(fetch_weights, pickled=not use_safetensors))
+    _check_weight_files(ref, folder, use_safetensors)
+    options |= ref.options(folder) | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
+    options |= {"use_safetensors": use_safetensors or None, "config": config}
     try:
-        model, report = loader.from_pretrained(ref.path, **options)
+        with _reading(ref):
+            model, report = loader.from_pretrained(ref.path, **options)
     except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError
         reason = first_line(error)
         if "ignore_mismatched_sizes" in reason:
@@ -175,34 +246,26 @@ def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind
         raise CheckpointError(f"{ref.path}: quantization: its weights cannot be {kind}: {reason}")
 
 
-def check_index(where: str, index: Path) -> None:
-    """Raise CheckpointError unless a shard index contains plain file names only, which cannot leave the folder."""
+def _stored(ref: CheckpointRef, folder: Path) -> Stored | None:
+    """Count what the weight files of a folder hold, after a check of their names and headers."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{where}: {index.name} is damaged: it maps no tensors to files") from error
-    if wrong := [name for name in names if not is_plain_name(name)]:
-        raise CheckpointError(f"{where}: {index.name} names {str(wrong[0])[:100]!r}, which is no plain file name")
+        for index in sorted(folder.glob("*.index.json")):
+            weight_files(index)
+        return stored_weights(folder)
+    except (HeaderError, SettingsRefused) as error:
+        raise CheckpointError(f"{ref.path}: {error}") from None
 
 
-def _check_weight_files(folder: Path) -> None:
-    """Check the names and headers of a folder's weight files, so that errors name the file."""
-    for index in sorted(folder.glob("*.index.json")):
-        check_index(str(folder), index)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files and (pickles := sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)):
-        raise CheckpointError(
-            f"{folder}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
-            "safetensors are read"
-        )
-    if not files:
-        raise CheckpointError(f"{folder}: it holds no .safetensors weights")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({first_line(error)})") from error
+def _check_weight_files(ref: CheckpointRef, folder: Path, use_safetensors: bool) -> None:
+    """Raise CheckpointError unless a folder has weight files that may be read, with sound names and headers."""
+    _stored(ref, folder)
+    if not any(folder.glob("*.safetensors")) and use_safetensors:
+        if pickles := sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES):
+            raise CheckpointError(
+                f"{ref.path}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
+                "safetensors are read"
+            )
+        raise CheckpointError(f"{ref.path}: it holds no .safetensors weights")
 
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
@@ -213,7 +276,7 @@ def is_vision_language(config: PreTrainedConfig) -> bool:
 def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
     """Return an identifier of the weights: the hub commit, or `sampled_digest` over a folder's files."""
     if not ref.is_folder:
-        return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
+        return str(config._commit_hash)
     suffixes = {".json", ".safetensors", ".jinja", ".model", ".txt"}
     return sampled_digest(file for file in sorted(Path(ref.path).iterdir()) if file.suffix in suffixes)
 
@@ -221,14 +284,18 @@ def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
 def sampled_digest(files: Iterable[Path]) -> str:
     """Hash names, sizes, the first MiB and the last 64 KiB of files, without reading large weights completely.
 
-    The first MiB contains shapes; the end distinguishes retrained weights of equal shapes.
+    The first MiB contains shapes; the end distinguishes retrained weights of equal shapes. Raises CheckpointError for a
+    file that cannot be read.
     """
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as stream:
-            head = stream.read(1 << 20)
-            stream.seek(max(0, file.stat().st_size - (1 << 16)))
-            digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+        try:
+            with open_regular(file) as stream:
+                head, size = stream.read(1 << 20), stream.seek(0, os.SEEK_END)
+                stream.seek(max(0, size - (1 << 16)))
+                digest.update(f"{file.name}:{size}:".encode() + head + stream.read())
+        except OSError as error:
+            raise CheckpointError(f"{file}: it cannot be read: {error.strerror or error}") from None
     return digest.hexdigest()[:16]
 
 

@@ -15,7 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from files.local import read_regular
+from files.strict_json import parse_json
+
 MAX_FILE_BYTES = 256 * 1024 * 1024
+MAX_FILE_VALUES = 16_000_000
 
 
 class VocabularyError(ValueError):
@@ -95,16 +99,12 @@ def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> Non
 
 def read_tokens(path: str) -> list[TokenCount]:
     """Read a token list, most frequent token first; raises VocabularyError for files that are none."""
-    file = Path(path)
     try:
-        is_too_large = file.stat().st_size > MAX_FILE_BYTES
-        found = None if is_too_large else json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(read_regular(path, MAX_FILE_BYTES), MAX_FILE_VALUES)
     except OSError as error:
         raise VocabularyError(f"{path}: it cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise VocabularyError(f"{path}: it is no JSON, so not what python -m jobs.vocabulary writes") from None
-    if is_too_large:
-        raise VocabularyError(f"{path}: it has more than {MAX_FILE_BYTES >> 20} MiB, so it is no list of tokens")
     rows = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows:
         raise VocabularyError(f"{path}: it holds no tokens; python -m jobs.vocabulary writes such files")

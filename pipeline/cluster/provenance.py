@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REVISION_VARIABLE = "DRAFTFLEET_REVISION"
 """Set by the submitter of a job, because `.git` is not part of a working directory."""
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "pyarrow", "numpy", "pillow", "fsspec", "pydantic")
-CODE_FOLDERS = ("jobs", "pipeline", "actors", "decoding", "models", "configs")
+CODE_FOLDERS = ("jobs", "pipeline", "actors", "decoding", "models", "configs", "files")
 
 
 def versions() -> dict[str, str]:

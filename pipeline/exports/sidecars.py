@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, SidecarExport
+from files.local import OutsideRoots
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
 from pipeline.exports.rows import (
     as_json,
@@ -30,7 +31,6 @@ from pipeline.exports.rows import (
 )
 from pipeline.media.video.clips import Span
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.storage.access import OutsideRoots
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree, refuse_name
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from configs.load import ConfigError
 from configs.source import Source
+from files.local import OutsideRoots
 from pipeline.rows.schemas import RowError
 from pipeline.sources import web
 from pipeline.storage import access
@@ -139,7 +140,7 @@ def row_errors(name: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise RowError("missing_image", f"{name} does not exist") from None
-    except access.OutsideRoots as refusal:
+    except OutsideRoots as refusal:
         raise RowError("uri_refused", f"{name!r}: {access.reason_of(refusal)}") from None
     except Exception as error:  # drivers raise errors of no common class
         raise RowError("unreadable_image", f"{name} cannot be read: {access.reason_of(error)}") from None

@@ -7,15 +7,14 @@ import errno
 import io
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.load import ConfigError
+from files.local import open_regular
 from pipeline.storage.failures import explain
 from pipeline.storage.retries import CutShort, RetryPolicy, retried
 
@@ -187,43 +186,6 @@ class RemoteFile(io.RawIOBase):
     def close(self) -> None:
         self._drop()
         super().close()
-
-
-class OutsideRoots(PermissionError):
-    """A resolved path is outside all folders that a job may read."""
-
-
-@lru_cache(maxsize=1)
-def _kernel_devices() -> frozenset[int]:
-    """Return the device numbers of `/proc` and `/sys`, whose files must not be read as data."""
-    return frozenset(os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder))
-
-
-def is_below(path: str, roots: Sequence[str]) -> bool:
-    """Return whether a resolved path is equal to or below one of the resolved `roots`."""
-    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
-
-
-def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
-    """Open a regular local file for reading; with `roots`, only below one of these resolved folders (else
-    OutsideRoots). The check uses the open file descriptor, so replacing a symlink concurrently has no effect. A FIFO, a
-    socket, a device or a file of `/proc` or `/sys` is an OSError and does not block."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if roots is not None:
-            link = f"/proc/self/fd/{descriptor}"
-            real = os.readlink(link) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
-            if not is_below(real, roots):
-                raise OutsideRoots(errno.EACCES, "it leaves the source root; source.local_roots allows other folders")
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if not stat.S_ISREG(status.st_mode) or status.st_dev in _kernel_devices():
-            raise OSError(errno.EINVAL, "it is no regular file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def open_file(filesystem: Any, path: str) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 
 from configs.load import ConfigError
 from models.loading.names import is_plain_name
+from models.loading.weight_headers import HeaderError, HeaderTooLarge, header_bytes, parse_header
 from pipeline.storage import access, listing
 from pipeline.storage.listing import Listed
 from pipeline.storage.retries import CutShort, retried
@@ -35,8 +36,6 @@ ALL_SUFFIXES = (*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)
 SETTINGS_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 CODE_SUFFIXES = (".py",)
 MAX_SETTINGS_BYTES = 256 * 1024**2
-MAX_HEADER_BYTES = 100 * 1000**2
-"""Maximum size of a safetensors header; the safetensors library uses the same limit."""
 OUTLINE_BYTES = 1024**2
 """Bytes at each end of a weight file in an outline: safetensors headers, and the zip directory of torch's format."""
 PART_BYTES = 32 * 1024**2
@@ -216,19 +215,15 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
 
 def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
     """Read a safetensors file up to the end of its header; ConfigError if the header does not fit the file size."""
-    torn = checkpoint.refusal(f"{file.path} is torn or not safetensors")
-    length = int.from_bytes(head[:8], "little")
-    if len(head) < 8 or length > MAX_HEADER_BYTES or 8 + length > file.size_bytes:
-        raise torn
-    if len(head) < 8 + length:
-        head = _read(filesystem, source, 8 + length)
     try:
-        header = json.loads(head[8 : 8 + length])
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        raise torn from None
-    if 8 + length + max(ends, default=0) != file.size_bytes:
-        raise torn
+        length = header_bytes(head, file.size_bytes)
+        if len(head) < 8 + length:
+            head = _read(filesystem, source, 8 + length)
+        parse_header(head, file.size_bytes)
+    except HeaderTooLarge as error:
+        raise checkpoint.refusal(f"{file.path} is not read: {error}") from None
+    except HeaderError:
+        raise checkpoint.refusal(f"{file.path} is torn or not safetensors") from None
     return head
 
 

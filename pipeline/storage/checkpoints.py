@@ -118,6 +118,8 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
     """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads settings and
     headers, but no weights. With `runs_here`, actors run on this machine, and its free disk space is checked.
     ConfigError if a checkpoint is missing, refused, damaged, of another revision, or does not fit."""
+    from models.loading.hub import offline
+
     outlined = job
     is_unreachable = False
     for site in sites(job):
@@ -136,7 +138,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
                 continue
             job = replaced(job, site.steps, {"revision": commit})
             outlined = replaced(outlined, site.steps, {"revision": commit})
-    with _offline() if is_unreachable else contextlib.nullcontext():
+    with offline() if is_unreachable else contextlib.nullcontext():
         try:
             info = _with_job_names(job, outlined, lambda: inspect(outlined))
         except ConfigError:
@@ -198,18 +200,6 @@ def _query_hub(site: Site) -> str | None:
         return None  # HF_HUB_OFFLINE is set or the hub does not answer: the local cache is used
     _report(site, len(sizes), sum(sizes[name] for name in weights), commit)
     return commit
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Restrict the hub client to its local cache within the context, like HF_HUB_OFFLINE for a whole process."""
-    from huggingface_hub import constants
-
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 def _refuse_uncached(site: Site) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fsspec.core import has_magic
 from fsspec.utils import glob_translate
 
+from files.local import OutsideRoots, is_below
 from pipeline.storage import access
 from pipeline.storage.retries import retried
 
@@ -224,9 +225,9 @@ def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped)
             for entry in entries:
                 relative = prefix + entry.name
                 is_link = entry.is_symlink() and not _hidden(entry.name) and os.path.exists(entry.path)
-                if is_link and not access.is_below(os.path.realpath(entry.path), roots):
+                if is_link and not is_below(os.path.realpath(entry.path), roots):
                     reason = "it is a link that leaves the source root; source.local_roots allows other folders"
-                    raise access.OutsideRoots(errno.EACCES, reason, entry.path)
+                    raise OutsideRoots(errno.EACCES, reason, entry.path)
                 try:
                     if _hidden(entry.name):
                         skipped.add(relative, entry.is_dir())

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 from fsspec import AbstractFileSystem
 
 from configs.load import ConfigError
+from files.local import OutsideRoots, is_below
 from pipeline.storage import access, objects
 from pipeline.storage.retries import retried
 
@@ -32,7 +33,7 @@ _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def refuse_name(relative: str) -> None:
     """Raise OutsideRoots for a path that is empty, absolute, or has a part such as `..`."""
     if "\0" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
-        raise access.OutsideRoots(errno.EACCES, "it is no plain path below the root")
+        raise OutsideRoots(errno.EACCES, "it is no plain path below the root")
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class Tree:
                 inner = os.open(part, _OPEN_FOLDER, dir_fd=folder)
                 os.close(folder)
                 folder = inner
-                if not access.is_below(_real_path(folder, os.path.join(root, *parts[: depth + 1])), (real,)):
-                    raise access.OutsideRoots(errno.EACCES, "a link in its path leaves the root")
+                if not is_below(_real_path(folder, os.path.join(root, *parts[: depth + 1])), (real,)):
+                    raise OutsideRoots(errno.EACCES, "a link in its path leaves the root")
             yield folder, name
         finally:
             os.close(folder)

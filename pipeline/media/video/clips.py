@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from configs.source import DEFAULT_NUM_FRAMES, Source, Video
+from files.local import open_regular
 from pipeline.media.video.sampling import Sampling, Shots
 from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
@@ -136,7 +137,7 @@ def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.Ex
         filesystem, path = options.fetcher.locate(uri)
     name = access.shown(path)
     if access.is_local(filesystem) and ref["offset"] is None:
-        with row_errors(name), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
+        with row_errors(name), open_regular(path, None if uri is None else options.fetcher.roots) as file:
             size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise RowError("video_too_large", f"{name} has {size} bytes, more than {max_bytes}")

@@ -1,0 +1,114 @@
+"""Check and read the settings of a checkpoint folder: regular files of bounded size, strict JSON, no refused key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from files.local import expect_regular, read_regular
+from files.strict_json import JsonError, expect_values, parse_object
+from models.loading.config_keys import FORBIDDEN_FILES, RULES, KeyRefused, treat
+from models.loading.config_sizes import SizeRefused, check_processor_sizes
+from models.loading.names import is_plain_name
+from models.loading.weight_headers import MAX_TENSORS
+
+MAX_FILES = 10_000
+MAX_SETTINGS_BYTES = 16 * 1024**2
+MAX_TABLE_BYTES = 128 * 1024**2
+MAX_TABLE_VALUES = 8_000_000
+TEMPLATES = "additional_chat_templates"
+TABLES = ("tokenizer.json", "vocab.json", "tekken.json", "merges.txt")
+"""Files with one entry per token, which have other bounds than settings. So have `TABLE_SUFFIXES` and indices."""
+TABLE_SUFFIXES = (".model", ".tiktoken", ".index.json")
+SETTINGS_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+PARSED = ("generation_config.json", "added_tokens.json", "chat_template.json", *{n for r in RULES for n in r.files})
+"""Settings that transformers parses."""
+
+
+class SettingsRefused(ValueError):
+    """Raised for unusable files of a checkpoint; the message is a part of a sentence, such as "its x.json …"."""
+
+
+def check_folder(folder: Path, allow_remote_code: bool = False) -> dict[str, dict[str, Any]]:
+    """Check all files of a checkpoint; returns the content of each settings file by name, without dropped keys.
+
+    Raises: SettingsRefused for files that are not regular, too large, not strict JSON, or set a refused key.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for name, status in checked_files(folder):
+            if reason := FORBIDDEN_FILES.get(name):
+                raise SettingsRefused(f"it holds {name}: {reason}")
+            expect_bounds(name, status.st_size)
+            if name in PARSED:
+                found[name] = read_settings(folder / name)
+                treat(found[name], name, allow_remote_code)
+                check_processor_sizes(found[name], name)
+            elif name in TABLES and name.endswith(".json"):
+                _expect_table(folder / name)
+    except (KeyRefused, SizeRefused) as error:
+        raise SettingsRefused(str(error)) from None
+    return found
+
+
+def read_settings(file: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """Read a JSON object within bounds; raises SettingsRefused with the file's name."""
+    try:
+        return parse_object(read_regular(file, max_bytes))
+    except OSError as error:
+        raise SettingsRefused(f"its {file.name} cannot be read: {error.strerror or error}") from None
+    except JsonError as error:
+        raise SettingsRefused(f"its {file.name} cannot be read: {error}") from None
+
+
+def expect_bounds(name: str, num_bytes: int) -> None:
+    """Raise SettingsRefused if a file that is no weight file is too large; `name` is its name."""
+    is_table = name in TABLES or name.endswith(TABLE_SUFFIXES)
+    limit = MAX_TABLE_BYTES if is_table else MAX_SETTINGS_BYTES
+    if name.endswith(SETTINGS_SUFFIXES) and num_bytes > limit:
+        raise SettingsRefused(f"its {name} has {num_bytes:,} bytes, and at most {limit:,} are read")
+
+
+def weight_files(index: Path) -> set[str]:
+    """Return the file names in a shard index; raises SettingsRefused unless they are plain, so that none leaves the
+    folder."""
+    try:
+        weight_map = parse_object(read_regular(index, MAX_TABLE_BYTES), 2 * MAX_TENSORS)["weight_map"]
+        names = set(weight_map.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise SettingsRefused(f"{index.name} is damaged: it maps no tensors to files") from None
+    if wrong := [name for name in names if not is_plain_name(name)]:
+        raise SettingsRefused(f"{index.name} names {str(wrong[0])[:100]!r}, which is no plain file name")
+    return names
+
+
+def checked_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the files of a checkpoint with their status; SettingsRefused if one is not regular."""
+    templates = folder / TEMPLATES
+    count = 0
+    for place in (folder, templates) if templates.is_dir() else (folder,):
+        with os.scandir(place) as entries:
+            for entry in entries:
+                count += 1
+                if count > MAX_FILES:
+                    raise SettingsRefused(f"it holds more than {MAX_FILES:,} files")
+                if not entry.name.endswith((*SETTINGS_SUFFIXES, *WEIGHT_SUFFIXES)):
+                    continue
+                try:
+                    status = os.stat(entry.path)
+                    expect_regular(status)
+                except OSError as error:
+                    raise SettingsRefused(f"its {entry.name} cannot be read: {error.strerror or error}") from None
+                yield entry.name, status
+
+
+def _expect_table(file: Path) -> None:
+    """Raise SettingsRefused if a JSON table of tokens may have more than `MAX_TABLE_VALUES` values."""
+    try:
+        expect_values(read_regular(file, MAX_TABLE_BYTES), MAX_TABLE_VALUES)
+    except (OSError, JsonError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsRefused(f"its {file.name} cannot be read: {reason}") from None
