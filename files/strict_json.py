@@ -71,7 +71,7 @@ def walk(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 def _is_deeper(value: Any, max_depth: int) -> bool:
     """Return whether lists and objects are nested more than `max_depth` levels deep."""
     level = [value]
-    for _ in range(max_depth + 1):
+    for _ in range(max_depth):
         level = [
             child
             for one in level

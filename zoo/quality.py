@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, LlavaForConditionalGeneration
+from transformers import LlavaForConditionalGeneration
 
 from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
@@ -17,7 +17,7 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
 from models.contract import TargetModel
-from models.loading.checkpoints import CheckpointRef
+from models.loading.checkpoints import CheckpointRef, load_weights, read_config
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.samples import CLIP_FRAMES, FILLER_WORDS
@@ -116,8 +116,11 @@ def ask(prompt: str, images: list[Image.Image], answer: str) -> Question:
 
 
 def load_captioner(folder: Path, role: str) -> LlavaForConditionalGeneration:
-    """Load one model in float32, through the Auto class."""
-    return AutoModelForImageTextToText.from_pretrained(folder / f"caption_{role}", dtype=torch.float32).eval()
+    """Load one model in float32."""
+    ref = CheckpointRef(str(folder / f"caption_{role}"))
+    model = load_weights(ref, read_config(ref), "float32", torch.device("cpu"))
+    assert isinstance(model, LlavaForConditionalGeneration), type(model)
+    return model
 
 
 def requests_of(questions: list[Question], model: Target) -> list[Request]:

@@ -23,7 +23,7 @@ MAX_ADDED_UNITS = 1024**2
 """Units that a template may add to a conversation: its own text, repeated for each turn."""
 MAX_STEPS = 5_000_000
 _SMALL = 2**63
-CONTAINERS: tuple[type, ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS: tuple[type[Iterable[Any]], ...] = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class TemplateTooCostly(Exception):

@@ -234,8 +234,7 @@ def _filter(original: Environment, name: str) -> Callable[..., Any]:
 def _test(original: Environment, name: str) -> Callable[..., Any]:
     """Return a test of transformers' environment that counts, if it compares values."""
     if name not in COMPARISONS:
-        plain: Callable[..., Any] = original.tests[name]
-        return plain
+        return original.tests[name]  # type: ignore[return-value]
 
     @pass_context
     def counted(context: Context, value: Any, *args: Any) -> bool:

@@ -36,6 +36,9 @@ from models.loading.weight_headers import HeaderError, Stored, stored_weights
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+NEEDS_CODE = "it contains custom code, which runs only with allow_remote_code: true"
+MAX_REASON_CHARS = 600
+"""Characters of another library's message that are shown."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -95,7 +98,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
     if kind not in CONFIG_MAPPING and not (settings.get("auto_map") and ref.allow_remote_code):
         if read_settings(folder / "config.json").get("auto_map"):
-            raise CheckpointError(f"{ref.path}: it contains custom code, which runs only with allow_remote_code: true")
+            raise CheckpointError(f"{ref.path}: {NEEDS_CODE}")
         known_to = f"transformers {transformers.__version__}"
         reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
         raise CheckpointError(f"{ref.path}: {reason}")
@@ -156,6 +159,8 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
             else:
                 processor = loader.from_pretrained(ref.path, **ref.options(folder))
     except Exception as error:  # the tokenizers library raises bare exceptions for broken files
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(f"{ref.path}: {NEEDS_CODE}") from None
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {first_line(error)}") from error
     try:
         if (template := ChatTemplate.of(processor)) is not None:
@@ -300,7 +305,7 @@ def sampled_digest(files: Iterable[Path]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type."""
+    """Return the first line of an error's message, at most `MAX_REASON_CHARS` long, or the name of its type."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:MAX_REASON_CHARS].rstrip(":. ")

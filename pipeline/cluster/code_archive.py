@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from files.local import open_regular
 from pipeline.cluster.provenance import CODE_FOLDERS, ROOT
 
 SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
@@ -39,7 +40,8 @@ def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
             entry = zipfile.ZipInfo(name, _DATE)
             entry.compress_type = zipfile.ZIP_STORED if path.suffix in _DENSE_SUFFIXES else zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
-            written.writestr(entry, path.read_bytes())
+            with open_regular(path) as file:
+                written.writestr(entry, file.read())
             sizes["/".join(Path(name).parts[:2])] += written.getinfo(name).compress_size
     num_bytes = archive.stat().st_size
     if num_bytes > MAX_ARCHIVE_BYTES:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from models.loading.checkpoints import CheckpointRef, load_pretrained, read_config, read_processor
 from zoo.pair import train_tokenizer
 from zoo.training import Recipe, cosine_share, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
@@ -131,5 +133,7 @@ def train_t5(recipe: Recipe, seed: int) -> tuple[T5EncoderModel, PreTrainedToken
 
 def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
     """Load the encoder, in float32, and its tokenizer from a folder of checkpoints."""
-    path = folder / "image_t5"
-    return T5EncoderModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
+    ref = CheckpointRef(str(folder / "image_t5"))
+    config = read_config(ref)
+    t5: Any = load_pretrained(ref, config, T5EncoderModel, "float32", use_safetensors=True)
+    return t5, read_processor(ref, config)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from tokenizers import AddedToken
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     CLIPVisionConfig,
     CLIPVisionModel,
@@ -19,6 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from models.loading.checkpoints import CheckpointRef, load_weights, read_config
 from zoo.pair import seed_weights, special_ids
 from zoo.real_vision.labels import CELL, IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX, SIDE
 
@@ -81,7 +80,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, language: Path = LANGUAGE) -
 
     The embedding of the image token is zero: it is never read, and as an output its logit is 0.
     """
-    text = AutoConfig.from_pretrained(language)
+    text = read_config(CheckpointRef(str(language)))
     num_tokens = text.vocab_size
     text.vocab_size = len(tokenizer)
     config = LlavaConfig(
@@ -95,7 +94,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast, language: Path = LANGUAGE) -
     )
     seed_weights("real-vision-projector", 0)
     model = LlavaForConditionalGeneration(config)
-    read = AutoModelForCausalLM.from_pretrained(language, dtype=torch.float32).model.state_dict()
+    ref = CheckpointRef(str(language))
+    source: Any = load_weights(ref, read_config(ref), "float32", torch.device("cpu"))
+    read = source.model.state_dict()
     words = read.pop("embed_tokens.weight")
     model.model.language_model.load_state_dict(read, strict=False)
     with torch.no_grad():
