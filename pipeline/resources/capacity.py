@@ -81,8 +81,8 @@ class Capacity:
             return text
         existing, added = ([one for one in self.nodes if one.exists is exists] for exists in (True, False))
         number = sum(one.count for one in existing)
-        if self.num_gpus:
-            text += f", at most {max(one.gpus for one in existing)} on each of its {number:,} nodes"
+        if self.num_gpus and number > 1:
+            text += f" on {number:,} nodes, at most {max(one.gpus for one in existing)} on one"
         if self.is_open:
             text += "; the node types of its autoscaler cannot be read from here"
         elif added:

@@ -165,8 +165,8 @@ GPU_TYPE = node(1, cpus=8, count=3, exists=False, kind="gpu")
 def test_pools_on_a_cluster() -> None:
     small = cluster(node(0, cpus=0), node(1, count=2))
     assert refuse(small, [engines(2.0)], READING) == (
-        "pool.num_gpus: 2 GPUs for each actor, and the cluster at head:6379 has 2 GPUs, at most 1 on each of its 3 "
-        "nodes; leave it out (auto), or lower it"
+        "pool.num_gpus: 2 GPUs for each actor, and the cluster at head:6379 has 2 GPUs on 3 nodes, at most 1 on "
+        "one; leave it out (auto), or lower it"
     )
     grown = cluster(node(0, cpus=0), node(0), GPU_TYPE)
     assert refuse(grown, [engines(2.0)], READING) == (
