@@ -78,7 +78,7 @@ class Capacity:
         """Return the GPUs as text, such as `this machine has 1 GPU`."""
         text = f"{self.where} has {count_gpus(self.num_gpus)}"
         if self.is_private:
-            return text
+            return text if self.has_cuda or not self.num_gpus else f"{text}, and not for CUDA"
         existing, added = ([one for one in self.nodes if one.exists is exists] for exists in (True, False))
         number = sum(one.count for one in existing)
         if self.num_gpus and number > 1:
