@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def node_types(read: Read, gcs_address: str, nodes: Sequence[Node]) -> list[Node
         return None if _has_autoscaler(read, nodes) else []
     try:
         types = types_of(config)
-        return None if types is None else addable(types, nodes, config.get("max_workers"))
+        if types is None:
+            return None
+        if not _is_second_version(read):  # the first one ignores labels, which nodes may get when they start
+            types = [replace(one, labels=None) for one in types]
+        return addable(types, nodes, config.get("max_workers"))
     except (AttributeError, TypeError, ValueError):  # not a configuration as Ray reads it
         return None
 
@@ -148,9 +153,13 @@ def derived(ray_cluster: dict[str, Any]) -> dict[str, Any] | None:
     return config
 
 
+def _is_second_version(read: Read) -> bool:
+    return read(V2_ENABLED, NAMESPACE) == b"1"
+
+
 def _has_autoscaler(read: Read, nodes: Sequence[Node]) -> bool:
     """Return whether an autoscaler can add nodes: those that it has started carry the name of their type."""
-    if read(V2_ENABLED, NAMESPACE) == b"1":
+    if _is_second_version(read):
         return any(node.kind for node in nodes)
     status = read(STATUS, "")
     try:

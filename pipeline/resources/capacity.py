@@ -78,11 +78,11 @@ class Capacity:
         """Return the GPUs as text, such as `this machine has 1 GPU`."""
         text = f"{self.where} has {count_gpus(self.num_gpus)}"
         if self.is_private:
-            return text
+            return text if self.has_cuda or not self.num_gpus else f"{text}, and not for CUDA"
         existing, added = ([one for one in self.nodes if one.exists is exists] for exists in (True, False))
         number = sum(one.count for one in existing)
-        if self.num_gpus:
-            text += f", at most {max(one.gpus for one in existing)} on each of its {number:,} nodes"
+        if self.num_gpus and number > 1:
+            text += f" on {number:,} nodes, at most {max(one.gpus for one in existing)} on one"
         if self.is_open:
             text += "; the node types of its autoscaler cannot be read from here"
         elif added:

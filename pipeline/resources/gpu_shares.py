@@ -4,8 +4,8 @@ The rule, for actors that can use a GPU and nodes that have one:
 
 - One pool: each actor has one GPU; more actors than GPUs share them equally.
 - Engines and VQ decoders: nine tenths of a GPU are the engines', one tenth the VQ decoders'.
-- Beside a pool with an explicit number: what that pool leaves of a GPU when it is as large as it can be; a VQ decoder
-  takes a tenth, or runs on the CPU if nothing is left.
+- Beside a pool with an explicit number: an engine takes what the other actors that start leave of a GPU. A VQ decoder
+  takes a tenth of a GPU at most, and less or the CPU if the engines' pool can grow to more.
 - Without a GPU: 0, the CPU.
 
 Engines share a GPU only if so many start together. VQ decoders share theirs by `max_size`, so that the pool can grow.
@@ -82,7 +82,7 @@ def _on_one_gpu(pool: Actors, capacity: Capacity) -> int:
     """Return how many actors of a pool share a GPU."""
     if not pool.shares or capacity.is_open:
         return 1
-    count = pool.most if pool.tenths == 1 else pool.count
+    count = pool.most if pool.is_minor else pool.count
     return -(-count // _gpus_of(pool, capacity))
 
 
@@ -91,15 +91,16 @@ def _alone(pool: Actors, tenths: int, capacity: Capacity) -> int:
 
 
 def _beside(pool: Actors, explicit: Sequence[Actors], units: dict[str, int], capacity: Capacity) -> int:
-    """Return the largest share of a GPU that fits beside the pools with an explicit number, at their largest sizes."""
-    others = [_grown(other, units[other.where], capacity) for other in explicit]
-    wanted, sharing = (UNIT // 10 if pool.tenths == 1 else UNIT), _on_one_gpu(pool, capacity)
+    """Return the largest share of a GPU that fits beside the pools with an explicit number."""
+    fixed = _grown if pool.is_minor else sized
+    others = [fixed(other, units[other.where], capacity) for other in explicit]
+    wanted, sharing = (UNIT // 10 if pool.is_minor else UNIT), _on_one_gpu(pool, capacity)
     steps = {UNIT - number * one.units for one in others for number in range(UNIT // one.units + 1)}
     for free in sorted({min(wanted, step) for step in steps if step > 0}, reverse=True):
         share = max(1, free // sharing)
         if capacity.is_open or fit_together([sized(pool, share, capacity), *others], capacity.nodes):
             return share
-    if pool.tenths == 1:
+    if pool.is_minor:
         return 0
     names = " and ".join(f"{other.dotted} ({other.gpus:g})" for other in explicit)
     raise ConfigError(f"{pool.dotted}: is auto, and {names} leaves no GPU to it: {capacity}; leave both out (auto)")

@@ -71,14 +71,15 @@ def refuse_gpus(pools: Sequence[Actors], shares: Shares, capacity: Capacity) -> 
     if not fit_together([_starting(one, shares, capacity) for one in pools], capacity.nodes):
         parts = " and ".join(f"{_number(one)} of {shares[one.where]:g} ({one.dotted})" for one in pools)
         raise ConfigError(
-            f"{pools[-1].dotted}: the job starts {parts} at the same time, and {capacity}; leave both out (auto), or "
-            "lower them"
+            f"{pools[-1].dotted}: the job starts {parts} at the same time, and {capacity}"
+            f"{_cpu_remark(pools, shares, capacity)}; leave both out (auto), or lower them"
         )
 
 
 def _starting(pool: Actors, shares: Shares, capacity: Capacity) -> Sized:
     gpus = shares[pool.where]
-    return sized(pool, units_of(gpus), capacity, pool.cpus(gpus))
+    # `refuse_cpus` compares the CPUs of a single node.
+    return sized(pool, units_of(gpus), capacity, 0.0 if capacity.is_private else pool.cpus(gpus))
 
 
 def _number(pool: Actors) -> str:
@@ -96,15 +97,16 @@ def _too_many_gpus(pool: Actors, shares: Shares, capacity: Capacity) -> str:
         advice = f"at most {most:,} can run at once; lower {pool.where}.{pool.counted_by}"
         advice += f", or set {pool.dotted} to 0" if not pool.shares else f" or {pool.dotted}"
     else:
-        advice = f"leave it out (auto), or lower it{_cpus_on_gpu_nodes(pool, gpus, capacity)}"
-    return f"{pool.dotted}: {count_gpus(gpus)}{auto} for {each}, and {capacity}; {advice}"
+        advice = "leave it out (auto), or lower it"
+    if remark := _cpu_remark([pool], shares, capacity):
+        advice = f"start nodes with more CPUs, or set {pool.dotted} to 0"
+    return f"{pool.dotted}: {count_gpus(gpus)}{auto} for {each}, and {capacity}{remark}; {advice}"
 
 
-def _cpus_on_gpu_nodes(pool: Actors, gpus: float, capacity: Capacity) -> str:
-    """Return a remark if nodes have the GPUs and not the CPU that each actor on a GPU reserves."""
-    enough = [one for one in capacity.nodes if one.gpus >= gpus]
-    short = enough and all(one.cpus < pool.cpus(gpus) for one in enough)
-    return f" (each of these actors also reserves {pool.cpus(gpus):g} CPU)" if short else ""
+def _cpu_remark(pools: Sequence[Actors], shares: Shares, capacity: Capacity) -> str:
+    """Return a remark if the nodes have enough GPUs, and not the CPU that each actor on a GPU reserves beside it."""
+    fits = fit_together([sized(one, units_of(shares[one.where]), capacity) for one in pools], capacity.nodes)
+    return ", but not the CPU beside it that each of these actors reserves" if fits else ""
 
 
 def needed_cpus(pools: Sequence[Actors], shares: Shares) -> float:

@@ -51,6 +51,11 @@ class Actors:
         return f"{self.where}.num_gpus"
 
     @property
+    def is_minor(self) -> bool:
+        """Whether these actors take what others leave: VQ decoders, which also run on a CPU."""
+        return self.tenths == 1
+
+    @property
     def device(self) -> str:
         return next(iter(self.devices.values()), "auto")
 

@@ -12,7 +12,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from configs.load import ConfigError
+from configs.pool import Job
 from configs.schema import CaptionJob
+from pipeline.cluster.ray_session import session
 from pipeline.resources import gcs
 from pipeline.resources.resolve import Resources, capacity_of, resolve
 from tests.cluster.autoscaling import PrivateFleet
@@ -61,7 +63,7 @@ def two_gpus(cluster_folder: Path) -> Iterator[str]:
 
 
 def test_a_cluster_of_fixed_nodes(two_gpus: str) -> None:
-    there = f"the cluster at {two_gpus} has 2 GPUs, at most 1 on each of its 3 nodes"
+    there = f"the cluster at {two_gpus} has 2 GPUs on 3 nodes, at most 1 on one"
     assert resolved(two_gpus) == Resources({"pool": 1}, ("pool",), there)
     assert resolved(two_gpus, min_size=4, max_size=4).gpus == {"pool": 0.5}
     assert resolved(two_gpus, min_size=2, max_size=2, label_selector={"place": "a"}).gpus == {"pool": 0.5}
@@ -76,7 +78,20 @@ def test_a_cluster_of_fixed_nodes(two_gpus: str) -> None:
     assert "pool.decode_cpus: one decoding task takes 4 CPUs, and no node of" in refusal(two_gpus, decode_cpus=4.0)
     ray.init(address=two_gpus, log_to_driver=False)
     assert resolved("local").there == there.replace(f"the cluster at {two_gpus}", "this Ray")
-    assert refusal("local", num_gpus=2.0).startswith("pool.num_gpus: 2 GPUs for each actor, and this Ray has 2 GPUs")
+    assert refusal("local", num_gpus=2.0).startswith(
+        "pool.num_gpus: 2 GPUs for each actor, and this Ray has 2 GPUs on "
+    )
+
+
+def test_tasks_of_a_cluster_see_only_the_gpus_that_they_reserve(two_gpus: str) -> None:
+    def visible() -> str | None:
+        import os
+
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    with session(Job(ray_address=two_gpus), log_to_driver=False):
+        tasks = [ray.remote(num_cpus=0, num_gpus=number, label_selector={"place": "a"})(visible) for number in (0, 1)]
+        assert ray.get([one.remote() for one in tasks]) == ["", "0"]
 
 
 def test_an_autoscaler_that_has_started_no_node(cluster_folder: Path) -> None:

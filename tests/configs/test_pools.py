@@ -10,6 +10,8 @@ from ray._private.label_utils import validate_label_key, validate_label_selector
 
 from configs.pool import ActorPool, EnginePool, Pool
 from configs.schema import CaptionJob
+from configs.synthesis import VqPool
+from configs.training import Workers
 
 CONDITIONS = ["gpu", "!gpu", "in(a, b)", "!in(a,b)", "in(a)", "in()", "in(a", "-a", "a-", "!!a", "a b", "x" * 64]
 NAMES = ["pool", "example.com/pool", "ray.io/accelerator-type", "", "-a", "a b", "a/", "x" * 64]
@@ -33,6 +35,30 @@ def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
     assert "must be a share of one GPU, or a whole number of them" in message(num_gpus=1.5)
     assert "num_gpus (2) is more than one" in message(EnginePool, num_gpus=2.0)
     assert "models run on one GPU" in message(ActorPool, num_gpus=1.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("one", "Input should be a valid number, or auto"),
+        (True, "Input should be a valid number, or auto"),
+        (None, "Input should be a valid number, or auto"),
+        (-0.5, "Input should be greater than or equal to 0"),
+        (float("nan"), "Input should be a finite number"),
+        (float("inf"), "Input should be a finite number"),
+        (0.00005, "Input should be 0 or at least 0.0001, Ray's smallest share"),
+    ],
+)
+def test_other_numbers_of_gpus_are_refused(value: Any, text: str) -> None:
+    assert text in message(num_gpus=value)
+    with pytest.raises(ValidationError, match=text):
+        Workers(num_gpus=value)
+
+
+def test_the_number_of_gpus_is_chosen_for_the_job_unless_it_is_named() -> None:
+    assert (Pool().num_gpus, VqPool().num_gpus, Workers().num_gpus) == ("auto", "auto", "auto")
+    assert (Pool().gpus, Workers().gpus, Workers(num_gpus=2).gpus) == (0, 0, 2)
+    assert isinstance(Pool(num_gpus=1).num_gpus, float)
 
 
 def test_a_target_over_several_gpus_has_no_device_of_its_own() -> None:

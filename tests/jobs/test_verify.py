@@ -150,6 +150,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
         (["--against", "none.yaml"], "none.yaml: cannot be read"),
         (["pool.slot=3"], "pool.slot: is not a known key"),
         (["model.target.path=" + str(ROOT / "zoo/checkpoints/caption_target"), "--share", "1"], "model.target: "),
+        (["pool.num_gpus=1", "--share", "1"], "pool.num_gpus: 1 GPU for each actor, and this Ray has no GPU"),
     ],
 )
 def test_what_cannot_be_verified_is_refused_before_ray_starts(

@@ -81,6 +81,17 @@ def test_the_file_of_an_autoscaler_on_this_machine_is_read(monitor: Any) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+@pytest.mark.parametrize(("version", "labels"), [(b"0", None), (b"1", {"pool": "gpu"})])
+def test_labels_of_node_types_are_known_if_the_autoscaler_reads_them(
+    version: bytes, labels: dict[str, str] | None, monitor: Any
+) -> None:
+    monitor("available_node_types: {gpu: {resources: {GPU: 1}, labels: {pool: gpu}, max_workers: 1}}", "h:54324")
+    found = node_types(Store({(V2_ENABLED, NAMESPACE): version}).read, "h:54324", [HEAD])
+    assert found is not None
+    assert [one.labels for one in found] == [labels]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 @pytest.mark.parametrize(
     "config",
     [

@@ -61,6 +61,7 @@ IMAGES = [
     (2, engines(1.0), decoders(), [1, 0.1]),
     (2, engines(1.0, most=2), decoders(), [1, 0]),
     (1, engines(), decoders(0.3), [0.7, 0.3]),
+    (1, engines(), decoders(0.3, most=8), [0.7, 0.3]),
     (2, engines(), decoders(0.3), [1, 0.3]),
     (2, engines(), decoders(1.0), [1, 1]),
     (1, engines(), decoders(0.0), [1, 0]),

@@ -131,6 +131,13 @@ TASKS = [
         "out, or start nodes with them",
     ),
     (
+        machine(1, cpus=1),
+        [engines(0.5, count=2)],
+        READING,
+        "job.num_cpus: one reading task takes 1 CPU, and a Ray on this machine has 1, of which the job's actors "
+        "reserve 2; set job.num_cpus to 3 or more",
+    ),
+    (
         cluster(node(0, cpus=0), node(1, cpus=4, count=3, pool="gpu")),
         [engines()],
         Tasks("decoding", 8.0, "pool.decode_cpus"),
@@ -165,8 +172,8 @@ GPU_TYPE = node(1, cpus=8, count=3, exists=False, kind="gpu")
 def test_pools_on_a_cluster() -> None:
     small = cluster(node(0, cpus=0), node(1, count=2))
     assert refuse(small, [engines(2.0)], READING) == (
-        "pool.num_gpus: 2 GPUs for each actor, and the cluster at head:6379 has 2 GPUs, at most 1 on each of its 3 "
-        "nodes; leave it out (auto), or lower it"
+        "pool.num_gpus: 2 GPUs for each actor, and the cluster at head:6379 has 2 GPUs on 3 nodes, at most 1 on "
+        "one; leave it out (auto), or lower it"
     )
     grown = cluster(node(0, cpus=0), node(0), GPU_TYPE)
     assert refuse(grown, [engines(2.0)], READING) == (
@@ -176,8 +183,10 @@ def test_pools_on_a_cluster() -> None:
     assert refuse(grown, [engines(1.0, count=4)], READING).endswith(
         "at most 3 can run at once; lower pool.min_size or pool.num_gpus"
     )
-    assert refuse(cluster(node(2, cpus=0), node(0)), [engines(1.0)], READING).endswith(
-        "leave it out (auto), or lower it (each of these actors also reserves 1 CPU)"
+    assert refuse(cluster(node(2, cpus=0), node(0)), [engines(1.0)], READING) == (
+        "pool.num_gpus: 1 GPU for each actor, and the cluster at head:6379 has 2 GPUs on 2 nodes, at most 2 on one, "
+        "but not the CPU beside it that each of these actors reserves; start nodes with more CPUs, or set "
+        "pool.num_gpus to 0"
     )
 
 
