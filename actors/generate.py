@@ -89,7 +89,7 @@ class Generate(EngineActor[CaptionJob, "Pair"]):
 
     @cached_property
     def _sampling(self) -> Sampling:
-        return Sampling(**self._config.sampling.model_dump())
+        return Sampling(**self._config.sampling.options)
 
     def _sampling_of(self, options: str) -> dict[str, Any]:
         """Return seed and sampling of a row: the job's values, overridden by the row's JSON object `options`."""

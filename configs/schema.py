@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
 from configs.acceptance import Audit, ExactAcceptance, LanternAcceptance
 from configs.method import Method
@@ -117,8 +118,18 @@ class Model(Section):
     `none`, `lookup`, `jacobi`, `suffix` and `layer_skip`."""
 
 
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[tuple[Token, ...], Field(min_length=1, max_length=64)]
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, int) else value
+
+
 class Sampling(Section):
-    """Sampling parameters of generated text; see `decoding.Sampling`."""
+    """Sampling parameters of generated text; see `decoding.Sampling`. The logits processors, from `repetition_penalty`
+    to `forced_eos_token_id`, have transformers' names and meaning. A processor that the job does not set is that of the
+    target's [generation settings](../guides/caption.md#generation-settings)."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Most generated tokens of a row."""
@@ -128,12 +139,66 @@ class Sampling(Section):
     """Sample from this number of most likely tokens; 0 is off."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Sample from the most likely tokens with this total probability; 1 is off."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Sample from tokens with at least this share of the largest probability; 0 is off."""
+    from_checkpoint: bool = False
+    """Whether temperature, `top_k`, `top_p` and `min_p` that the job does not set are those of the target's generation
+    settings, as `generate` uses them."""
+    ignored_settings: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Names of generation settings of the target that are not followed, such as `[num_beams]`; settings that are not
+    supported are otherwise refused."""
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
-    """Penalty on tokens of the prompt and the output, as in transformers; 1 is off."""
+    """Penalty on tokens of the prompt and the output; 1 is off."""
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=64)] = 0
+    """No sequence of this number of tokens occurs twice in prompt and output; 0 is off."""
+    bad_words_ids: Annotated[tuple[Tokens, ...], Field(max_length=4096)] = ()
+    """Token sequences that are not generated."""
+    sequence_bias: Annotated[tuple[tuple[Tokens, FiniteFloat], ...], Field(max_length=4096)] = ()
+    """Pairs `[[tokens], bias]`: the bias is added to the last token's logit after the other tokens."""
+    suppress_tokens: Annotated[tuple[Token, ...], Field(max_length=2**20)] = ()
+    """Tokens that are not generated."""
+    begin_suppress_tokens: Annotated[tuple[Token, ...], Field(max_length=4096)] = ()
+    """Tokens that are not generated first."""
+    min_new_tokens: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Least generated tokens before EOS."""
+    min_length: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Least tokens of prompt and output before EOS; without effect if `min_new_tokens` is set."""
+    forced_bos_token_id: Token | None = None
+    """First generated token if the prompt has one token."""
+    # Not strict, because one token is validated as Python data, in which lists are not accepted for tuples.
+    forced_eos_token_id: Annotated[tuple[Token, ...], BeforeValidator(_listed), Field(strict=False, max_length=64)] = ()
+    """The token, or one of these tokens, that is generated last when `max_new_tokens` is reached."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end the text; they are removed from it."""
     ignore_eos: bool = False
     """Continue after an EOS token."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of `decoding.Sampling`."""
+        return self.model_dump(exclude={"from_checkpoint", "ignored_settings"})
+
+    @property
+    def ends(self) -> Iterator[str]:
+        """Names of the options that decide where a text begins and ends, and are set."""
+        lengths = ("min_new_tokens", "min_length", "forced_bos_token_id", "forced_eos_token_id")
+        for name in ("stop", "ignore_eos", *lengths):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield name
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that determine the output; outputs without the newer fields have them at their defaults."""
+        data = self.model_dump(mode="json")
+        plain = Sampling().model_dump(mode="json")
+        return {
+            name: value
+            for name, value in data.items()
+            if name in FIRST_SAMPLING or (value != plain[name] and name not in ("from_checkpoint", "ignored_settings"))
+        }
+
+
+FIRST_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "ignore_eos")
+"""Keys of `sampling` that all outputs have, also those that were begun before further keys existed."""
 
 
 class Sink(Section):
@@ -290,7 +355,7 @@ class CaptionJob(DatasetJob):
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
         """Return the fields of `DatasetJob.content`, and `output`, `sink.keep_tokens`, share and metric of `audit` if
         they are set: without them, outputs that were begun before these keys existed have the same content."""
-        data = super().content(revisions)
+        data = super().content(revisions) | {"sampling": self.sampling.content()}
         for key in ("output", "audit"):
             del data[key]
         if self.output is not None:
@@ -308,8 +373,7 @@ class CaptionJob(DatasetJob):
                 if one.drafts_grammar:
                     raise ValueError(f"{where}: drafts follow the section output, and there is none")
             return
-        if self.sampling.stop or self.sampling.ignore_eos:
-            name = "stop" if self.sampling.stop else "ignore_eos"
+        if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
 
     @property

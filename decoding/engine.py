@@ -59,7 +59,7 @@ class Engine:
         layers = method.drafter.feature_layers
         capacity = max_context_tokens + method.tree.num_scratch(method.drafter.shares_cache)
         self._lanes = target.lanes(slots, target.num_lanes, capacity, layers)
-        self._slots = SlotTable(slots, target.vocab_size, target.device)
+        self._slots = SlotTable(slots, target.vocab_size, target.device, target.eos_ids)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._queue = self._admission.queue
         self._refill = Refill(slots, target.backend.prefill_steps)
@@ -194,7 +194,7 @@ class Engine:
         draws = None
         if rows.any_sampled:
             draws = StepNoise(self._slots.noise(slots), 1, self.target.vocab_size).gumbel(Stream.TOKEN)
-        first = perturb(warp(raw, rows, None), draws, rows).argmax(dim=-1)
+        first = perturb(warp(raw, rows), draws, rows).argmax(dim=-1)
         logprobs = merged.gather(-1, first[:, :, None])[..., 0] - merged.logsumexp(dim=-1)
         self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
         self.stats.target_forwards += prefill.num_forwards

@@ -12,9 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
     LogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -39,7 +49,7 @@ def reference_tokens(
     Greedy decoding takes the argmax; sampling takes argmax(log p + g) with the sample's own noise g.
     """
     sampling = request.sampling
-    processors = _processors(sampling, own)
+    processors = processors_of(sampling, inputs["input_ids"].shape[1], eos_ids, own)
     key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
     tokens: list[int] = []
     while len(tokens) < sampling.max_new_tokens:
@@ -79,10 +89,36 @@ def cache_of(model: nn.Module, out: Any) -> dict[str, Any]:
     return {name: getattr(out, name)}
 
 
-def _processors(sampling: Sampling, own: Sequence[LogitsProcessor] = ()) -> LogitsProcessorList:
+def processors_of(
+    sampling: Sampling, prompt_length: int, eos_ids: frozenset[int], own: Sequence[LogitsProcessor] = ()
+) -> LogitsProcessorList:
+    """Return transformers' processors for a prompt of `prompt_length` tokens, in the order of `generate`."""
+    ends = [] if sampling.ignore_eos else sorted(eos_ids)
+    least, begin = sampling.min_new_tokens, prompt_length
     processors = LogitsProcessorList()
+    if sampling.sequence_bias:
+        pairs = [[list(tokens), float(bias)] for tokens, bias in sampling.sequence_bias]
+        processors.append(SequenceBiasLogitsProcessor(pairs))
     if sampling.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.no_repeat_ngram_size:
+        processors.append(NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram_size))
+    if sampling.bad_words_ids:
+        processors.append(NoBadWordsLogitsProcessor([list(words) for words in sampling.bad_words_ids], ends))
+    if ends and least:
+        processors.append(MinNewTokensLengthLogitsProcessor(prompt_length, least, ends))
+    elif ends and sampling.min_length:
+        processors.append(MinLengthLogitsProcessor(sampling.min_length, ends))
+    if sampling.forced_bos_token_id is not None:
+        processors.append(ForcedBOSTokenLogitsProcessor(sampling.forced_bos_token_id))
+        begin += prompt_length == 1
+    if sampling.forced_eos_token_id:
+        most = prompt_length + sampling.max_new_tokens
+        processors.append(ForcedEOSTokenLogitsProcessor(most, list(sampling.forced_eos_token_id)))
+    if sampling.suppress_tokens:
+        processors.append(SuppressTokensLogitsProcessor(sampling.suppress_tokens))
+    if sampling.begin_suppress_tokens:
+        processors.append(SuppressTokensAtBeginLogitsProcessor(sampling.begin_suppress_tokens, begin))
     processors.extend(own)
     if sampling.temperature > 0:
         processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
@@ -90,4 +126,6 @@ def _processors(sampling: Sampling, own: Sequence[LogitsProcessor] = ()) -> Logi
             processors.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:
             processors.append(TopPLogitsWarper(sampling.top_p))
+        if sampling.min_p > 0.0:
+            processors.append(MinPLogitsWarper(sampling.min_p))
     return processors

@@ -148,7 +148,7 @@ def run_step(
     hidden, features = lanes.split(states)
     merged = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     raw = table.constraints.apply(slots, merged, drafts)
-    warped = _warp_nodes(tree, raw, rows)
+    warped = warp(raw, rows, tree.paths() if rows.reads_path else None)
     judgement = Judgement(slots, tree, raw, warped, hidden, features, noise, rows, has_grammar=drafts is not None)
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
@@ -184,7 +184,7 @@ def grow_tree(
     sound: list[Tensor] = []
     while frontier is not None:
         drafted = method.drafter.draft(slots, frontier)
-        logits = warp(drafted, rows, None if rows.seen is None else frontier.path)
+        logits = warp(drafted, rows, frontier.path if rows.reads_path else None)
         draws = None
         if rows.any_sampled:
             # One draw per depth; with shared noise, the target's choice at this depth uses the same draw.
@@ -195,14 +195,6 @@ def grow_tree(
             sound.append(level.is_sound)
     tree = policy.finish()
     return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree
-
-
-def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
-    """Apply penalties and filters to the logits (b, N, V) of all nodes; ancestors count as seen tokens."""
-    if rows.seen is None:
-        return warp(raw, rows, None)
-    visible = tree.visible()
-    return warp(raw, rows, tree.tokens[:, None].expand_as(visible), visible)
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from models.backends.attention import ancestors
 
+NO_TOKEN = -1
+"""Placeholder for visual tokens and positions without a token; it matches no token and is never proposed."""
+
 
 @dataclass(frozen=True)
 class Frontier:
@@ -102,6 +105,14 @@ class DraftTree:
         if not self._visible:
             self._visible.append(ancestors(self.parents))
         return self._visible[0]
+
+    def paths(self) -> Tensor:
+        """Return the drafts (b, N, D) on the path to each node and its own token, `NO_TOKEN` beyond its depth."""
+        visible, num_levels = self.visible(), self.num_levels
+        # Nodes that are not on the path are written to one depth after the last.
+        places = torch.where(visible, self.depth[:, None], num_levels + 1)
+        paths = self.tokens.new_full((*self.tokens.shape, num_levels + 2), NO_TOKEN)
+        return paths.scatter_(2, places, self.tokens[:, None].expand_as(places))[:, :, 1:-1]
 
     def sibling_rank(self) -> Tensor:
         """Return the number of earlier siblings of each node, (b, N)."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,9 +23,12 @@ FINISH_REASONS = ("stop", "length", "stop_string", "error")
 class Sampling:
     """Sampling parameters of one request.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off, other values also apply
-    to the prompt's tokens, as in transformers. A `stop` string ends the output and is removed from the text.
-    `guidance_scale` up to 1 is off; `guidance_interval` −1 guides every token, i guides the tokens 0 … i + 1.
+    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off. A `stop` string ends the output and is
+    removed from the text. `guidance_scale` up to 1 is off; `guidance_interval` −1 guides every token, i guides the
+    tokens 0 … i + 1. The other fields are logits processors as in transformers' `generate`, see
+    `decoding.processors`: `repetition_penalty` and `no_repeat_ngram_size` count the prompt's tokens too, `min_length`
+    includes the prompt and is ignored if `min_new_tokens` is positive, and `sequence_bias` are pairs of a sequence and
+    its bias.
 
     Raises:
         ValueError: a value is outside its range; the message names the field.
@@ -33,7 +38,17 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    min_length: int = 0
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     guidance_scale: float = 1.0
@@ -46,7 +61,16 @@ class Sampling:
             "temperature": (0.0 <= self.temperature < infinity, "0 (greedy) or a positive number"),
             "top_k": (self.top_k >= 0, "0 (off) or positive"),
             "top_p": (0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            "min_p": (0.0 <= self.min_p <= 1.0, "in [0, 1]"),
             "repetition_penalty": (0.0 < self.repetition_penalty < infinity, "positive"),
+            "no_repeat_ngram_size": (self.no_repeat_ngram_size >= 0, "0 (off) or positive"),
+            "bad_words_ids": (all(self.bad_words_ids), "sequences of at least one token"),
+            "sequence_bias": (
+                all(tokens and abs(bias) < infinity for tokens, bias in self.sequence_bias),
+                "pairs of a sequence of at least one token and a finite number",
+            ),
+            "min_new_tokens": (self.min_new_tokens >= 0, "0 or positive"),
+            "min_length": (self.min_length >= 0, "0 or positive"),
             "guidance_scale": (0.0 <= self.guidance_scale < infinity, "0 or a positive number"),
             "guidance_interval": (self.guidance_interval >= -1, "-1 (always) or more"),
         }
@@ -55,6 +79,20 @@ class Sampling:
                 raise ValueError(f"sampling.{name} must be {bound}, not {getattr(self, name)}")
         if any(not text for text in self.stop):
             raise ValueError("sampling.stop must not contain an empty string")
+
+    @property
+    def sets_ends(self) -> bool:
+        """Whether a minimum length or forced tokens decide where texts begin and end."""
+        return bool(self.min_new_tokens or self.min_length or self.forced_eos_token_id) or (
+            self.forced_bos_token_id is not None
+        )
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """Largest token id that must be in the vocabulary, −1 without any; suppressed tokens may be outside of it."""
+        sequences = chain(self.bad_words_ids, (tokens for tokens, _ in self.sequence_bias))
+        forced = (-1 if self.forced_bos_token_id is None else self.forced_bos_token_id, *self.forced_eos_token_id)
+        return max(chain(forced, *sequences))
 
 
 @dataclass(frozen=True)
@@ -71,7 +109,7 @@ class Request:
     that have both (`actors.serving.audited`).
 
     Raises:
-        ValueError: a grammar together with `stop` or `ignore_eos`, which end or continue texts in other places.
+        ValueError: a grammar together with options that end or continue texts in other places.
     """
 
     sample_id: str
@@ -89,6 +127,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.grammar is not None and (self.sampling.stop or self.sampling.ignore_eos):
             raise ValueError("a request with a grammar takes neither stop strings nor ignore_eos")
+        if self.grammar is not None and self.sampling.sets_ends:
+            raise ValueError("a request with a grammar takes neither a minimum length nor forced tokens")
 
     @property
     def num_images(self) -> int:

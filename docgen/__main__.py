@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docgen import columns, commands, config, markdown, methods, modules, size
+from docgen import columns, commands, config, generation, markdown, methods, modules, size
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
@@ -22,6 +22,7 @@ def generate(root: Path) -> dict[Path, str]:
     pages = {
         REFERENCE / "columns.md": columns.columns_page(),
         REFERENCE / "error-codes.md": columns.error_codes_page(root),
+        REFERENCE / "generation-settings.md": generation.generation_page(),
         REFERENCE / "metrics.md": columns.metrics_page(),
         REFERENCE / "commands.md": commands.commands_page(root),
         REFERENCE / "modules.md": modules.modules_page(root),

@@ -34,6 +34,7 @@ _KILLS = (
     "tests/pipeline/run/test_recovery.py::test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt"
 )
 _RESUME = "tests/pipeline/run/test_resume.py::test_a_second_run_makes_only_what_is_missing"
+_PROCESSORS = "tests/conformance/test_processors.py::test_tokens_equal_those_of_generate"
 _REPLAY = "tests/decoding/scheduling/test_replay.py::test_replayed"
 _FURTHER_CASES = (
     f"{_REPLAY}_steps_equal_launched_ones[greedy",
@@ -126,6 +127,8 @@ SLOW = (
     "tests/conformance/test_methods.py::test_acceptance_in_a_batch",
     "tests/conformance/test_methods.py::test_other_cases",
     "tests/conformance/test_no_sync.py",
+    *(f"{_PROCESSORS}[llama-{name}" for name in ("dynamic", "jacobi", "medusa", "sd-chain", "suffix")),
+    *(f"{_PROCESSORS}[llava-{name}" for name in ("block", "sage", "specvlm")),
     "tests/conformance/test_prompts_ahead.py",
     "tests/conformance/test_relaxed.py",
     "tests/conformance/test_sharing.py",
@@ -161,6 +164,7 @@ SLOW = (
     "tests/jobs/test_demo.py",
     "tests/jobs/test_estimate.py",
     "tests/jobs/test_frozen.py",
+    "tests/jobs/test_generation_settings.py::test_a_job",
     "tests/jobs/test_graph.py",
     "tests/jobs/test_hostile_inputs.py",
     "tests/jobs/test_impossible_requests.py::test_a_dry_run_starts_no_process",

@@ -11,7 +11,7 @@ from decoding.grammar import Grammar, GrammarError, Vocabulary, choices_source, 
 
 
 def check_output(config: CaptionJob, tokenizer: Any, vocab_size: int) -> None:
-    """Check that `output` compiles and can be written in the target's tokens, without the target's weights.
+    """Check that `output` compiles and can be written in the target's `vocab_size` tokens, without its weights.
 
     Raises:
         ConfigError: it cannot, or a choice has more tokens than `sampling.max_new_tokens`; names the dotted path.
@@ -21,7 +21,6 @@ def check_output(config: CaptionJob, tokenizer: Any, vocab_size: int) -> None:
         return
     # Whether a grammar is valid does not depend on the EOS token, which the generation config may replace.
     eos_id = getattr(tokenizer, "eos_token_id", None)
-    vocab_size = max(vocab_size, len(tokenizer))
     grammar = compile_output(output, tokenizer, vocab_size, frozenset([0 if eos_id is None else eos_id]))
     try:
         grammar.check_first_mask()

@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, check_layers, is_head, load_head, read_at
+from actors.loading.generation import Generation, follow
 from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
@@ -28,10 +29,11 @@ SHARED_INPUT_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class PairInfo(loaded_pair.PairInfo):
-    """Metadata of a text pair, with the target's front end; `shares_front_end` is whether a drafter that is a model
-    encodes all prompts in the same way."""
+    """Metadata of a text pair, with the target's front end and generation settings; `shares_front_end` is whether a
+    drafter that is a model encodes all prompts in the same way."""
 
     front_end: FrontEnd
+    generation: Generation
     shares_front_end: bool = True
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
@@ -65,7 +67,9 @@ def check(config: CaptionJob) -> PairInfo:
     """
     target, drafter, method = config.model.target, config.model.drafter, config.method
     target_config, front_end, target_revision = _describe("model.target", target)
-    check_output(config, front_end.tokenizer, target_config.get_text_config().vocab_size)
+    vocab_size = max(target_config.get_text_config().vocab_size, len(front_end.tokenizer))
+    check_output(config, front_end.tokenizer, vocab_size)
+    generation = follow(config, "model.target", vocab_size)
     revisions = {"target": target_revision}
     drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
@@ -85,7 +89,8 @@ def check(config: CaptionJob) -> PairInfo:
         choice = getattr(one.drafter, "vocabulary", None)
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content
-    return PairInfo(f"{target.path}@{target_revision}", drafter_id, revisions, front_end, shares_front_end)
+    target_id = f"{target.path}@{target_revision}"
+    return PairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
 
 
 def load(config: CaptionJob) -> Pair:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
+from actors.loading.generation import measured_options
 from actors.loading.pair import load_target
 from actors.loading.vocabulary import drafted_ids
 from actors.training.samples import CodesOf, ImageSamples, TextSamples
@@ -43,12 +45,14 @@ NUM_SPECULATIVE_TOKENS = 5
 
 @dataclass(frozen=True)
 class Learner:
-    """Target, head and training samples of one worker; `shape` is the shape of an image target, None for text."""
+    """Target, head and training samples of one worker; `shape` is the shape of an image target, None for text.
+    `processors` are the options of `decoding.Sampling` by which the target's generation settings change its logits."""
 
     target: TargetModel
     task: HeadTask
     training_samples: TextSamples | ImageSamples
     shape: GptShape | None = None
+    processors: dict[str, Any] = field(default_factory=dict)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -102,6 +106,7 @@ def check_target(job: TrainDrafterJob) -> str:
                     f"head.kind: layer_cut cannot cut {job.target.path}, whose first layers receive visual features"
                 )
             _layers(job.head, config.get_text_config().num_hidden_layers)
+        measured_options("target", job.target, config.get_text_config().vocab_size)
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, config))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
     revision = read_at("target", job.target, gpt_files.revision_of)
@@ -123,7 +128,8 @@ def load_learner(job: TrainDrafterJob) -> Learner:
     image = job.image
     if image is None:
         target = load_target(job.target, "target")
-        return Learner(target, fresh_head(job, target), TextSamples(target, job))
+        processors = measured_options("target", job.target, target.vocab_size)
+        return Learner(target, fresh_head(job, target), TextSamples(target, job), processors=processors)
     gpt = load_gpt_target("target", job.target, guided=True).gpt
     encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
     image_target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)

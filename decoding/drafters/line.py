@@ -7,9 +7,6 @@ from torch import Tensor
 
 from decoding.tree import Frontier
 
-NO_TOKEN = -1
-"""Placeholder for visual tokens and positions without a token; it matches no token and is never proposed."""
-
 
 def follow_line(frontier: Frontier, line: Tensor, vocab_size: int) -> Tensor:
     """Return the logits (b, F, V) of the frontier's children: 0 at the token that `line` (b, D) has for their depth,

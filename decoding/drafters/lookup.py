@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
-from decoding.drafters.line import NO_TOKEN, follow_line
-from decoding.tree import Frontier, Verdict
+from decoding.drafters.line import follow_line
+from decoding.tree import NO_TOKEN, Frontier, Verdict
 from models.kv.lanes import SlotBatch
 
 

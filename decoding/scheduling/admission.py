@@ -124,12 +124,15 @@ class Admission:
         return PreparedPrompt(lanes, self._target.num_feature_hits - hits_before)
 
     def _check(self, request: Request) -> None:
-        """Raise PromptError for guidance or output lengths that the target does not support."""
+        """Raise PromptError for guidance, output lengths or tokens that the target does not support."""
         sampling, limit = request.sampling, self._target.max_new_tokens
         if sampling.guidance_scale > 1.0 and self._target.num_lanes == 1:
             raise PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
         if limit is not None and sampling.max_new_tokens != limit:
             raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
+        if sampling.max_token_id >= self._target.vocab_size:
+            names = "bad_words_ids, sequence_bias or forced tokens"
+            raise PromptError(f"{names} contain {sampling.max_token_id}, and the target has no such token")
 
     def too_long(self, model: str, lanes: list[Prefix], request: Request) -> str:
         """Return a message if the longest prompt plus the output exceed the context window, else an empty string."""

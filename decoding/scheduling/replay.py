@@ -3,7 +3,7 @@
 A step of a small model, or of a tree, launches hundreds of small kernels; the host then takes longer than the device. A
 step whose key recurs is recorded. Its key holds all that its kernels depend on besides device memory: the number of
 rows and levels, and the host state of the method's parts. A recording reads and writes the state of slots and KV caches
-in place. Parts without a key, and rows with a grammar or a repetition penalty, are not recorded.
+in place. Parts without a key, and rows with a grammar, are not recorded.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StepRunner:
 
     def _key_of(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
         """Return the key of a step, None if it cannot be recorded."""
-        if rows.seen is not None or self.table.constraints.applies(slots.ids):
+        if self.table.constraints.applies(slots.ids):
             return None
         num_nodes = method.tree.max_nodes if num_levels else 1
         if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
@@ -108,8 +108,8 @@ class StepRunner:
         )
         if None in parts:
             return None
-        flags = (rows.any_sampled, rows.max_top_k, rows.any_top_p)
-        return (len(slots.ids), slots.are_leading, num_levels, flags, self.table.replay_key(), *parts)
+        table = self.table.replay_key()
+        return (len(slots.ids), slots.are_leading, num_levels, rows.replay_key(), table, *parts)
 
     def _record(
         self,

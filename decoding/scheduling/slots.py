@@ -14,6 +14,7 @@ from decoding.grammar import Matcher
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
+from decoding.scheduling.processors import ProcessorTables
 from decoding.stats import Choices
 from decoding.types import Completion, Request, Telemetry
 from models.backends.select import backend_for
@@ -103,9 +104,14 @@ def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 class SlotTable:
-    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens and other tensors."""
+    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens and other tensors.
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    `eos_ids` are the tokens that end a text.
+    """
+
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device, eos_ids: frozenset[int] = frozenset()
+    ) -> None:
         self.progress: list[Progress | None] = [None] * num_slots
         self.vocab_size = vocab_size
         self.device = device
@@ -115,11 +121,12 @@ class SlotTable:
         self.root, self._position, self._remaining = integers.clone(), integers.clone(), integers.clone()
         self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
         self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
-        self._top_k = integers.clone()
+        self._top_k, self._min_p = integers.clone(), torch.zeros_like(floats)
         # Created by the first `stop_drafting`.
         self._is_plain: Tensor | None = None
         self.guidance = Guidance(self._position)
         self.constraints = Constraints(num_slots, vocab_size, device)
+        self.processors = ProcessorTables(vocab_size, self._position, eos_ids)
         # (S, V) is large, so it is created for the first request with a repetition penalty.
         self._seen: Tensor | None = None
         # Cached, because the next batch usually has the same slots.
@@ -166,14 +173,18 @@ class SlotTable:
             self._temperature[slot] = sampling.temperature
             self._top_k[slot] = sampling.top_k
             self._top_p[slot] = sampling.top_p
+            self._min_p[slot] = sampling.min_p
             self._penalty[slot] = sampling.repetition_penalty
             self.guidance.occupy(slot, sampling)
             self.constraints.matchers[slot] = one.matcher
+            self.processors.occupy(slot, sampling, prefix.token_ids)
             if sampling.repetition_penalty != 1.0 and self._seen is None:
                 self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:
-                self._seen[slot] = False
-                self._seen[slot, prefix.token_ids] = True
+                # A prompt may have placeholder tokens that are not in the output layer.
+                seen = self._seen.new_zeros(self.vocab_size + 1)
+                seen[prefix.token_ids.clamp_max(self.vocab_size)] = True
+                self._seen[slot] = seen[:-1]
             if self._is_plain is not None:
                 self._is_plain[slot] = False
 
@@ -194,36 +205,42 @@ class SlotTable:
         if self._rows is not None and self._rows[0] == slots.ids:
             return self._rows[1]
         used = [self.at(slot).request.sampling for slot in slots.ids]
-        index = slots.index
         penalised = any(one.repetition_penalty != 1.0 for one in used)
         rows = RowSampling(
-            temperature=self._temperature[index],
-            top_k=self._top_k[index],
-            top_p=self._top_p[index],
-            penalty=self._penalty[index],
-            seen=self._seen[index] if penalised and self._seen is not None else None,
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
+            penalty=self._penalty,
+            seen=self._seen if penalised else None,
             any_sampled=any(one.temperature > 0 for one in used),
             max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
             any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
+            min_p=self._min_p if any(one.min_p > 0 and one.temperature > 0 for one in used) else None,
         )
-        # Not cached if `seen` changes with every step.
-        self._rows = None if rows.seen is not None else (slots.ids, rows)
+        rows = self.read_again(slots, rows)
+        if features := self.processors.features(slots, [len(self.at(slot).token_ids) for slot in slots.ids]):
+            rows = replace(rows, processors=self.processors.read(slots, features))
+        # Not cached if values change with every step.
+        self._rows = None if rows.reads_path else (slots.ids, rows)
         return rows
 
     def read_again(self, slots: SlotBatch, rows: RowSampling) -> RowSampling:
-        """Return `rows`, whose slots have no penalties, with parameters that kernels read anew from the table."""
-        index = slots.index
+        """Return `rows` with parameters that kernels read anew from the table."""
+        index, processors = slots.index, rows.processors
         return replace(
             rows,
             temperature=self._temperature[index],
             top_k=self._top_k[index],
             top_p=self._top_p[index],
             penalty=self._penalty[index],
+            seen=None if rows.seen is None or self._seen is None else self._seen[index],
+            min_p=None if rows.min_p is None else self._min_p[index],
+            processors=None if processors is None else self.processors.read(slots, processors.features),
         )
 
     def replay_key(self) -> Hashable:
         """Return the host state that the kernels of a step depend on."""
-        return self._is_plain is None, self._seen is None
+        return self._is_plain is None, self._seen is None, self.processors.replay_key()
 
     def noise(self, slots: SlotBatch) -> Noise:
         """Return the noise of the batch from each sample's next position on."""
@@ -237,6 +254,7 @@ class SlotTable:
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
         """Advance by the first `count` (b,) tokens of `tokens` (b, P); the last of these becomes the pending token."""
         index = slots.index
+        self.processors.advance(slots, tokens, count)
         slots.put(self.root, tokens.gather(1, (count - 1)[:, None])[:, 0])
         slots.add(self._position, count)
         slots.add(self._remaining, count, sign=-1)

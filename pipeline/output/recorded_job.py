@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
+from configs.schema import CaptionJob, Sampling
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
 from pipeline.source.done_bitmap import DoneBitmap, PathIndex
@@ -163,6 +163,9 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
             f"{dotted}: {output.shown()} is the output of a synthesis job, and texts are in outputs of "
             "caption jobs; its rows are read with source.kind parquet"
         )
+    if isinstance(data.get("sampling"), dict):
+        # A key that the job did not have yet is at its default, and not the target's generation setting.
+        data["sampling"] = Sampling().model_dump(mode="json") | data["sampling"]
     revision = str(record.get("content", {}).get("revisions", {}).get("target"))
     config = validate(CaptionJob, data, where, recorded=True)
     return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest)

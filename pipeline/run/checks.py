@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 
 def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
-    """Check a job's checkpoints and what depends on them; return the job with revisions pinned and sizes chosen, and
-    the metadata of the pair. Raises ConfigError."""
+    """Check a job's checkpoints and what depends on them; return the job with revisions pinned, and with sizes and the
+    target's generation settings filled in, and the metadata of the pair. Raises ConfigError."""
     import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
+    if pair.generation.sampling is not None:
+        config = config.model_copy(update={"sampling": pair.generation.sampling})
     if config.source.max_side_px == "auto":
         source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
         config = config.model_copy(update={"source": source})

@@ -27,6 +27,7 @@ def describe(plan: Plan) -> str:
     how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
     lines = {
         "sampling": f"{how}, at most {sampling.max_new_tokens} new tokens",
+        **plan.pair.generation.lines(),
         **({} if output is None else {"texts": f"follow output.{next(iter(output.content()))}"}),
         "actors": f"{engines(pool)}, contexts up to {pool.max_context_tokens:,} tokens",
     }

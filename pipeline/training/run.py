@@ -265,12 +265,13 @@ class Run:
 
     def _requests(self) -> list[Request]:
         options, limit = self.job.acceptance, self.learner.target.max_new_tokens
-        sampling = Sampling(
-            max_new_tokens=limit or options.max_new_tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            guidance_scale=options.guidance_scale,
-        )
+        own = {
+            "max_new_tokens": limit or options.max_new_tokens,
+            "temperature": options.temperature,
+            "top_k": options.top_k,
+            "guidance_scale": options.guidance_scale,
+        }
+        sampling = Sampling(**(self.learner.processors | own))
         rows = self._feed.held_out[: options.num_rows]
         return [
             replace(self.learner.training_samples.request(row, sampling), seed=self.job.training.seed) for row in rows

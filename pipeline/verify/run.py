@@ -196,8 +196,10 @@ def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
         data["method"] = Method().model_dump(mode="json")
         data["model"]["drafter"] = None
     else:
-        other = load_job(CaptionJob, settings.against).resolved()
-        data |= {name: other[name] for name in ("model", "method", "sampling", "pool")}
+        other = load_job(CaptionJob, settings.against)
+        data |= {name: other.resolved()[name] for name in ("model", "method", "pool")}
+        # What the job file does not set may be a generation setting of its target.
+        data["sampling"] = other.sampling.model_dump(mode="json", exclude_unset=True)
     data["sink"] |= {"keep_tokens": True, "keep_columns": [], "exports": []}
     data["audit"] = None
     for override in settings.overrides:

@@ -95,14 +95,27 @@ def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, Completion]:
 @cache
 def _generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:
     inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
-    out: Any = toys.oracle(family).generate(  # type: ignore[operator]
-        **inputs,
-        max_new_tokens=request.sampling.max_new_tokens,
-        do_sample=False,
-        repetition_penalty=request.sampling.repetition_penalty,
-        eos_token_id=sorted(eos_ids),
-    )
+    options = generate_options(request.sampling)
+    out: Any = toys.oracle(family).generate(**inputs, **options, eos_token_id=sorted(eos_ids))  # type: ignore[operator]
     return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def generate_options(sampling: Sampling) -> dict[str, Any]:
+    """The options of transformers' `generate` for a greedy request."""
+    lists = {
+        "bad_words_ids": [list(words) for words in sampling.bad_words_ids],
+        "sequence_bias": [[list(tokens), bias] for tokens, bias in sampling.sequence_bias],
+        "suppress_tokens": list(sampling.suppress_tokens),
+        "begin_suppress_tokens": list(sampling.begin_suppress_tokens),
+        "forced_eos_token_id": list(sampling.forced_eos_token_id),
+    }
+    names = ("max_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "forced_bos_token_id")
+    lengths = {name: getattr(sampling, name) for name in ("min_new_tokens", "min_length")}
+    return {
+        "do_sample": False,
+        **{name: getattr(sampling, name) for name in names},
+        **{name: values or None for name, values in (lists | lengths).items()},
+    }
 
 
 def generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:

@@ -67,6 +67,11 @@ class NothingFromTheHost(TorchFunctionMode):
 
 Parts = tuple[Callable[[Target, Target], Drafter], Callable[[], TreePolicy], Callable[[], Acceptance]]
 SAMPLING = Sampling(max_new_tokens=20, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2)
+PROCESSED = Sampling(
+    max_new_tokens=20, temperature=0.8, min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3,
+    bad_words_ids=((5,), (6, 7)), sequence_bias=(((8,), 1.0), ((9, 10, 11), -1.0)), suppress_tokens=(12,),
+    begin_suppress_tokens=(13,), min_new_tokens=19, forced_eos_token_id=(2,),
+)  # fmt: skip
 
 
 def one(target: Target, model: Target) -> Drafter:
@@ -174,7 +179,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table = SlotTable(3, target.vocab_size, target.device)
         lengths = (6, 9, 4)
         progress = [
-            Progress(Request(f"s{i}", "", (), SAMPLING), n, 2, tree.max_levels, token_ids=[5])
+            Progress(Request(f"s{i}", "", (), PROCESSED if i == 2 else SAMPLING), n, 2, tree.max_levels, token_ids=[5])
             for i, n in enumerate(lengths)
         ]
         prefixes = [fake_prefix(target, n) for n in lengths]

@@ -14,9 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from decoding.acceptance import Exact
 from decoding.contracts import Drafter, Judgement, Level, TreePolicy
 from decoding.drafters import LookupDrafter
-from decoding.drafters.line import NO_TOKEN
 from decoding.drafters.lookup import find_match
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import NO_TOKEN, DraftTree, Frontier, Verdict
 from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
 from models.kv.lanes import SlotBatch
 from tests.decoding import blocks

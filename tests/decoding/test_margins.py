@@ -7,7 +7,7 @@ import torch
 
 from decoding.margins import ROUNDING, margin
 from decoding.noise import Noise, Stream, key_of
-from decoding.reference import _processors, next_logits
+from decoding.reference import next_logits, processors_of
 from decoding.types import Request, Sampling
 from tests import toys
 
@@ -15,6 +15,7 @@ SAMPLINGS = {
     "greedy": Sampling(),
     "penalised": Sampling(repetition_penalty=1.7),
     "sampled": Sampling(temperature=0.8, top_k=20, top_p=0.95, repetition_penalty=1.2),
+    "processed": Sampling(no_repeat_ngram_size=2, min_new_tokens=9, begin_suppress_tokens=tuple(range(4, 30))),
 }
 FIRST = [5, 9, 5, 3]
 
@@ -30,7 +31,8 @@ def test_margins_are_those_of_transformers(family: str, name: str) -> None:
     for tokens in ([], FIRST):
         logits = next_logits(toys.oracle(family), inputs, tokens)
         history = torch.cat([inputs["input_ids"], torch.tensor([tokens], dtype=torch.long)], dim=1)
-        scores = _processors(sampling)(history, logits[None])[0]
+        processors = processors_of(sampling, inputs["input_ids"].shape[1], toys.target(family).eos_ids)
+        scores = processors(history, logits[None])[0]
         if sampling.temperature:
             noise = Noise(torch.tensor([key_of(7, "one", 0)]), torch.tensor([len(tokens)]))
             scores = scores + noise.gumbel(Stream.TOKEN, torch.zeros(1, dtype=torch.long), len(scores))[0, 0]

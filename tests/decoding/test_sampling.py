@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -13,11 +14,12 @@ from transformers import (
 )
 
 from decoding.sampling import RowSampling, warp
+from decoding.tree import NO_TOKEN
 
 V = 23
 
 
-def row_sampling(rows: list[tuple[float, int, float, float]], seen: torch.Tensor | None) -> RowSampling:
+def row_sampling(rows: list[tuple[float, int, float, float, float]], seen: torch.Tensor | None) -> RowSampling:
     columns = list(zip(*rows, strict=True))
     return RowSampling(
         temperature=torch.tensor(columns[0]),
@@ -28,6 +30,7 @@ def row_sampling(rows: list[tuple[float, int, float, float]], seen: torch.Tensor
         any_sampled=any(t > 0 for t in columns[0]),
         max_top_k=max(columns[1]),
         any_top_p=any(p < 1 for p in columns[2]),
+        min_p=torch.tensor(columns[4]) if any(columns[4]) else None,
     )
 
 
@@ -36,13 +39,14 @@ PARAMETERS = st.tuples(
     st.integers(0, V + 3),
     st.sampled_from([0.05, 0.5, 0.9, 1.0]),
     st.sampled_from([1.0, 1.3, 0.7]),
+    st.sampled_from([0.0, 0.1, 0.7, 1.0]),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(PARAMETERS, min_size=1, max_size=4), seed=st.integers(0, 10_000), ties=st.booleans())
 def test_each_row_is_warped_as_transformers_would(
-    rows: list[tuple[float, int, float, float]], seed: int, ties: bool
+    rows: list[tuple[float, int, float, float, float]], seed: int, ties: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(rows), 1, V, generator=generator) * 3
@@ -50,8 +54,8 @@ def test_each_row_is_warped_as_transformers_would(
         logits = logits.round()
     history = torch.randint(0, V, (len(rows), 6), generator=generator)
     seen = torch.zeros(len(rows), V, dtype=torch.bool).scatter(1, history, True)
-    ours = warp(logits, row_sampling(rows, seen), None)
-    for i, (temperature, top_k, top_p, penalty) in enumerate(rows):
+    ours = warp(logits, row_sampling(rows, seen))
+    for i, (temperature, top_k, top_p, penalty, min_p) in enumerate(rows):
         expected = logits[i]
         if penalty != 1.0:
             expected = RepetitionPenaltyLogitsProcessor(penalty)(history[i : i + 1], expected)
@@ -61,6 +65,8 @@ def test_each_row_is_warped_as_transformers_would(
                 expected = TopKLogitsWarper(top_k)(history[i : i + 1], expected)
             if top_p < 1:
                 expected = TopPLogitsWarper(top_p)(history[i : i + 1], expected)
+            if min_p:
+                expected = MinPLogitsWarper(min_p)(history[i : i + 1], expected)
         torch.testing.assert_close(ours[i], expected)
 
 
@@ -68,7 +74,7 @@ def test_each_row_is_warped_as_transformers_would(
 @given(temperature=st.floats(0, 1e-8, exclude_min=True), top_k=st.integers(0, 3), top_p=st.sampled_from([0.5, 1.0]))
 def test_the_coldest_temperatures_draw_what_greedy_rows_take(temperature: float, top_k: int, top_p: float) -> None:
     logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(1)) * 100
-    out = warp(logits, row_sampling([(temperature, top_k, top_p, 1.0)], None), None)
+    out = warp(logits, row_sampling([(temperature, top_k, top_p, 1.0, 0.0)], None))
     noise = torch.rand(1, 4, V, generator=torch.Generator().manual_seed(2)) * 20
     assert not out.isnan().any()
     assert not (out == torch.inf).any()
@@ -79,16 +85,15 @@ def test_the_penalty_counts_the_tokens_between_the_last_committed_one_and_the_no
     logits = torch.ones(1, 2, V)
     seen = torch.zeros(1, V, dtype=torch.bool)
     seen[0, 5] = True
-    earlier = torch.tensor([[[7, 7], [7, 8]]])
-    valid = torch.tensor([[[True, False], [True, True]]])
-    out = warp(logits, row_sampling([(0.0, 0, 1.0, 2.0)], seen), earlier, valid)
+    path = torch.tensor([[[7, NO_TOKEN], [7, 8]]])
+    out = warp(logits, row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), path)
     assert [i for i in range(V) if out[0, 0, i] == 0.5] == [5, 7]
     assert [i for i in range(V) if out[0, 1, i] == 0.5] == [5, 7, 8]
 
 
 def test_a_padded_place_does_not_count_even_when_the_same_token_is_real_elsewhere() -> None:
     seen = torch.zeros(1, V, dtype=torch.bool)
-    earlier = torch.tensor([[[9, 9, 9]]])
-    valid = torch.tensor([[[False, True, False]]])
-    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0)], seen), earlier, valid)
+    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[0, NO_TOKEN]]]))
+    assert [i for i in range(V) if out[0, 0, i] == 0.5] == [0]
+    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[9, NO_TOKEN]]]))
     assert [i for i in range(V) if out[0, 0, i] == 0.5] == [9]

@@ -16,6 +16,7 @@ from ray.data import Dataset, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 import actors.loading.pair
+from actors.loading.generation import Generation
 from configs.schema import CaptionJob
 from decoding.types import Completion
 from jobs import caption
@@ -109,6 +110,7 @@ class FakePairInfo:
     drafter_id = ""
     revisions: ClassVar[dict[str, str]] = {}
     front_end = _FakeFrontEnd()
+    generation = Generation()
 
 
 Around = Callable[[Datasource, Callable[[pa.Table], pa.Table]], tuple[Datasource, Callable[[pa.Table], pa.Table]]]

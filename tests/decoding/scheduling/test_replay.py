@@ -82,6 +82,20 @@ def test_replayed_steps_equal_launched_ones(
     assert got == expected
 
 
+@pytest.mark.parametrize("name", ["sd-chain", "dynamic", "lookup"])
+def test_steps_with_processors_are_replayed(name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = Sampling(
+        repetition_penalty=1.4, no_repeat_ngram_size=2, bad_words_ids=((9, 11), (5,)), min_new_tokens=9,
+        suppress_tokens=tuple(range(20, 40)), forced_eos_token_id=(2,),
+    )  # fmt: skip
+    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
+    got, runner = decode(name, "llama", sampling)
+    assert runner.num_recordings > 1
+    assert runner.recorder is not None, "a recording failed"
+    monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
+    assert decode(name, "llama", sampling)[0] == got
+
+
 def resting(method: Method) -> Method:
     """The method with steps without drafts, alone and several in a row."""
     return unsettled(method, pattern=MIXED)
