@@ -69,6 +69,11 @@ def cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Escape characters that a terminal does not show, such as line feeds and surrogates in names of files."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an environment variable marks its value as a secret."""
     return _SECRET_NAMES.search(name) is not None
