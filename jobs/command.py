@@ -36,6 +36,7 @@ from pipeline.run import resume
 from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import REPORT
 from pipeline.run.resume import ResumeOptions
+from pipeline.storage.damage import DamagedFile
 from pipeline.storage.shard import WHOLE, Shard
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS, TOO_LOSSY = 0, 1, 2, 3, 4
@@ -100,7 +101,8 @@ class Command(Generic[Config, AnyPlan]):
                     print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
                     return DONE
                 if resume.is_complete(plan):
-                    print(f"nothing is missing in {plan.output.shown()}")
+                    left_out = resume.limit_text(plan)
+                    print(f"nothing is missing in {plan.output.shown()}", *([left_out] if left_out else []), sep="; ")
                     if runs:
                         print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
                     return DONE
@@ -161,6 +163,9 @@ class Command(Generic[Config, AnyPlan]):
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
             return ENDED[type(error)]
+        except ConfigError as error:
+            print(f"refused: {error}", self._kept(plan, arguments), sep="\n", file=sys.stderr)
+            return FAILED if isinstance(error, DamagedFile) else REFUSED
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
             return FAILED

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from configs.load import ConfigError
-from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published
+from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published, shard_of
 from pipeline.storage import access
 from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile
 from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.retries import retried
+from pipeline.storage.shard import MAX_SHARDS, Shard
 
 PIECE_BYTES = 8 * 1024 * 1024
 NO_NOTE = "no checksum was noted of it"
@@ -96,9 +97,12 @@ def verify(
     )
 
 
-def problem_of(output: OutputDir, relative: str) -> str:
-    """Return the problem of one published file, empty for none."""
-    return _judge(output, relative, _recorded(output, relative), False).problem or ""
+def problem_of(output: OutputDir, name: str) -> str:
+    """Return the problem of a published file, by its path in the whole output; empty for none."""
+    if (shard := shard_of(name)) is not None:
+        output = replace(output, shard=Shard(shard, MAX_SHARDS))
+        name = name.replace(output.prefix, "", 1)
+    return _judge(output, name, _recorded(output, name), False).problem or ""
 
 
 def _judged(
@@ -176,6 +180,13 @@ def _digest_in(note: dict[str, Any] | None) -> Digest | None:
     """Return the digest that a note has; None if it has none."""
     sha256, num_bytes = (note or {}).get("sha256"), (note or {}).get("num_bytes")
     return Digest(num_bytes, sha256) if isinstance(sha256, str) and type(num_bytes) is int else None
+
+
+def is_one_of(output: OutputDir, relative: str, digests: Collection[Digest]) -> bool:
+    """Return whether a file has one of these digests; it is read only if its size is that of one."""
+    size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
+    own = {one.sha256 for one in digests if one.num_bytes == size}
+    return bool(own) and digest_of(output, relative) in own
 
 
 def digest_of(output: OutputDir, relative: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
-from pipeline.output.checksums import digest_of
+from pipeline.output.checksums import is_one_of
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
 from pipeline.output.places import Places
 from pipeline.source.done_bitmap import Bools, PathIndex
@@ -290,12 +290,12 @@ def problem_of(one: Found, fingerprints: Mapping[int, str | None]) -> str:
 
 def spool_problems(output: OutputDir, names: Sequence[str]) -> dict[str, str]:
     """Return the problems of these spool files: no regular file, or bytes of none of the recorded digests."""
-    recorded = output.digests(SPOOL.removeprefix(f"{JOB}/")) if names else {}
+    recorded = output.digests(SPOOL) if names else {}
     problems = {}
     for name in names:
-        digests = {one.sha256 for one in recorded.get(name.removeprefix(f"{JOB}/"), ())}
+        digests = recorded.get(name.removeprefix(f"{JOB}/"), frozenset())
         try:
-            if digests and digest_of(output, name) not in digests:
+            if digests and not is_one_of(output, name, digests):
                 problems[name] = OTHER_BYTES
         except FileNotFoundError:  # reading it finds that it is gone
             continue

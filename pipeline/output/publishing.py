@@ -155,7 +155,7 @@ class Publisher:
         self.check_alone()
         start = len(f"{JOB}/")
         there = {f"{SPOOL}/{name}"[start:] for name in self.output.list_files(SPOOL)}
-        for relative, digests in self.output.digests(SPOOL[start:]).items():
+        for relative, digests in self.output.digests(SPOOL).items():
             for digest in digests if relative not in there else ():
                 self.output.remove(digest_name(relative, digest))
 

@@ -23,7 +23,7 @@ from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.publishing import FOLDERS
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
 from pipeline.run.audit_records import problems_of_records
-from pipeline.run.resume import doubled_rows
+from pipeline.run.resume import WHOLE_FILE_BYTES, WHOLE_FILE_ROWS, doubled_rows, limited
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.manifest import Manifest
@@ -31,7 +31,7 @@ from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.source.shards import plan_shard
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
-from pipeline.storage.output_dir import DATA, ERRORS, JOB, MAX_RECORD_BYTES, OutputDir
+from pipeline.storage.output_dir import ATTEMPTS, DATA, ERRORS, JOB, MAX_RECORD_BYTES, OutputDir
 from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 from pipeline.storage.shard import MAX_SHARDS, Shard
 
@@ -63,11 +63,12 @@ class Audit:
     def lines(self) -> list[str]:
         """Return the findings as lines of text."""
         samples = "an unknown number of" if self.num_samples is None else f"{self.num_samples:,}"
-        listed = f"{self.num_files:,} files, {samples} samples"
-        reason = "some files were not read to their end" if self.num_files is not None else "the manifest is damaged"
+        listed, reason = "damaged", "the manifest is damaged"
+        if self.num_files is not None:
+            listed, reason = f"{self.num_files:,} files, {samples} samples", "some files were not read to their end"
         missing = f"an unknown number, because {reason}" if self.num_missing is None else f"{self.num_missing:,}"
         text = [
-            f"manifest  {'damaged' if self.num_files is None else listed}",
+            f"manifest  {listed}",
             f"rows      {self.num_rows[DATA]:,} in data/, {self.num_rows[ERRORS]:,} in errors/",
             f"missing   {missing}",
         ]
@@ -164,7 +165,7 @@ def _audit(output: OutputDir, manifest: Manifest | None, problems: list[str]) ->
     }
     record = next((one for _, one in sorted(records.items(), reverse=True) if one is not None), {})
     verified = verify(output, is_tolerant=True)
-    num_missing, missing, waiting, limited = None, list[str](), list[str](), list[str]()
+    num_missing, missing, waiting, left_out = None, list[str](), list[str](), list[str]()
     if manifest is None:
         strange, num_rows = _strange_files(output, fingerprints, verified)
     else:
@@ -174,7 +175,7 @@ def _audit(output: OutputDir, manifest: Manifest | None, problems: list[str]) ->
         done = found.accounts.done()
         planned = _planned(manifest, done, limit, output.shard)
         num_missing, missing = _missing(manifest, done, planned)
-        limited = [] if limit is None else _limited(manifest, done, planned, limit, output.shard)
+        left_out = [] if limit is None else _limited(manifest, done, planned, limit, output.shard)
         waiting = [
             *(f"{one.relative}: {one.num_rows} rows to be published" for one in found.spooled),
             *(f"{name}: its rows are published" for name in found.spent),
@@ -188,16 +189,16 @@ def _audit(output: OutputDir, manifest: Manifest | None, problems: list[str]) ->
         *problems_of_records(output),
     ]
     counts = (None, None) if manifest is None else (manifest.num_files, manifest.num_samples)
-    return Audit(*counts, num_rows, num_missing, missing, problems, waiting, verified.line(), limited)
+    return Audit(*counts, num_rows, num_missing, missing, problems, waiting, verified.line(), left_out)
 
 
 def _records(output: OutputDir) -> dict[int, dict[str, Any] | None]:
     """Return the record of every attempt by its number; None for a damaged one."""
-    records: dict[int, dict[str, Any] | None] = {}
-    for number in output.list_attempts():
-        records[number] = None
+    records: dict[int, dict[str, Any] | None] = dict.fromkeys(output.list_attempts())
+    recorded = output.digests(ATTEMPTS)
+    for number in records:
         with contextlib.suppress(DamagedFile):
-            records[number] = output.read_attempt(number)
+            records[number] = output.read_attempt(number, recorded)
     return records
 
 
@@ -239,7 +240,7 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
 
 def _planned(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> spans.Spans:
     """Return the samples of a shard that an attempt with this limit has planned."""
-    planned = plan_shard(manifest.files, manifest.cuts, shard.number, 1_000_000, 1 << 60)
+    planned = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
     if limit is None:
         return planned
     return spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
@@ -252,14 +253,8 @@ def _missing(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> tupl
 
 def _limited(manifest: Manifest, done: DoneBitmap, planned: spans.Spans, limit: int, shard: Shard) -> list[str]:
     """Return a line about the samples that a limit leaves out; none if it leaves out none."""
-    whole = _planned(manifest, done, None, shard)
-    num_planned, num_samples = spans.num_samples(planned, done.counts), spans.num_samples(whole, done.counts)
-    if num_samples is not None and num_planned == num_samples:
-        return []
-    rest = "an unknown number of" if num_samples is None else f"{num_samples:,}"
-    return [
-        f"{limit:,} of {rest} samples are planned (--limit {limit}); the same command without --limit runs the rest"
-    ]
+    text = limited(planned, _planned(manifest, done, None, shard), done.counts, limit)
+    return [text] if text else []
 
 
 def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterator[str]:

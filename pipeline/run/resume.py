@@ -22,10 +22,10 @@ from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest_parts import missing_files, with_counts, write_parts
-from pipeline.source.shards import rows_of
+from pipeline.source.shards import plan_shard, rows_of
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
-from pipeline.storage.output_dir import CONTENT, JOB, OutputDir, as_json
+from pipeline.storage.output_dir import ATTEMPTS, CONTENT, JOB, OutputDir, as_json
 from pipeline.storage.shard import WHOLE
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 AnyPlan = TypeVar("AnyPlan", bound="JobPlan")
 MAX_DIFFERENCES = 8
 MAX_NAMED_IDS = 5
+WHOLE_FILE_ROWS, WHOLE_FILE_BYTES = 1_000_000, 1 << 60
+"""Sizes of spans with which samples are only counted."""
 SUMMARY = "summary.json"
 """Name of the last file that a job writes, below `_job/`."""
 
@@ -67,13 +69,15 @@ class Earlier:
 
 def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
     """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
+    plan.output.refuse_links()
     numbers = plan.output.list_attempts()
     if not numbers:
         _refuse_content_of_other_shards(plan)
         _refuse_lost(plan, gone)
         return plan
     if not plan.resume.allow_mixed:
-        refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
+        record = plan.output.read_attempt(numbers[-1], plan.output.digests(ATTEMPTS))
+        refuse_other_content(record.get("content") or {}, plan.content, plan.output)
     return _with_inventory(plan, gone, workers)
 
 
@@ -94,8 +98,10 @@ def _refuse_content_of_other_shards(plan: JobPlan) -> None:
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
-    """Return the config fingerprint of every attempt, by its number."""
-    return {number: str(output.read_attempt(number).get("config_fingerprint")) for number in output.list_attempts()}
+    """Return the config fingerprint of every attempt, by its number; DamagedFile for a damaged record."""
+    numbers, recorded = output.list_attempts(), output.digests(ATTEMPTS)
+    records = {number: output.read_attempt(number, recorded) for number in numbers}
+    return {number: str(record.get("config_fingerprint")) for number, record in records.items()}
 
 
 def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
@@ -194,6 +200,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
         Fenced: a later attempt has taken over.
     """
     output = plan.output
+    output.refuse_links()
     attempt = max(output.list_attempts(), default=0) + 1
     if output.shard != WHOLE:
         try:
@@ -241,8 +248,28 @@ def resume_lines(plan: JobPlan) -> list[str]:
     ]
 
 
+def limit_text(plan: JobPlan) -> str:
+    """Return how many samples of the job or shard a limit leaves out; empty if none."""
+    if plan.limit is None:
+        return ""
+    manifest = with_counts(plan.manifest, plan.output)
+    shard, planned = plan.output.shard, plan.datasource.planned
+    whole = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
+    return limited(planned, whole, manifest.counts, plan.limit)
+
+
+def limited(planned: spans.Spans, whole: spans.Spans, counts: Ints, limit: int) -> str:
+    """Return how many samples of `whole` are not planned because of a limit; empty if none."""
+    num_planned, num_samples = spans.num_samples(planned, counts), spans.num_samples(whole, counts)
+    if num_samples is not None and num_planned == num_samples:
+        return ""
+    most = f"{limit:,}" if num_planned is None else f"{num_planned:,}"
+    rest = "an unknown number of" if num_samples is None else f"{num_samples:,}"
+    return f"{most} of {rest} samples are planned (--limit {limit}); the same command without --limit runs the others"
+
+
 def is_complete(plan: JobPlan) -> bool:
-    """Return whether the output is finalized and complete, so that no attempt is needed."""
+    """Return whether the output is finalized and has all planned samples, so that no attempt is needed."""
     if plan.earlier is None or plan.datasource.num_spans:
         return False
     found, verified = plan.earlier.inventory, plan.earlier.verified

@@ -203,7 +203,7 @@ def read_parts(output: OutputDir) -> Manifest | None:
     tables: list[pa.Table] = []
     cuts: list[Cut] = []
     names = output.list_files(PARTS)
-    recorded = output.digests(PARTS.removeprefix(f"{JOB}/"))
+    recorded = output.digests(PARTS)
     first = 0
     for number, name in enumerate(names):
         relative = f"{PARTS}/{name}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints
 from pipeline.source.spans import TO_THE_END, Spans, changed, joined, plan
+from pipeline.storage.damage import parse_json
 from pipeline.storage.shard import MAX_SHARDS
 
 
@@ -43,7 +44,7 @@ class Cut:
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         """Return the cut that `to_json` has made; ValueError for other data."""
-        bounds = json.loads(data)
+        bounds = parse_json(data)
         is_list = isinstance(bounds, list) and 2 < len(bounds) <= MAX_SHARDS + 1
         if not is_list or not all(isinstance(one, list) and [*map(type, one)] == [int, int] for one in bounds):
             raise ValueError("its cut into shards is no list of positions")

@@ -220,8 +220,10 @@ def read_bounded(
 ) -> bytes | None:
     """Read a whole file; None if it has more than `max_bytes`. `roots` restricts local files as in `open_regular`."""
 
-    def once() -> bytes:
+    def once() -> bytes | None:
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:
+            if is_local(filesystem) and os.fstat(file.fileno()).st_size > max_bytes:
+                return None
             data: bytes = file.read(max_bytes + 1)
             size = getattr(file, "size", None)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
@@ -229,7 +231,7 @@ def read_bounded(
         return data
 
     data = once() if is_local(filesystem) else retried(once, policy)
-    return data if len(data) <= max_bytes else None
+    return data if data is not None and len(data) <= max_bytes else None
 
 
 def size_of(file: Any) -> int:

@@ -73,33 +73,47 @@ def open_folder(
     Raises:
         OutsideRoots: a link leads out of the root, or the root is not the folder with this `identity`.
     """
-    if make:
-        os.makedirs(root, exist_ok=True)
     *parts, name = relative.split("/")
+    if make and not os.path.isdir(root):
+        os.makedirs(root, exist_ok=True)
     folder = os.open(root, _OPEN_FOLDER)
     try:
-        own = FolderId.of_open(folder, root)
-        if identity is not None and not identity.is_same(own):
-            reason = f"{root} was replaced: it is {own.path}, and was {identity.path}"
-            raise access.OutsideRoots(errno.EACCES, reason)
+        real = _real_path(folder, root)
+        if identity is not None and not identity.is_same(FolderId.of_open(folder, root)):
+            raise access.OutsideRoots(errno.EACCES, f"{root} was replaced: it is {real}, and was {identity.path}")
         for depth, part in enumerate(parts):
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-            inner = os.open(part, _OPEN_FOLDER, dir_fd=folder)
+            inner, is_link = _open_inner(folder, part, make)
             os.close(folder)
             folder = inner
             path = os.path.join(root, *parts[: depth + 1])
-            if not access.is_below(_real_path(folder, path), (own.path,)):
+            if is_link and not access.is_below(_real_path(folder, path), (real,)):
                 raise access.OutsideRoots(errno.EACCES, "a link in its path leaves the root")
         yield folder, name
     finally:
         os.close(folder)
 
 
+def _open_inner(folder: int, name: str, make: bool) -> tuple[int, bool]:
+    """Open a folder in an open folder; return its descriptor and whether its name is a link."""
+    try:
+        return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=folder), False
+    except FileNotFoundError:
+        if not make:
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+        return _open_inner(folder, name, make=False)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        return os.open(name, _OPEN_FOLDER, dir_fd=folder), True
+
+
 def _real_path(folder: int, path: str) -> str:
-    link = f"/proc/self/fd/{folder}"
-    return os.readlink(link) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+    try:
+        return os.readlink(f"/proc/self/fd/{folder}")
+    except FileNotFoundError:  # no such file system
+        return os.path.realpath(path)
 
 
 @contextlib.contextmanager

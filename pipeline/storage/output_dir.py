@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from configs.load import ConfigError
 from pipeline.storage import access, objects
 from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile, parse_json, problem_of_record
-from pipeline.storage.digests import DIGESTS, Digest, digest_name, parse_digests
+from pipeline.storage.digests import DIGESTS, OTHER_BYTES, Digest, digest_name, parse_digests
 from pipeline.storage.folders import FolderId, open_folder, sync, temporary_file
 from pipeline.storage.listing import of_info
 from pipeline.storage.probe import problem_of_store
@@ -136,14 +136,19 @@ class OutputDir:
         names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def read_attempt(self, number: int) -> dict[str, Any]:
-        """Read an attempt's record; DamagedFile if it is not what an attempt writes."""
+    def read_attempt(self, number: int, recorded: Mapping[str, frozenset[Digest]] | None = None) -> dict[str, Any]:
+        """Read an attempt's record; DamagedFile if it is not what an attempt writes, or its digest is not among the
+        `recorded` ones of it (`digests`)."""
         relative = _record_name(number)
         advice = (
             "remove it and start the job again, which generates the rows of that attempt again, or choose another path"
         )
         record = self.read_json(relative, advice)
-        if problem := problem_of_record(record, relative):
+        problem = problem_of_record(record, relative)
+        if not problem and (digests := (recorded or {}).get(relative.removeprefix(f"{JOB}/"))):
+            is_changed = Digest.of(self.read_bytes(relative, MAX_RECORD_BYTES)) not in digests
+            problem = OTHER_BYTES if is_changed else ""
+        if problem:
             raise DamagedFile(self.shown(relative), relative, problem, advice)
         return dict(record)
 
@@ -246,6 +251,7 @@ class OutputDir:
     def digests(self, folder: str = "") -> dict[str, frozenset[Digest]]:
         """Return the recorded versions of files below a folder, by path without `_job/` (`parse_digests`). Files that
         were listed before have their records in it."""
+        folder = folder.removeprefix(f"{JOB}/")
         start = f"{folder}/" if folder else ""
         return parse_digests(start + name for name in self.list_files(f"{DIGESTS}/{folder}".rstrip("/")))
 
@@ -260,13 +266,17 @@ class OutputDir:
         self.write_bytes(relative, data)
 
     def remove(self, relative: str) -> None:
-        """Remove a file, if it exists."""
-        with contextlib.suppress(FileNotFoundError):
+        """Remove a file, if it exists; a folder of its name is set aside."""
+        try:
             if not self.is_local:
                 retried(lambda: self.filesystem.rm_file(self.path(relative)))
                 return
             with self._local(relative) as (folder, name):
                 os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+        except IsADirectoryError:
+            self.set_aside(relative)
 
     def set_aside(self, relative: str, stand_in: Any = None) -> None:
         """Move a file, if it exists, below `_job/aside/`, which readers of results ignore. With `stand_in`, the file is
@@ -311,7 +321,11 @@ class OutputDir:
         a synced file under `_job/tmp/` is renamed; in other stores, one put is checked by size, OSError if it
         differs."""
         if self.is_local:
-            self._put_local(relative, data, os.replace)
+            try:
+                self._put_local(relative, data, os.replace)
+            except IsADirectoryError:
+                self.set_aside(relative)
+                self._put_local(relative, data, os.replace)
             return
         objects.put(self.filesystem, self.path(relative), bytes(data))
 

@@ -180,8 +180,9 @@ class Tree:
     def _folder(self, relative: str, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
         """Call `open_folder` for a local file, whose folder is of the root that this process opened first."""
         root = self._opened[1]
-        if make:
+        if make and self.identity is None:
             os.makedirs(root, exist_ok=True)
+            vars(self).pop("identity")
         return open_folder(root, relative, make, self.identity)
 
 
