@@ -35,6 +35,7 @@ from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import REPORT
 from pipeline.run.resume import ResumeOptions
 from pipeline.storage import retries
+from pipeline.storage.damage import DamagedFile
 from pipeline.storage.shard import WHOLE, Shard
 
 ENDED = {ErrorBudgetSpent: TOO_MANY_ERRORS, LossBudgetExceeded: TOO_LOSSY, MetricError: FAILED}
@@ -113,7 +114,8 @@ class Command(Generic[Config, AnyPlan]):
 
     def _complete(self, plan: AnyPlan, arguments: argparse.Namespace) -> int:
         """Export an output without missing rows, and return the exit status that its rows have."""
-        print(f"nothing is missing in {plan.output.shown()}")
+        left_out = resume.limit_text(plan)
+        print(f"nothing is missing in {plan.output.shown()}", *([left_out] if left_out else []), sep="; ")
         if arguments.estimate is None:
             print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
         return self._judged(resume.verdict_of(plan))
@@ -172,6 +174,9 @@ class Command(Generic[Config, AnyPlan]):
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
             return ENDED[type(error)]
+        except ConfigError as error:
+            print(f"refused: {error}", self._kept(plan, arguments), sep="\n", file=sys.stderr)
+            return FAILED if isinstance(error, DamagedFile) else REFUSED
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
             return FAILED

@@ -1,8 +1,8 @@
 """`python -m jobs.export`: export the results of a caption job as sidecar files, a dataset folder, tars or a column.
 
 The job may be finished or running: what was published and not exported yet is exported, so the same command resumes.
-Exit status: 0 done, 1 failed, 2 refused (nothing was exported), 3 some rows were refused, 143 and 130 stopped by
-SIGTERM and SIGINT.
+Exit status: 0 done, 1 failed, 2 refused (nothing was exported), 3 some rows were refused or files of the output are
+damaged, 143 and 130 stopped by SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--from", dest="output", required=True, metavar="OUT", help="the output directory of the job, its sink.path")
     add("--config", type=Path, help="a YAML with exports; by default the job's own sink.exports")
     add("--ray-address", default="local", help="the Ray cluster of long exports; by default this machine")
+    about = "the source, or the folder of an export, was moved: write into the folder that its path names now"
+    add("--accept-moved", action="store_true", help=about)
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(argv)
     with signals.caught() as stop:
@@ -44,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError("section.field=value: replaces values of --config, which is missing")
             if not exports:
                 raise ConfigError("--config: is missing, and the job has no sink.exports; name a YAML with exports")
-            reports = run_exports(job, exports, Job(ray_address=arguments.ray_address), dotted)
+            ray = Job(ray_address=arguments.ray_address)
+            reports = run_exports(job, exports, ray, dotted, arguments.accept_moved)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
             return REFUSED
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return FAILED
     for report in reports:
         print(*report.lines(), sep="\n")
-    return ROWS_REFUSED if any(report.num_refused for report in reports) else DONE
+    return ROWS_REFUSED if any(report.num_refused or report.damaged for report in reports) else DONE
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 under the same noise, and compare them with the output, which may be finished or still written.
 
 Exit status: 0 no row differs beyond the tie tolerance, 1 the verification failed or a row could not be compared, 2
-refused (nothing was started), 3 rows differ, 143 and 130 stopped by SIGTERM and SIGINT. Rows of lossy methods may
-differ: then 3 means that the upper bound of the mean loss is above --max-loss.
+refused (nothing was started), 3 rows differ or several rows have one id, 143 and 130 stopped by SIGTERM and SIGINT.
+Rows of lossy methods may differ: then 3 means that the upper bound of the mean loss is above --max-loss.
 
 Every sample is chosen with probability --share, so that a share s contains at least one of k faulty samples with
 probability 1 - (1 - s)^k. If none of n verified samples differs, at most 1 - 0.05^(1/n), about 3/n, of all samples
@@ -70,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def status_of(found: Verification, max_loss: float | None) -> int:
     """Return the exit status of a finished verification."""
+    if found.prepared.repeated:
+        return DIFFERENT
     if found.prepared.inexact:
         is_wrong = max_loss is not None and found.loss_interval[1] > max_loss
     else:

@@ -14,6 +14,7 @@ import io
 import lzma
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal
@@ -32,7 +33,8 @@ MAGIC: tuple[tuple[bytes, Compression], ...] = (
     (b"\xfd7zXZ\0", "xz"),
     (ZSTD_MAGIC, "zstd"),
 )
-CUT_SHORT = (tarfile.TarError, EOFError, lzma.LZMAError, pa.ArrowException, gzip.BadGzipFile)
+CUT_SHORT = (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException, gzip.BadGzipFile)
+"""Errors of archives that are damaged or cut short; decompressors also raise OSError without a number."""
 
 
 @dataclass
@@ -78,13 +80,25 @@ def _plain(file: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
         return
     max_bytes = max(MIN_EXPANDED_BYTES, MAX_EXPANSION * access.size_of(file))
     with tempfile.TemporaryFile(prefix="draftfleet-") as copy:
-        with contextlib.suppress(*CUT_SHORT), _decompressed(file, compression) as stream:
+        with _until_damage(), _decompressed(file, compression) as stream:
             while block := stream.read(COPY_BYTES):
                 copy.write(block)
                 if copy.tell() > max_bytes:
                     raise ValueError(f"the archive expands to more than {MAX_EXPANSION} times its size")
         copy.seek(0)
         yield copy
+
+
+@contextlib.contextmanager
+def _until_damage() -> Iterator[None]:
+    """Suppress the errors of a damaged archive, and raise those of reading and writing files."""
+    try:
+        yield
+    except CUT_SHORT:
+        pass
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:
+            raise
 
 
 def _decompressed(file: BinaryIO, compression: Compression) -> Any:

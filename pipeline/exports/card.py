@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from configs.output import DatasetExport
 from pipeline.exports.ledger import Ledger
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
+from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import as_json
 from pipeline.storage.tree import Tree
 
@@ -80,14 +81,17 @@ def write(tree: Tree, ledger: Ledger, facts: Facts) -> None:
     """
     data = render(facts).encode()
     relative = f"{ledger.folder}/card.json"
-    try:
-        known = [str(one) for one in json.loads(ledger.output.read_bytes(relative))]
-    except FileNotFoundError:
-        known = []
+    known: list[str] = []
+    advice = "remove it; a card that you edited is kept then"
+    with contextlib.suppress(FileNotFoundError):
+        value = ledger.output.read_json(relative, advice)
+        if not isinstance(value, list):
+            raise DamagedFile(ledger.output.shown(relative), relative, "it is no JSON list", advice)
+        known = [str(one) for one in value]
     found = tree.read(CARD, MAX_CARD_BYTES)
     if found is not None and hashlib.sha256(found).hexdigest() not in known:
         return
     digest = hashlib.sha256(data).hexdigest()
     if digest not in known:
-        ledger.output.write_bytes(relative, as_json([digest, *known][:100]))
+        ledger.output.write_recorded(relative, as_json([digest, *known][:100]))
     tree.replace(CARD, data)

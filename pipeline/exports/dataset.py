@@ -31,7 +31,10 @@ from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.source.manifest import Manifest
 from pipeline.source.overlap import refuse_overlap, refuse_shared
 from pipeline.sources.uris import Fetcher
+from pipeline.storage import access
+from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 from pipeline.storage.tree import Tree
 
 FOLDER = "data"
@@ -73,12 +76,17 @@ class Dataset:
         """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
         check_folder(self.tree, ledger)
 
+    @property
+    def place(self) -> FolderId | None:
+        """The identity of a local target folder."""
+        return self.tree.identity
+
     def parts(self) -> list[Part]:
         return parts_of(self.output, IMAGE_ROW_S if self.root else ROW_S, self.rows_per_file)
 
     def export(self, name: str) -> Outcome:
         """Write the rows of a published file, with their images if asked."""
-        relative = f"{FOLDER}/train-{name.rpartition('/')[2]}"
+        relative = target_name(name)
         table = read_rows(self.output, name, self.columns)
         if not table.num_rows:
             self.tree.remove(relative)
@@ -93,12 +101,28 @@ class Dataset:
         return Outcome(num_rows, 0, tuple(refused))
 
     def finish(self, ledger: Ledger) -> None:
-        """Write the card."""
+        """Write the card; RuntimeError if a written file is missing or damaged, which the next run writes again.
+
+        Other files in the folder are left as they are, and not counted.
+        """
         num_rows = 0
-        for name in self.tree.list_files():
-            if name.startswith(f"{FOLDER}/"):
-                with self.tree.filesystem.open(self.tree.path(name), "rb") as file:
-                    num_rows += pq.read_metadata(file).num_rows
+        for part in self.parts():
+            relative = target_name(part.name)
+            try:
+                with open_parquet(self.tree.filesystem, self.tree.path(relative)) as parquet:
+                    num_rows += parquet.metadata.num_rows
+                continue
+            except FileNotFoundError:
+                if not ledger.has_written(part.key):
+                    continue
+                reason = "it is gone"
+            except (DamagedParquet, OSError) as error:
+                reason = access.reason_of(error)
+            ledger.forget(part.key)
+            raise RuntimeError(
+                f"{self.tree.dotted}: {self.tree.shown(relative)} is damaged: {reason}; start the export again, which "
+                "writes it again (a file of yours needs another name)"
+            )
         card.write(self.tree, ledger, replace(self.facts, num_rows=num_rows))
 
     def _schema(self, read: pa.Schema) -> pa.Schema:
@@ -151,6 +175,11 @@ class Dataset:
         refused += [_refusal(table, row, "its source has no such row any more") for row in lost]
 
 
+def target_name(name: str) -> str:
+    """Return the path of the exported file with the rows of a published file."""
+    return f"{FOLDER}/train-{name.rpartition('/')[2]}"
+
+
 def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
     """Return the target folder of an export; ConfigError if it contains, or is inside, the source or the output."""
     refuse_overlap(job.config.source, path, dotted)
@@ -159,8 +188,10 @@ def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
 
 
 def check_folder(tree: Tree, ledger: Ledger) -> None:
-    """Raise ConfigError if the folder cannot be written, or has files and this export has not claimed it."""
+    """Raise ConfigError if the folder cannot be written, was replaced by another one since an earlier run, or has files
+    and this export has not claimed it."""
     tree.check_writable()
+    ledger.refuse_moved(tree.identity, (), f"{tree.dotted}: {tree.shown()}")
     if not ledger.is_claimed() and (found := tree.list_files()):
         raise ConfigError(
             f"{tree.dotted}: {tree.shown()} is not empty: it holds {found[0]}; choose another folder, or remove its "

@@ -19,6 +19,7 @@ from pipeline.exports.rows import read_rows
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.sources import lance
 from pipeline.storage import access
+from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, OutputDir
 
 MAX_ROWS = 20_000_000
@@ -37,6 +38,8 @@ class LanceColumn:
     dotted: str
     config: LanceExport
     id_column: str
+    place: FolderId | None = None
+    """The identity of a local dataset."""
 
     @classmethod
     def of(cls, job: RecordedJob, config: LanceExport, dotted: str) -> LanceColumn:
@@ -49,13 +52,17 @@ class LanceColumn:
                 f"{dotted}: a sample of the job has several rows, and a row of a dataset gets one caption"
             )
         filesystem, path = access.open_url(config.path, f"{dotted}.path")
-        made = cls(job.output, access.unstripped(filesystem, path), dotted, config, name)
+        place = FolderId.of(path) if access.is_local(filesystem) else None
+        url = access.unstripped(filesystem, path) if place is None else place.path
+        made = cls(job.output, url, dotted, config, name, place)
         if name not in made._open().schema.names:
             raise ConfigError(f"{dotted}.path: {access.shown(config.path)} has no column {name!r} (source.id_column)")
         return made
 
     def _open(self) -> Any:
         library = lance.library(f"{self.dotted}.kind")
+        if self.place is not None and not ((now := FolderId.of(self.url)) and now.is_same(self.place)):
+            raise ConfigError(f"{self.dotted}.path: {access.shown(self.url)} was replaced while it was exported")
         try:
             return library.dataset(self.url)
         except Exception as error:  # the library raises errors of no common class
@@ -63,7 +70,9 @@ class LanceColumn:
             raise ConfigError(f"{self.dotted}.path: {access.shown(self.url)} cannot be opened: {reason}") from None
 
     def check(self, ledger: Ledger) -> None:
-        """Raise ConfigError if the dataset has the column, and it is not of this export and not to be replaced."""
+        """Raise ConfigError if the dataset is another one than before, or has the column, and it is not of this export
+        and not to be replaced."""
+        ledger.refuse_moved(self.place, (), f"{self.dotted}.path: {access.shown(self.config.path)}")
         if self.config.column == self.id_column:
             raise ConfigError(f"{self.dotted}.column: {self.config.column!r} is the column of ids")
         has_column = self.config.column in self._open().schema.names
@@ -78,7 +87,7 @@ class LanceColumn:
         found = published(self.output, DATA)
         names = sorted(found)
         state = state_of([one for name in names for one in (name, found[name])])
-        return [Part("column", state, names, FILE_S)] if names else []
+        return [Part("column", state, names, FILE_S, tuple(names))] if names else []
 
     def export(self, names: list[str]) -> Outcome:
         """Merge the results in these published files."""
@@ -100,6 +109,13 @@ class LanceColumn:
                 f"{self.dotted}.path: ids of the output are no values of the column {self.id_column!r} ({kind}): "
                 f"{access.reason_of(error)}"
             ) from None
+        try:
+            return self._merge(dataset, table, ids)
+        except Exception as error:  # the library raises errors of no common class
+            shown, reason = access.shown(self.url), access.reason_of(error)
+            raise RuntimeError(f"{self.dotted}.path: {shown} cannot be read or written: {reason}") from None
+
+    def _merge(self, dataset: Any, table: pa.Table, ids: pa.ChunkedArray) -> Outcome:
         matched = pa.chunked_array([pa.array([False]).take(pa.array([0] * len(ids), pa.int64()))])
         for batch in dataset.scanner(columns=[self.id_column]).to_batches():
             matched = pc.or_(matched, pc.is_in(ids, value_set=batch.column(0)))

@@ -1,6 +1,7 @@
 """Records what an export has written, in `_job/exports/<name>/` of the job's output.
 
     export.json                 the export's settings, created before its first file
+    folder.json                 the identity of the local folder in which the export writes
     done/<part>-<state>.json    the outcome of a part: a published file or a tar, and the state that it was made from
 
 A part that was exported from the same state is not exported again, unless rows of it were refused. Records are written
@@ -16,12 +17,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from configs.load import ConfigError
 from configs.output import Export
 from pipeline.output.files import list_published
+from pipeline.storage.damage import DamagedFile
+from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir, as_json
 
 EXPORTS = "_job/exports"
-CLAIM = "export.json"
+CLAIM, PLACE = "export.json", "folder.json"
 _DONE, _REFUSED = ".json", "-refused.json"
 
 
@@ -44,16 +48,24 @@ class Outcome:
     num_existing: int = 0
     refused: tuple[Refusal, ...] = ()
     left_out: tuple[Refusal, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Published files of the part whose bytes are not those that were written, with the reasons."""
+
+    @property
+    def is_done(self) -> bool:
+        return not (self.refused or self.damaged)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A unit of work: the name of its file, a hash of the state of its input, and the argument of `Exporter.export`."""
+    """A unit of work: the name of its file, a hash of the state of its input, the argument of `Exporter.export`, and
+    the published files with its rows."""
 
     name: str
     state: str
     item: Any
     work_s: float
+    files: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -73,6 +85,8 @@ class Ledger:
 
     output: OutputDir
     export: Export
+    accepts_moved: bool = False
+    """Whether another folder than that of earlier runs is accepted."""
 
     @cached_property
     def name(self) -> str:
@@ -87,10 +101,34 @@ class Ledger:
         """Return whether an earlier run has claimed the target of the export."""
         return CLAIM in self.output.list_files(self.folder)
 
-    def claim(self) -> None:
-        """Record that what the target holds from now on is of this export."""
+    def refuse_moved(self, place: FolderId | None, earlier: Iterable[FolderId], where: str) -> None:
+        """Raise ConfigError, which begins with `where`, if the folder at the export's path is none of the `earlier`
+        ones (if there are any), or not that of earlier runs."""
+        if place is None or self.accepts_moved:
+            return
+        relative = f"{self.folder}/{PLACE}"
+        advice = "remove it, if the folder is the right one"
+        known = [list(earlier)]
+        with contextlib.suppress(FileNotFoundError):
+            found = FolderId.parse(self.output.read_json(relative, advice))
+            if found is None:
+                raise DamagedFile(self.output.shown(relative), relative, "it is no identity of a folder", advice)
+            known.append([found])
+        for some in known:
+            if some and not any(one.is_same(place) for one in some):
+                raise ConfigError(
+                    f"{where} was replaced by another folder: it is {place.path}, and was {some[-1].path}; move the "
+                    "folder back, or accept the new one by jobs.export --accept-moved"
+                )
+
+    def claim(self, place: FolderId | None) -> None:
+        """Record that what the target, in the folder `place`, holds from now on is of this export."""
         with contextlib.suppress(FileExistsError):  # an earlier version wrote other defaults
-            self.output.create_bytes(f"{self.folder}/{CLAIM}", as_json(self.export.model_dump(mode="json")))
+            self.output.create_recorded(f"{self.folder}/{CLAIM}", as_json(self.export.model_dump(mode="json")))
+        if place is not None:
+            write = self.output.write_recorded if self.accepts_moved else self.output.create_recorded
+            with contextlib.suppress(FileExistsError):
+                write(f"{self.folder}/{PLACE}", as_json(place.to_json()))
 
     def pending(self, parts: Iterable[Part]) -> list[Part]:
         """Return the parts that are not exported, or of which rows were refused."""
@@ -100,9 +138,20 @@ class Ledger:
     def note(self, key: str, outcome: Outcome) -> None:
         """Write the outcome of a part."""
         done, refused = f"{self.folder}/done/{key}{_DONE}", f"{self.folder}/done/{key}{_REFUSED}"
-        self.output.write_json(refused if outcome.refused else done, asdict(outcome))
-        if not outcome.refused:
+        self.output.write_recorded(done if outcome.is_done else refused, as_json(asdict(outcome)))
+        if outcome.is_done:
             self.output.remove(refused)
+
+    def has_written(self, key: str) -> bool:
+        """Return whether rows of a part were written, as far as its record can be read."""
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            record = self.output.read_json(f"{self.folder}/done/{key}{_DONE}")
+            return isinstance(record, dict) and record.get("num_written") != 0
+        return False
+
+    def forget(self, key: str) -> None:
+        """Remove the record of a part, which the next run exports again."""
+        self.output.remove(f"{self.folder}/done/{key}{_DONE}")
 
 
 def published(output: OutputDir, *folders: str) -> dict[str, str]:

@@ -46,17 +46,38 @@ def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None
 def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[Part]:
     """Return a part for each published file of `data/`; a row takes about `row_s` seconds of one core."""
     found = published(output, DATA)
-    return [Part(name, state, name, row_s * rows_per_file) for name, state in found.items()]
+    return [Part(name, state, name, row_s * rows_per_file, (name,)) for name, state in found.items()]
 
 
 def read_rows(output: OutputDir, name: str, columns: Iterable[str]) -> pa.Table:
     """Read columns of a published file; RuntimeError if it is damaged."""
-    found = read_found(output, name, [*dict.fromkeys((*KEY_COLUMNS, *columns))])
-    if found.table is None:
+    names = [*dict.fromkeys((*KEY_COLUMNS, *columns))]
+    found = read_found(output, name, names)
+    lost = [] if found.table is None else [one for one in names if one not in found.table.column_names]
+    if found.table is None or lost:
+        problem = found.problem or f"it has no column {lost[0]!r}"
         raise RuntimeError(
-            f"{output.shown(name)}: {found.problem}; the job's own command sets it aside and makes its rows again"
+            f"{output.shown(name)}: {problem}; the job's own command sets it aside and makes its rows again"
         )
     return found.table
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a table; values that Python has no type for, such as dates after the year 9999, as text."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (ValueError, OverflowError, ArithmeticError):
+            columns[name] = [_value(one) for one in column]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, ArithmeticError):
+        return str(scalar.cast(pa.int64()).as_py()) if pa.types.is_temporal(scalar.type) else repr(scalar)
 
 
 @lru_cache(maxsize=1)
@@ -105,6 +126,15 @@ def as_json(row: dict[str, Any], columns: Sequence[str]) -> Any:
         return [finite(inner) for inner in value] if isinstance(value, list) else value
 
     return json.loads(json.dumps({name: finite(row[name]) for name in columns}, default=str))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return JSON in UTF-8; with halves of surrogate pairs, which files of the user may have, all of it in ASCII."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
 
 
 def reason(error: Exception) -> str:

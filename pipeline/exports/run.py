@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from configs.load import ConfigError
 from configs.output import DatasetExport, Export, LanceExport, SidecarExport
 from configs.pool import Job
+from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.lance import LanceColumn
 from pipeline.exports.ledger import Ledger, Outcome, Part
 from pipeline.exports.sidecars import Sidecars
 from pipeline.exports.webdataset import WebDataset
+from pipeline.output.checksums import problem_of
 from pipeline.output.recorded_job import RecordedJob
+from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
+from pipeline.storage.folders import FolderId
 
 MAX_NAMED = 5
 
 
 class Exporter(Protocol):
     """An export of one kind; is sent to Ray tasks."""
+
+    @property
+    def place(self) -> FolderId | None:
+        """The identity of the local folder in which the export writes; None for stores."""
 
     def check(self, ledger: Ledger) -> None:
         """Raise ConfigError if the target cannot be written, or has content that is not of this export."""
@@ -52,12 +60,15 @@ class Report:
     num_left_out: int = 0
     num_refused: int = 0
     refused: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    """Published files whose bytes are not those that were written, with the reasons."""
 
     def add(self, outcome: Outcome) -> None:
         self.num_written += outcome.num_written
         self.num_existing += outcome.num_existing
         self.num_left_out += len(outcome.left_out)
         self.num_refused += len(outcome.refused)
+        self.damaged += outcome.damaged
         for one in outcome.refused[: MAX_NAMED - len(self.refused)]:
             self.refused.append(f"{one.sample_id or one.source}: {one.error_type}: {one.error_message}")
 
@@ -67,11 +78,17 @@ class Report:
         text += f", {self.num_left_out:,} without a result" if self.num_left_out else ""
         text += f", {self.num_refused:,} refused ({self.folder}/done/*-refused.json)" if self.num_refused else ""
         text += f"; {self.num_parts:,} files or shards, {self.num_before:,} before"
-        return [text, *(f"  {line}" for line in self.refused)]
+        damaged = [
+            f"  damaged: {line}; the job's own command makes its rows again" for line in self.damaged[:MAX_NAMED]
+        ]
+        return [text, *(access.printable(f"  {line}") for line in self.refused), *map(access.printable, damaged)]
 
 
-def check_exports(job: RecordedJob, exports: Sequence[Export], dotted: str, runs: bool = True) -> list[Exporter]:
-    """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written."""
+def check_exports(
+    job: RecordedJob, exports: Sequence[Export], dotted: str, runs: bool = True, accepts_moved: bool = False
+) -> list[Exporter]:
+    """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written, or
+    is another folder than before and not `accepts_moved`."""
     targets: dict[Any, int] = {}
     exporters: list[Exporter] = []
     if any(map(_reads_source, exports)):
@@ -84,7 +101,7 @@ def check_exports(job: RecordedJob, exports: Sequence[Export], dotted: str, runs
             check_stores(f"{dotted}.{number}.path", [export.path])
         exporters.append(_exporter(job, export, f"{dotted}.{number}"))
         if runs:
-            exporters[-1].check(Ledger(job.output, export))
+            exporters[-1].check(Ledger(job.output, export, accepts_moved))
     return exporters
 
 
@@ -104,7 +121,9 @@ def _exporter(job: RecordedJob, export: Export, dotted: str) -> Exporter:
     return WebDataset.of(job, export, dotted)
 
 
-def run_exports(job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: str = "exports") -> list[Report]:
+def run_exports(
+    job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: str = "exports", accepts_moved: bool = False
+) -> list[Report]:
     """Export what is published and not exported yet. A job may still run; the next call exports the rest.
 
     Raises:
@@ -112,10 +131,10 @@ def run_exports(job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: s
         RuntimeError: a published file is damaged.
         OSError: a store failed; the next call resumes.
     """
-    exporters = check_exports(job, exports, dotted)
-    ledgers = [Ledger(job.output, export) for export in exports]
-    for ledger in ledgers:
-        ledger.claim()
+    exporters = check_exports(job, exports, dotted, accepts_moved=accepts_moved)
+    ledgers = [Ledger(job.output, export, accepts_moved) for export in exports]
+    for exporter, ledger in zip(exporters, ledgers, strict=True):
+        ledger.claim(exporter.place)
     with Workers(ray) as workers:
         return [_run(*one, workers) for one in zip(exporters, ledgers, strict=True)]
 
@@ -123,7 +142,7 @@ def run_exports(job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: s
 def _run(exporter: Exporter, ledger: Ledger, workers: Workers) -> Report:
     parts = exporter.parts()
     pending = ledger.pending(parts)
-    partitions = [Partition((part.key, part.item), 1, part.name, part.name) for part in pending]
+    partitions = [Partition((part.key, part.item, part.files), 1, part.name, part.name) for part in pending]
     work_s = sum(part.work_s for part in pending)
     report = Report(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
     for outcome in workers.map(partial(_export, exporter, ledger), partitions, work_s, "export", ledger.name):
@@ -132,9 +151,15 @@ def _run(exporter: Exporter, ledger: Ledger, workers: Workers) -> Report:
     return report
 
 
-def _export(exporter: Exporter, ledger: Ledger, item: tuple[str, Any]) -> Outcome:
+def _export(exporter: Exporter, ledger: Ledger, item: tuple[str, Any, Sequence[str]]) -> Outcome:
     """Export a part and record its outcome; runs in this process or in a Ray task, also twice."""
-    key, argument = item
-    outcome = exporter.export(argument)
+    key, argument, files = item
+    try:
+        outcome = exporter.export(argument)
+    except OutsideRoots as error:
+        raise RuntimeError(f"{ledger.name}: {access.reason_of(error)}") from None
+    problems = ((name, problem_of(ledger.output, name)) for name in files)
+    damaged = tuple(f"{name}: {problem}" for name, problem in problems if problem)
+    outcome = replace(outcome, damaged=damaged)
     ledger.note(key, outcome)
     return outcome

@@ -6,6 +6,7 @@ written as a function of its content and of the caption alone, so writing it aga
 
 from __future__ import annotations
 
+import errno
 import json
 import posixpath
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ from pipeline.exports.rows import (
     hash_of,
     in_threads,
     is_listed,
+    json_bytes,
     manifest_of,
     parts_of,
     read_rows,
     reason,
+    rows_of,
 )
 from pipeline.media.video.clips import Span
 from pipeline.output.recorded_job import RecordedJob
+from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree, refuse_name
 
@@ -38,6 +42,8 @@ MAX_EXISTING_BYTES = 16 * 1024**2
 """Most bytes of a file to which a caption is appended."""
 MAX_TRIES = 3
 """Attempts to append to a file that another process creates at the same time."""
+MAX_PROBED = 20
+"""Most listed files of which one must exist before sidecars are written."""
 ROW_S = 2e-3
 KINDS = ("images", "videos")
 _CLIP = ("clip_start_s", "clip_end_s")
@@ -53,6 +59,10 @@ class Sidecars:
     has_clips: bool
     listing: str
     rows_per_file: int
+    folders: tuple[FolderId, ...] = ()
+    """Source roots that attempts of the job have read."""
+    listed: tuple[str, ...] = ()
+    """Some files of the manifest."""
 
     @classmethod
     def of(cls, job: RecordedJob, config: SidecarExport, dotted: str) -> Sidecars:
@@ -69,10 +79,26 @@ class Sidecars:
             _refuse_collisions(job.manifest.files["path"], dotted)
         tree = Tree(job.source_root(), "source.path")
         clips, rows = job.config.source.video.cuts, job.config.sink.rows_per_file
-        return cls(job.output, tree, config, clips, hash_of(job.manifest), rows)
+        paths = job.manifest.files["path"]
+        some = tuple(paths[number * len(paths) // MAX_PROBED].as_py() for number in range(min(MAX_PROBED, len(paths))))
+        if len(paths) < MAX_PROBED:
+            some = tuple(paths.to_pylist())
+        return cls(job.output, tree, config, clips, hash_of(job.manifest), rows, job.source_folders, some)
+
+    @property
+    def place(self) -> FolderId | None:
+        """The identity of a local source root."""
+        return self.tree.identity
 
     def check(self, ledger: Ledger) -> None:
-        """Check that files can be written; ConfigError if not."""
+        """Check that files can be written; ConfigError if not, or if the root is not the folder that the job read."""
+        where = f"{self.tree.dotted}: {self.tree.shown()}"
+        ledger.refuse_moved(self.place, self.folders, where)
+        if not any(self.tree.filesystem.exists(self.tree.path(path)) for path in self.listed):
+            raise ConfigError(
+                f"{where} has none of the files that the job read, such as {self.listed[0]}; sidecars are written "
+                "beside them: move them back"
+            )
         self.tree.check_writable(creates=self.config.existing != "overwrite")
 
     def parts(self) -> list[Part]:
@@ -84,7 +110,7 @@ class Sidecars:
         table = read_rows(self.output, name, (*columns, *(_CLIP if self.has_clips else ())))
         listed = is_listed(table, manifest_of(self.output, self.listing))
         written, existing, refused = 0, 0, []
-        for found in in_threads(self._write, zip(table.to_pylist(), listed, strict=True)):
+        for found in in_threads(self._write, zip(rows_of(table), listed, strict=True)):
             if isinstance(found, Refusal):
                 refused.append(found)
             else:
@@ -118,7 +144,7 @@ class Sidecars:
     def _put(self, relative: str, row: dict[str, Any]) -> bool:
         if self.config.format == "json":
             value = as_json(row, self.config.columns)
-            new = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+            new = json_bytes(value) + b"\n"
         else:
             value, new = None, (row[CAPTION_COLUMN] + "\n").encode()
         if self.config.existing == "overwrite":
@@ -149,12 +175,13 @@ def _with_object(old: bytes, value: Any) -> bytes:
     """Return a JSON list of the objects in `old` and of `value`, or `old` if it contains `value`."""
     try:
         found = json.loads(old)
+        if not isinstance(found, list | dict):
+            raise ValueError
+        objects = found if isinstance(found, list) else [found]
+        return old if value in objects else json_bytes([*objects, value]) + b"\n"
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list | dict):
-        raise OSError(22, "the file is no JSON object or list, to which an object could be appended")
-    objects = found if isinstance(found, list) else [found]
-    return old if value in objects else (json.dumps([*objects, value], ensure_ascii=False) + "\n").encode()
+        message = "the file is no JSON object or list, to which an object could be appended"
+        raise OSError(errno.EINVAL, message) from None
 
 
 def _refuse_collisions(paths: Any, dotted: str) -> None:

@@ -6,7 +6,6 @@ others. Its bytes are a function of the source's tar and of the captions.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +19,12 @@ from configs.output import CAPTION_COLUMN, WebDatasetExport
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
-from pipeline.exports.rows import as_json, check_columns, read_manifest, read_rows
+from pipeline.exports.rows import as_json, check_columns, json_bytes, read_manifest, read_rows, rows_of
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.storage import access
+from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.tree import Tree
 
@@ -59,6 +59,11 @@ class WebDataset:
         """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
         check_folder(self.tree, ledger)
 
+    @property
+    def place(self) -> FolderId | None:
+        """The identity of a local target folder."""
+        return self.tree.identity
+
     def parts(self) -> list[Part]:
         """Return a part for each tar whose samples all have rows; its state is that of the files with its rows."""
         manifest = read_manifest(self.output)
@@ -76,7 +81,8 @@ class WebDataset:
             if done.is_complete(file):
                 path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
                 state = state_of([one for pair in some for one in pair])
-                parts.append(Part(path, state, (path, [name for name, _ in some]), size * BYTE_S))
+                names = [name for name, _ in some]
+                parts.append(Part(path, state, (path, names), size * BYTE_S, tuple(names)))
         return parts
 
     def export(self, item: tuple[str, Sequence[str]]) -> Outcome:
@@ -85,7 +91,7 @@ class WebDataset:
         columns = [CAPTION_COLUMN, "error_type", "error_message"]
         columns += self.config.columns if self.config.extension.endswith("json") else ()
         tables = [read_rows(self.output, name, columns) for name in names]
-        rows = pa.concat_tables([one.filter(pc.equal(one["source"], path)) for one in tables]).to_pylist()
+        rows = rows_of(pa.concat_tables([one.filter(pc.equal(one["source"], path)) for one in tables]))
         results = {row["row_index"]: row for row in rows if not row["error_type"]}
         failed = {row["row_index"]: row for row in rows if row["row_index"] not in results}
         captions = {index: self._member(row) for index, row in results.items()}
@@ -117,7 +123,7 @@ class WebDataset:
     def _member(self, row: dict[str, Any]) -> bytes:
         if not self.config.extension.endswith("json"):
             return str(row[CAPTION_COLUMN]).encode()
-        return json.dumps(as_json(row, self.config.columns), ensure_ascii=False).encode()
+        return json_bytes(as_json(row, self.config.columns))
 
 
 def _refused(row: dict[str, Any], code: str, message: str) -> Refusal:

@@ -1,24 +1,31 @@
-"""Verifies published files against the sizes and SHA-256 in `_job/files/`. Changes nothing.
+"""Verifies published files against their recorded digests and the checksum notes in `_job/files/`. Changes nothing.
 
-Files without a checksum (the writer was killed before it wrote one) are not verified.
+A file is sound if its digest is recorded (`pipeline.storage.digests`); its note may be missing or outdated, if a writer
+was killed before it wrote it. Outputs of older versions have no records: then the note must be right.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published
+from configs.load import ConfigError
+from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published, shard_of
 from pipeline.storage import access
+from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile
+from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.retries import retried
+from pipeline.storage.shard import MAX_SHARDS, Shard
 
 PIECE_BYTES = 8 * 1024 * 1024
-OTHER_BYTES = "its bytes are not those that were written"
+NO_NOTE = "no checksum was noted of it"
+DAMAGED_NOTE = "its checksum note is damaged, and its digest is not recorded"
 
 
 @dataclass(frozen=True)
@@ -28,8 +35,12 @@ class Verified:
     sound: frozenset[str] = frozenset()
     problems: dict[str, str] = field(default_factory=dict)
     """Path of a damaged file → the reason."""
+    unrecorded: dict[str, str] = field(default_factory=dict)
+    """Path of a file whose bytes nothing vouches for → the reason."""
     unreadable: tuple[str, ...] = ()
-    """Files with a damaged checksum record, which are not verified."""
+    """Sound files whose checksum note is damaged, or is not that of the file."""
+    unnoted: tuple[str, ...] = ()
+    """Sound files without a checksum note."""
     num_bytes: int = 0
     seconds: float = 0.0
     by_size: bool = False
@@ -46,64 +57,136 @@ class Verified:
         )
 
 
-def verify(output: OutputDir, by_size: bool = False, known: Verified | None = None) -> Verified:
-    """Compare published files with their recorded sizes and, unless `by_size`, SHA-256.
+@dataclass(frozen=True)
+class _Judged:
+    """The `problem` of a file (None if another attempt replaces it right now), whether it has a digest or note, the
+    state of its note, and the number of bytes read."""
 
-    Files that are sound in `known`, an earlier result, are not read again; the cost of `known` is added.
+    problem: str | None = ""
+    is_recorded: bool = True
+    has_note: bool = True
+    is_note_right: bool = True
+    num_bytes: int = 0
+
+
+def verify(
+    output: OutputDir, by_size: bool = False, known: Verified | None = None, is_tolerant: bool = False
+) -> Verified:
+    """Compare published files with their digests, or `by_size` with their sizes only.
+
+    Files that are sound in `known`, an earlier result, are not read again; the cost of `known` is added. A local file
+    that cannot be read is damaged if the check `is_tolerant`, and a ConfigError if not.
     """
     began_s = time.monotonic()
     known = known or Verified()
-    sound = set(known.sound)
-    names = [name for name in list_published(output, DATA, ERRORS) if name not in sound]
+    names = [name for name in list_published(output, DATA, ERRORS) if name not in known.sound]
+    recorded = output.digests()  # after the listing: a file is created after its record
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        judged = dict(zip(names, pool.map(lambda name: _judge(output, name, by_size), names), strict=True))
-    sound |= {name for name, (verdict, _) in judged.items() if verdict == ""}
-    unreadable = tuple(name for name, (verdict, _) in judged.items() if verdict == _UNREADABLE)
-    problems = {name: verdict for name, (verdict, _) in judged.items() if verdict and verdict != _UNREADABLE}
-    num_bytes = known.num_bytes + sum(read for _, read in judged.values())
-    seconds = known.seconds + time.monotonic() - began_s
-    return Verified(frozenset(sound), problems, unreadable, num_bytes, seconds, by_size)
+        judge = partial(_judged, output, recorded, by_size, is_tolerant)
+        judged = dict(zip(names, pool.map(judge, names), strict=True))
+    sound = {name: one for name, one in judged.items() if one.problem == ""}
+    return Verified(
+        known.sound | sound.keys(),
+        {name: one.problem for name, one in judged.items() if one.problem and one.is_recorded},
+        {name: one.problem for name, one in judged.items() if one.problem and not one.is_recorded},
+        (*known.unreadable, *(name for name, one in sound.items() if one.has_note and not one.is_note_right)),
+        (*known.unnoted, *(name for name, one in sound.items() if not one.has_note)),
+        known.num_bytes + sum(one.num_bytes for one in judged.values()),
+        known.seconds + time.monotonic() - began_s,
+        by_size,
+    )
 
 
-_UNREADABLE = "its checksum note is damaged"
+def problem_of(output: OutputDir, name: str) -> str:
+    """Return the problem of a published file, by its path in the whole output; empty for none."""
+    if (shard := shard_of(name)) is not None:
+        output = replace(output, shard=Shard(shard, MAX_SHARDS))
+        name = name.replace(output.prefix, "", 1)
+    return _judge(output, name, _recorded(output, name), False).problem or ""
 
 
-def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None, int]:
-    """Return the problem of a file (empty for none, None if unknown) and the number of bytes read.
+def _judged(
+    output: OutputDir, recorded: Mapping[str, frozenset[Digest]], by_size: bool, is_tolerant: bool, relative: str
+) -> _Judged:
+    try:
+        return _judge(output, relative, recorded.get(relative, frozenset()), by_size)
+    except OSError as error:
+        if not output.is_local:
+            raise
+        reason = f"it cannot be read: {access.reason_of(error)}"
+        if is_tolerant:
+            return _Judged(reason)
+        raise ConfigError(f"sink.path: {output.shown(relative)}: {reason}") from None
 
-    Another attempt may be replacing the file: if its checksum changes during the comparison, the problem is unknown.
+
+def _recorded(output: OutputDir, relative: str) -> frozenset[Digest]:
+    return output.digests(relative.partition("/")[0]).get(relative, frozenset())
+
+
+def _judge(output: OutputDir, relative: str, recorded: frozenset[Digest], by_size: bool) -> _Judged:
+    """Compare a file with its recorded digests, or else with its note.
+
+    Another attempt may be replacing the file: if its records change during the comparison, the problem is unknown.
     """
     note = read_note(output, relative)
-    if note is None:
-        return None, 0
-    if not note:
-        return _UNREADABLE, 0
+    noted = _digest_in(note)
+    expected = recorded or frozenset(() if noted is None else (noted,))
+    if not expected:
+        return _Judged(NO_NOTE if note is None else DAMAGED_NOTE, is_recorded=False)
     try:
         size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
-        problem, num_bytes = "", 0
-        if size != note["num_bytes"]:
-            torn = "it is torn: " if size < note["num_bytes"] else ""
-            problem = f"{torn}it has {size:,} bytes, and {note['num_bytes']:,} were written"
-        elif not by_size:
-            num_bytes = size
-            problem = "" if digest_of(output, relative) == note["sha256"] else OTHER_BYTES
+        found = Digest(size, "" if by_size or size not in {one.num_bytes for one in expected} else "?")
+        if found.sha256:
+            found = Digest(size, digest_of(output, relative))
     except FileNotFoundError:
-        return None, 0
-    if problem and read_note(output, relative) != note:
-        return None, num_bytes
-    return problem, num_bytes
+        return _Judged(None)
+    except OSError as error:
+        if error.errno not in NO_FILE_ERRNOS:
+            raise
+        return _Judged(access.reason_of(error))
+    problem = _problem(found, expected, by_size)
+    num_bytes = size if found.sha256 else 0
+    if problem and (read_note(output, relative) != note or found in _recorded(output, relative)):
+        return _Judged(None, num_bytes=num_bytes)
+    is_right = noted is not None and (noted == found or (by_size and noted.num_bytes == size))
+    return _Judged(problem, True, note is not None, is_right, num_bytes)
+
+
+def _problem(found: Digest, expected: frozenset[Digest], by_size: bool) -> str:
+    sizes = sorted(one.num_bytes for one in expected)
+    if found.num_bytes not in sizes:
+        torn = "it is torn: " if found.num_bytes < sizes[-1] else ""
+        return f"{torn}it has {found.num_bytes:,} bytes, and {sizes[-1]:,} were written"
+    return "" if by_size or found in expected else OTHER_BYTES
 
 
 def read_note(output: OutputDir, relative: str) -> dict[str, Any] | None:
-    """Read the checksum record of a file (`sha256`, `num_bytes`, `num_rows`); None if missing, {} if damaged."""
+    """Read the checksum note of a file (`sha256`, `num_bytes`, `num_rows`); None if missing, {} if damaged."""
     try:
-        note = json.loads(output.read_bytes(checksum_name(relative)))
+        note = output.read_json(checksum_name(relative))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except DamagedFile:
         return {}
-    is_note = isinstance(note, dict) and isinstance(note.get("sha256"), str) and isinstance(note.get("num_bytes"), int)
-    return note if is_note else {}
+    return note if isinstance(note, dict) else {}
+
+
+def is_of(note: dict[str, Any], data: Any) -> bool:
+    """Return whether a checksum note is that of these bytes."""
+    return _digest_in(note) == Digest.of(data)
+
+
+def _digest_in(note: dict[str, Any] | None) -> Digest | None:
+    """Return the digest that a note has; None if it has none."""
+    sha256, num_bytes = (note or {}).get("sha256"), (note or {}).get("num_bytes")
+    return Digest(num_bytes, sha256) if isinstance(sha256, str) and type(num_bytes) is int else None
+
+
+def is_one_of(output: OutputDir, relative: str, digests: Collection[Digest]) -> bool:
+    """Return whether a file has one of these digests; it is read only if its size is that of one."""
+    size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
+    own = {one.sha256 for one in digests if one.num_bytes == size}
+    return bool(own) and digest_of(output, relative) in own
 
 
 def digest_of(output: OutputDir, relative: str) -> str:

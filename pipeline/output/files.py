@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,9 @@ import pyarrow.parquet as pq
 
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.storage import access
+from pipeline.storage.damage import NO_FILE_ERRNOS
 from pipeline.storage.output_dir import DATA, ERRORS, JOB, OutputDir, as_json
+from pipeline.storage.parquet_files import DamagedParquet, num_rows_of, open_parquet
 
 SPOOL = f"{JOB}/spool"
 CHECKSUMS = f"{JOB}/files"
@@ -31,7 +33,13 @@ PARTITION_FILES = 32
 """Most result files of one partition, whose rows are in memory at the same time."""
 RESULT_FILE_S = 5e-3
 """Estimated seconds of one core to read some columns of a result file."""
+KEYS: dict[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys(("sample_id", "source", "error_type"), pa.types.is_string),
+    **dict.fromkeys(("row_index", "attempt"), pa.types.is_integer),
+}
+"""Columns that every result file has, without nulls, and the checks of their types."""
 _BATCH_ROWS = 1024
+_MAX_ATTEMPT_DIGITS = 9
 _PUBLISHED = re.compile(r"part-(\d{6,})\.parquet")
 _OF_SHARD = re.compile(r"(?:data|errors)/shard-(\d{4})-part-\d{6,}\.parquet")
 _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
@@ -64,9 +72,8 @@ class Format:
         options = {"compression": self.compression, "row_group_size": self.rows_per_group}
         pq.write_table(table, sink, write_page_checksum=True, **options)
         buffer = sink.getvalue()
-        metadata = pq.read_metadata(pa.BufferReader(buffer))
-        if metadata.num_rows != table.num_rows:
-            raise OSError(f"a Parquet file of {table.num_rows} rows reads back with {metadata.num_rows}")
+        if (num_rows := num_rows_of(buffer)) != table.num_rows:
+            raise OSError(f"a Parquet file of {table.num_rows} rows reads back with {num_rows}")
         return buffer
 
 
@@ -141,24 +148,38 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
     if not relative.endswith(".parquet"):
         return Found(relative, problem="it is no Parquet file by its name")
     try:
-        with access.open_file(output.filesystem, output.path(relative)) as file:
-            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        with open_parquet(output.filesystem, output.path(relative)) as parquet:
             footer = parquet.schema_arrow.metadata or {}
-            if ATTEMPT_KEY not in footer:
+            if not {ATTEMPT_KEY, FINGERPRINT_KEY} <= footer.keys():
                 return Found(relative, problem="no job has signed it")
             for _ in parquet.iter_batches(_BATCH_ROWS) if whole else ():
                 pass
-            table = parquet.read(columns=[name for name in columns if name in parquet.schema_arrow.names])
+            table = parquet.read(columns=list(columns))  # columns that it lacks are left out
+            attempt, fingerprint = footer[ATTEMPT_KEY].decode(), footer[FINGERPRINT_KEY].decode()
     except FileNotFoundError:
         return Found(relative, problem="it is gone")
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
+    except DamagedParquet as error:
+        return Found(relative, problem=f"it is torn: {error}")
     except OSError as error:
-        if type(error) is not OSError or error.errno is not None:  # Arrow's errors of damaged pages have no errno
+        if error.errno not in NO_FILE_ERRNOS:
             raise
-        return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
-    attempt = footer[ATTEMPT_KEY].decode()
-    return Found(relative, table, int(attempt) if attempt.isdecimal() else 0, footer[FINGERPRINT_KEY].decode())
+        return Found(relative, problem=access.reason_of(error))
+    if problem := _problem_of_keys(table, columns):
+        return Found(relative, problem=f"it is torn: {problem}")
+    is_number = attempt.isdecimal() and len(attempt) <= _MAX_ATTEMPT_DIGITS
+    return Found(relative, table, int(attempt) if is_number else 0, fingerprint)
+
+
+def _problem_of_keys(table: pa.Table, columns: Sequence[str]) -> str:
+    """Return what is wrong with the `KEYS` among the columns of a table; empty if they are those of a result file."""
+    for name in columns:
+        if (is_kind := KEYS.get(name)) is None:
+            continue
+        if table.column_names.count(name) != 1:
+            return f"it has no column {name!r}"
+        if not is_kind(table[name].type) or table[name].null_count:
+            return f"its column {name!r} holds {table[name].type} with {table[name].null_count:,} nulls"
+    return ""
 
 
 def partitions_of(names: Sequence[str]) -> list[Partition[Sequence[str]]]:

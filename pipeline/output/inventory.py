@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
+from pipeline.output.checksums import is_one_of
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
-from pipeline.source.done_bitmap import Bools, Ints, PathIndex
+from pipeline.output.places import Places
+from pipeline.source.done_bitmap import Bools, PathIndex
 from pipeline.source.manifest import Manifest
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage import access
+from pipeline.storage.damage import NO_FILE_ERRNOS
+from pipeline.storage.digests import OTHER_BYTES
+from pipeline.storage.output_dir import DATA, ERRORS, JOB, OutputDir
 
 _ROWS_AT_ONCE = 4_000_000
 _FILES_AT_ONCE = 4_096
@@ -21,12 +27,14 @@ _FILES_AT_ONCE = 4_096
 
 @dataclass(frozen=True)
 class Spooled:
-    """A spool file with `num_rows` rows to publish; `drop` are the ids of its other rows (repeated or superseded)."""
+    """A spool file with `num_rows` rows to publish; its other rows are repeated or superseded: `drop` are their ids,
+    and `places` their indices in the file."""
 
     relative: str
     folder: str
     num_rows: int
     drop: frozenset[str] = frozenset()
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,18 +89,21 @@ def take_inventory(
     output: OutputDir,
     manifest: Manifest,
     rows_per_sample: int | None,
-    fingerprints: Mapping[int, str],
+    fingerprints: Mapping[int, str | None],
     damaged: Mapping[str, str] | None = None,
     known: Inventory | None = None,
     workers: Workers = IN_PROCESS,
+    unrecorded: Mapping[str, str] | None = None,
 ) -> Inventory:
     """Read the files of an output and return its inventory.
 
-    `fingerprints` are the config fingerprints of all attempts, `damaged` the problems of damaged published files by
-    path. Only the identifying columns of published files are read; spool files have no checksums and are read whole.
-    Published files that the inventory `known` has read, and whose versions are the same, are not read again.
+    `fingerprints` are the config fingerprints of all attempts (None: unknown), `damaged` the problems of damaged
+    published files by path, which are not opened, and `unrecorded` those of files without a digest or checksum note.
+    Only the identifying columns of published files are read; spool files are read whole. Published files that the
+    inventory `known` has read, and whose versions are the same, are not read again.
     """
-    return _Taker(output, manifest, rows_per_sample, fingerprints, damaged or {}, known, workers).take()
+    taker = _Taker(output, manifest, rows_per_sample, fingerprints, damaged or {}, known, workers, unrecorded or {})
+    return taker.take()
 
 
 class _Taker:
@@ -101,12 +112,15 @@ class _Taker:
         output: OutputDir,
         manifest: Manifest,
         rows_per_sample: int | None,
-        fingerprints: Mapping[int, str],
+        fingerprints: Mapping[int, str | None],
         damaged: Mapping[str, str],
         known: Inventory | None,
         workers: Workers,
+        unrecorded: Mapping[str, str],
     ) -> None:
         self.output, self.fingerprints, self.damaged, self.workers = output, fingerprints, damaged, workers
+        self.unrecorded = unrecorded
+        self.places = Places(manifest, output.shard.number)
         paths = manifest.files["path"]
         self.paths = PathIndex(paths)
         # Listed before any file is read: a file that changes in between has another version in the next inventory.
@@ -117,7 +131,7 @@ class _Taker:
         }
         self.versions = versions
         self.is_known = True
-        kept = None if known is None else _kept(known, manifest, versions, damaged)
+        kept = None if known is None else _kept(known, manifest, versions, damaged, self.places)
         if kept is None or known is None:
             self.found = Inventory(Accounts(manifest.counts, rows_per_sample))
             self.reads = Reads(paths, self.found.accounts, {}, {})
@@ -143,7 +157,8 @@ class _Taker:
         return found
 
     def _enter(self, names: list[str], folder: str, is_published: bool) -> None:
-        found, damaged = self.found, self.damaged
+        found = self.found
+        damaged = self.damaged if is_published else spool_problems(self.output, names)
         found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
         names = [name for name in names if name not in damaged]
         for batch in _batches(self._files(names, is_published)):
@@ -164,14 +179,13 @@ class _Taker:
     def _located(self, batch: list[Found | str], folder: str, is_published: bool) -> list[tuple[str, Rows]]:
         """Return the files of a batch without problems and their rows, with one lookup of paths."""
         found = self.found
-        fresh = [one for one in batch if not isinstance(one, str) and not _is_strange(one, self.fingerprints, found)]
+        fresh = [one for one in batch if not isinstance(one, str) and not self._is_strange(one)]
         located = dict(
             zip([one.relative for one in fresh], locate([one.table for one in fresh], self.paths), strict=True)
         )
         for one in fresh:
             rows = located[one.relative]
-            if not _are_listed(rows, found.accounts.good.counts):
-                problem = "it holds rows of samples that the manifest does not list"
+            if problem := self.places.problem(rows):
                 found.strange.append(Found(one.relative, problem=problem))
                 del located[one.relative]
             elif is_published:
@@ -179,6 +193,13 @@ class _Taker:
         located |= {name: self.reads.errors[name].rows for name in batch if isinstance(name, str)}
         names = [one if isinstance(one, str) else one.relative for one in batch]
         return [(name, located[name]) for name in names if name in located]
+
+    def _is_strange(self, one: Found) -> bool:
+        """Return whether a file is damaged or not of a known attempt; if so, add it to the strange files."""
+        problem = problem_of(one, self.fingerprints) or self.unrecorded.get(one.relative, "")
+        if problem:
+            self.found.strange.append(Found(one.relative, problem=problem))
+        return bool(problem)
 
     def _note(self, one: Found, rows: Rows, folder: str) -> None:
         self.found.num_files_read += 1
@@ -211,8 +232,9 @@ class _Taker:
         if repeated.all():
             self.found.spent.append(relative)
         else:
+            places = tuple(np.flatnonzero(repeated).tolist())
             ids = frozenset(_ids(rows, repeated))
-            self.found.spooled.append(Spooled(relative, folder, len(repeated) - len(ids), ids))
+            self.found.spooled.append(Spooled(relative, folder, len(repeated) - len(places), ids, places))
 
     def _errors_newest_first(self) -> list[tuple[list[str], bool]]:
         """Group error files into runs, newest first, as pairs of paths and whether they are published.
@@ -233,7 +255,7 @@ class _Taker:
 
 
 def _kept(
-    known: Inventory, manifest: Manifest, versions: Mapping[str, str], damaged: Mapping[str, str]
+    known: Inventory, manifest: Manifest, versions: Mapping[str, str], damaged: Mapping[str, str], places: Places
 ) -> Reads | None:
     """Return what is still valid of the files that an earlier inventory has read; None if all must be read again.
 
@@ -251,7 +273,7 @@ def _kept(
     errors = {
         name: one
         for name, one in reads.errors.items()
-        if versions.get(name) == one.version and name not in damaged and _are_listed(one.rows, manifest.counts)
+        if versions.get(name) == one.version and name not in damaged and not places.problem(one.rows)
     }
     try:
         return Reads(paths, reads.results.with_counts(manifest.counts), dict(reads.data), errors)
@@ -259,21 +281,29 @@ def _kept(
         return None
 
 
-def _is_strange(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
-    """Return whether a file is damaged or not of a known attempt; if so, add it to the strange files."""
-    problem = one.problem
-    if not problem and fingerprints.get(one.attempt) != one.fingerprint:
-        problem = (
-            f"it was made by attempt {one.attempt} of config {one.fingerprint}, which this output has no record of"
-        )
-    if problem:
-        found.strange.append(Found(one.relative, problem=problem))
-    return bool(problem)
+def problem_of(one: Found, fingerprints: Mapping[int, str | None]) -> str:
+    """Return why a file is damaged, or not of a known attempt; empty if it is sound."""
+    if one.problem or fingerprints.get(one.attempt, "") in (None, one.fingerprint):
+        return one.problem
+    return f"it was made by attempt {one.attempt} of config {one.fingerprint}, which this output has no record of"
 
 
-def _are_listed(rows: Rows, counts: Ints) -> bool:
-    limits = counts[rows.files]
-    return not ((rows.files < 0) | (rows.rows < 0) | ((rows.rows >= limits) & (limits >= 0))).any()
+def spool_problems(output: OutputDir, names: Sequence[str]) -> dict[str, str]:
+    """Return the problems of these spool files: no regular file, or bytes of none of the recorded digests."""
+    recorded = output.digests(SPOOL) if names else {}
+    problems = {}
+    for name in names:
+        digests = recorded.get(name.removeprefix(f"{JOB}/"), frozenset())
+        try:
+            if digests and not is_one_of(output, name, digests):
+                problems[name] = OTHER_BYTES
+        except FileNotFoundError:  # reading it finds that it is gone
+            continue
+        except OSError as error:
+            if error.errno not in NO_FILE_ERRNOS:
+                raise
+            problems[name] = access.reason_of(error)
+    return problems
 
 
 def _ids(rows: Rows, mask: Bools) -> list[str]:

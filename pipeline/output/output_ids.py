@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
 from pipeline.output.accounts import locate
@@ -19,8 +18,8 @@ from pipeline.source.done_bitmap import DoneBitmap, Ints, PathIndex
 from pipeline.source.id_hashes import hash_ids
 from pipeline.source.ids import HASHES, IDS, find_repeats, repeated_ids
 from pipeline.source.manifest import Manifest
-from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 
 ID_COLUMNS = ("sample_id", "source", "row_index")
 MAX_LISTINGS = 16
@@ -54,9 +53,9 @@ def ids_of_several_rows(output: OutputDir, names: Sequence[str]) -> list[str]:
 
 def _num_rows(output: OutputDir, name: str) -> int:
     try:
-        with access.open_file(output.filesystem, output.path(name)) as file:
-            return int(pq.read_metadata(file).num_rows)
-    except (pa.ArrowException, FileNotFoundError):  # the audit reports the file
+        with open_parquet(output.filesystem, output.path(name)) as parquet:
+            return int(parquet.metadata.num_rows)
+    except (DamagedParquet, OSError):  # the audit reports the file
         return 0
 
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.output.files import (
+    SPOOL,
     Format,
     checksum_name,
     list_published,
@@ -34,12 +35,18 @@ from pipeline.output.files import (
     write_checksum,
 )
 from pipeline.output.inventory import Spooled
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.storage.damage import DamagedFile
+from pipeline.storage.digests import digest_name
+from pipeline.storage.output_dir import DATA, ERRORS, JOB, OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, read_parquet
 
 FOLDERS = (DATA, ERRORS)
 KEY_COLUMNS = ("source", "row_index", "sample_id")
 WINDOW = {DATA: 4, ERRORS: 1}
 """Most numbers of a folder that tasks of one attempt publish at the same time. Outputs depend on it: never less."""
+
+
+SET_ASIDE = "start the job again, which sets it aside and makes its rows again"
 
 
 class Fenced(RuntimeError):
@@ -85,7 +92,7 @@ class Publisher:
         for folder, all_rows in rows_of.items():
             for part, rows in enumerate(parts(all_rows, self.rows_per_file)):
                 relative = spool_name(self.attempt, number, part, folder)
-                self.output.write_bytes(relative, self.format.serialise(rows, self.attempt, self.fingerprint))
+                self.output.write_recorded(relative, self.format.serialise(rows, self.attempt, self.fingerprint))
                 done.append(Spooled(relative, folder, rows.num_rows))
         return done
 
@@ -94,17 +101,24 @@ class Publisher:
         return self.publish_rows(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
-        try:
-            data = self.output.read_bytes(spooled.relative)
-        except FileNotFoundError:
-            self.check_alone()  # a later attempt has published and removed it
-            raise
-        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-        if spooled.drop:
-            table = table.filter(pc.invert(pc.is_in(table["sample_id"], value_set=pa.array(sorted(spooled.drop)))))
+        table = self.read_rows(spooled.relative)
+        if spooled.places:
+            table = table.filter(pa.array(~np.isin(np.arange(table.num_rows), spooled.places)))
         if table.num_rows != spooled.num_rows:
             raise OSError(f"{spooled.relative} holds {table.num_rows} rows in place of {spooled.num_rows}")
         return self.format.check(table)
+
+    def read_rows(self, relative: str) -> pa.Table:
+        """Read the rows of a published file or a spool file; DamagedFile if it is damaged."""
+        try:
+            data = self.output.read_bytes(relative)
+        except FileNotFoundError:
+            self.check_alone()  # a later attempt has published and removed it
+            raise
+        try:
+            return read_parquet(data)
+        except DamagedParquet as error:
+            raise DamagedFile(self.output.shown(relative), relative, str(error), SET_ASIDE) from None
 
     def fence(self, folder: str) -> int:
         """Publish empty files, so that older attempts cannot publish in this folder; return the next free number.
@@ -136,6 +150,15 @@ class Publisher:
         self.check_alone()
         self.output.remove(relative)
 
+    def forget_spool(self) -> None:
+        """Delete the digests of spool files that were published or set aside."""
+        self.check_alone()
+        start = len(f"{JOB}/")
+        there = {f"{SPOOL}/{name}"[start:] for name in self.output.list_files(SPOOL)}
+        for relative, digests in self.output.digests(SPOOL).items():
+            for digest in digests if relative not in there else ():
+                self.output.remove(digest_name(relative, digest))
+
     def set_aside(self, relative: str) -> None:
         """Move a file below `_job/aside/`; an empty file replaces a published one, so that its number stays used."""
         self.check_alone()
@@ -143,6 +166,7 @@ class Publisher:
             self.output.set_aside(relative)
             return
         empty = self._empty_file()
+        self.output.record(relative, empty)
         self.output.set_aside(relative, stand_in=empty)
         write_checksum(self.output, relative, empty, 0)
 
@@ -150,13 +174,14 @@ class Publisher:
         """Replace a published file, whose rows are superseded, by an empty one."""
         self.check_alone()
         empty = self._empty_file()
-        self.output.write_bytes(relative, empty)
+        self.output.write_recorded(relative, empty)
         write_checksum(self.output, relative, empty, 0)
 
-    def write_job_file(self, relative: str, data: bytes) -> None:
-        """Write or replace a file in `_job/` that describes the newest attempt."""
+    def write_job_file(self, relative: str, data: bytes, is_recorded: bool = True) -> None:
+        """Write or replace a file in `_job/` that describes the newest attempt; one that is replaced often need not
+        have its digests recorded."""
         self.check_alone()
-        self.output.write_bytes(relative, data)
+        (self.output.write_recorded if is_recorded else self.output.write_bytes)(relative, data)
 
     def _empty_file(self) -> pa.Buffer:
         """Return an empty Parquet file; its bytes are the same in every attempt, so concurrent writes are harmless."""
@@ -179,7 +204,7 @@ class Publisher:
         while True:
             relative = published_name(folder, number)
             try:
-                self.output.create_bytes(relative, data)
+                self.output.create_recorded(relative, data)
             except FileExistsError:
                 there = read_found(self.output, relative, KEY_COLUMNS)
                 if there.attempt > self.attempt:
@@ -203,7 +228,7 @@ class Publisher:
         self.check_alone()
         self.output.remove(checksum_name(relative))
         data = self.format.serialise(table, self.attempt, self.fingerprint)
-        self.output.write_bytes(relative, data)
+        self.output.write_recorded(relative, data)
         write_checksum(self.output, relative, data, table.num_rows)
 
 

@@ -3,7 +3,7 @@ finds the rows of its source that they answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +21,15 @@ from pipeline.source.manifest import Manifest, list_source, open_listing
 from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
+from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import DATA, OutputDir
 from pipeline.storage.retries import planning
 from pipeline.storage.shard import Shard
 
 MAX_NAMED = 3
+SOURCE_FOLDER = "source_folder"
+"""The key of the identity of the source's local root in the record of an attempt."""
 PLACE = ("source", "row_index")
 """Columns of a result that identify its row of the source."""
 
@@ -41,8 +44,8 @@ def keys_of(rows: pa.Table, salt: str = "") -> Hashes:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """The record of a caption job: its output, or the views of its shards, its newest configuration with fingerprint
-    and target revision, and its manifest."""
+    """The record of a caption job: its output, the views of its shards (or the output alone), its newest configuration
+    with fingerprint and target revision, and its manifest."""
 
     output: OutputDir
     views: tuple[OutputDir, ...]
@@ -50,6 +53,8 @@ class RecordedJob:
     fingerprint: str
     target_revision: str
     manifest: Manifest
+    source_folders: tuple[FolderId, ...] = ()
+    """Identities of the source's local root when attempts read it."""
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -168,7 +173,14 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
         data["sampling"] = Sampling().model_dump(mode="json") | data["sampling"]
     revision = str(record.get("content", {}).get("revisions", {}).get("target"))
     config = validate(CaptionJob, data, where, recorded=True)
-    return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest)
+    folders = source_folders(records.values())
+    return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest, folders)
+
+
+def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:
+    """Return the identities of the source's local root in records of attempts, which old records do not have."""
+    found = (FolderId.parse(record.get(SOURCE_FOLDER)) for record in records)
+    return tuple(one for one in found if one is not None)
 
 
 def mixed(output: OutputDir, dotted: str, how: str) -> ConfigError:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pipeline.source.done_bitmap import Bools, Ints
+from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.shard import MAX_SHARDS
 
 TURNS = "_job/turns"
 UNRANKED = -1
@@ -46,20 +49,35 @@ class Turns:
 
 
 def take_turn(output: OutputDir, attempt: int) -> Turns:
-    """Take the next turn for an attempt of the shard of `output`, and return it after the earlier ones."""
+    """Take the next turn for an attempt of the shard of `output`, and return it after the earlier ones; DamagedFile if
+    one of these is damaged or missing."""
     own = (output.shard.number, attempt)
     taken = [_read(output, number) for number in range(len(output.list_files(TURNS)))]
     while True:  # ends, because every other attempt takes one turn
         try:
-            output.create_bytes(_name(len(taken)), json.dumps(own).encode())
+            output.create_recorded(_name(len(taken)), json.dumps(own).encode())
         except FileExistsError:
             taken.append(_read(output, len(taken)))
             continue
         return Turns((*taken, own))
 
 
+def problem_of_turn(turn: Any) -> str:
+    """Return why a value is no turn; empty if it is one."""
+    is_turn = isinstance(turn, list) and [*map(type, turn)] == [int, int]
+    return "" if is_turn and 0 <= turn[0] < MAX_SHARDS and turn[1] > 0 else "it is no pair of a shard and an attempt"
+
+
 def _read(output: OutputDir, number: int) -> tuple[int, int]:
-    shard, attempt = json.loads(output.read_bytes(_name(number)))
+    relative = _name(number)
+    advice = f"write into it the shard and the attempt that ended as number {number + 1}, such as [0, 1]"
+    try:
+        turn = output.read_json(relative, advice)
+    except FileNotFoundError:
+        raise DamagedFile(output.shown(relative), relative, "it is missing", advice) from None
+    if problem := problem_of_turn(turn):
+        raise DamagedFile(output.shown(relative), relative, problem, advice)
+    shard, attempt = turn
     return shard, attempt
 
 

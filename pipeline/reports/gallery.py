@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from markupsafe import escape
 from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.reports.live import SAMPLE_COLUMNS, audited_places
-from pipeline.reports.result_tables import list_tables
-from pipeline.storage import access
+from pipeline.reports.result_tables import list_tables, open_result
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 MAX_ROWS, MAX_ROWS_LIMITED = 48, 500
@@ -85,9 +83,7 @@ def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str])
     found: list[Row] = []
     for place, name in enumerate(chosen):
         wanted = -(-(max_rows - len(found)) // (count - place))
-        with access.open_file(output.filesystem, output.path(name)) as file:
-            parquet = pq.ParquetFile(file)
-            there = [column for column in columns if column in parquet.schema_arrow.names]
+        with open_result(output, name, columns) as (parquet, there):
             found += _first(parquet.iter_batches(BATCH_ROWS, columns=there), max(1, wanted))
     return found
 

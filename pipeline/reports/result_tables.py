@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.storage import access
+from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 
 READ_FILE_S = 2e-2
 """Estimated seconds of one core to read and aggregate a result file."""
@@ -24,13 +26,22 @@ def list_tables(output: OutputDir, folders: Sequence[str]) -> list[str]:
 
 
 def read_tables(output: OutputDir, names: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Read these columns, as far as they exist, of these files."""
+    """Read these columns, as far as they exist, of these files; DamagedFile for a damaged one."""
     for name in names:
-        with access.open_file(output.filesystem, output.path(name)) as file:
-            parquet = pq.ParquetFile(file)
-            there = [column for column in columns if column in parquet.schema_arrow.names]
+        with open_result(output, name, columns) as (parquet, there):
             for group in range(parquet.num_row_groups):
                 yield parquet.read_row_group(group, columns=there)
+
+
+@contextlib.contextmanager
+def open_result(output: OutputDir, name: str, columns: Sequence[str]) -> Iterator[tuple[pq.ParquetFile, list[str]]]:
+    """Open a file for reading in the context, with those of `columns` that it has; DamagedFile if it is damaged."""
+    try:
+        with open_parquet(output.filesystem, output.path(name)) as parquet:
+            yield parquet, [column for column in columns if column in parquet.schema_arrow.names]
+    except DamagedParquet as error:
+        advice = "python -m jobs.check lists damaged files"
+        raise DamagedFile(output.shown(name), name, f"it is torn: {error}", advice) from None
 
 
 def added(*histograms: list[int]) -> list[int]:

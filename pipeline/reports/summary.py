@@ -88,6 +88,8 @@ class Summary:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     depths: ChosenDepths = field(default_factory=ChosenDepths)
+    limited: str = ""
+    """Number of samples that `--limit` leaves out, as text."""
     skipped_files: str = ""
     """Source files that were not read, as text."""
     num_broken_files: int = 0
@@ -222,6 +224,8 @@ class Summary:
         ]
         if len(self.by_method) > 1 or self.waits.choices:
             lines[1:1] = [("decoded by", listing(self.by_method)), *trial_lines(self.waits.choices)]
+        if self.limited:
+            lines.insert(2, ("limited", self.limited))
         if self.skipped_files:
             lines.insert(3, ("skipped", self.skipped_files))
         if self.num_broken_files:

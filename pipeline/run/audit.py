@@ -1,32 +1,39 @@
-"""Audits an output against its manifest: samples, rows and files. Reads only the output and changes nothing."""
+"""Audits an output against its manifest: samples, rows and files. Reads only the output and changes nothing.
+
+A damaged file is named, and everything that does not need it is audited.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import yaml
 
 from configs.load import ConfigError
-from pipeline.output.checksums import Verified, verify
-from pipeline.output.files import list_published, read_found
-from pipeline.output.inventory import take_inventory
+from configs.yaml_file import parse
+from pipeline.output.checksums import Verified, read_note, verify
+from pipeline.output.files import Found, checksum_name, list_published, list_spooled, read_found
+from pipeline.output.inventory import problem_of, spool_problems, take_inventory
 from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.publishing import FOLDERS
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
-from pipeline.run.resume import fingerprints_of
+from pipeline.run.audit_records import problems_of_records
+from pipeline.run.resume import WHOLE_FILE_BYTES, WHOLE_FILE_ROWS, doubled_rows, limited
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.source.shards import plan_shard
 from pipeline.storage import access
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
-from pipeline.storage.shard import Shard
+from pipeline.storage.damage import DamagedFile
+from pipeline.storage.output_dir import ATTEMPTS, DATA, ERRORS, JOB, MAX_RECORD_BYTES, OutputDir
+from pipeline.storage.parquet_files import DamagedParquet, open_parquet
+from pipeline.storage.shard import MAX_SHARDS, Shard
 
 MAX_NAMED = 20
 
@@ -35,7 +42,8 @@ MAX_NAMED = 20
 class Audit:
     """Findings of an audit: `problems` never occur in a finalized output, `waiting` is work left to a resumed job."""
 
-    num_files: int
+    num_files: int | None
+    """None if the manifest is damaged."""
     num_samples: int | None
     num_rows: dict[str, int]
     num_missing: int | None
@@ -45,115 +53,208 @@ class Audit:
     waiting: list[str]
     verified: str
     """Number of files compared with their SHA-256, and the time taken, as one line of text."""
+    limited: list[str] = field(default_factory=list)
+    """Samples that are not planned, because the newest attempt had `--limit`."""
 
     @property
     def is_complete(self) -> bool:
-        return self.num_missing == 0 and not self.waiting
+        return self.num_missing == 0 and not self.waiting and not self.limited
 
     def lines(self) -> list[str]:
+        """Return the findings as lines of text."""
         samples = "an unknown number of" if self.num_samples is None else f"{self.num_samples:,}"
-        missing = "an unknown number, because some files were not read to their end"
+        listed, reason = "damaged", "the manifest is damaged"
+        if self.num_files is not None:
+            listed, reason = f"{self.num_files:,} files, {samples} samples", "some files were not read to their end"
+        missing = f"an unknown number, because {reason}" if self.num_missing is None else f"{self.num_missing:,}"
         text = [
-            f"manifest  {self.num_files:,} files, {samples} samples",
+            f"manifest  {listed}",
             f"rows      {self.num_rows[DATA]:,} in data/, {self.num_rows[ERRORS]:,} in errors/",
-            f"missing   {missing if self.num_missing is None else f'{self.num_missing:,}'}",
+            f"missing   {missing}",
         ]
         text += [f"  {name}" for name in self.missing]
-        text += [self.verified] if self.verified else []
+        text += [f"limited   {line}" for line in self.limited]
+        text += self.verified.splitlines()
         for label, lines in (("waiting", self.waiting), ("problems", self.problems)):
-            text += [f"{label:<9} {len(lines):,}", *(f"  {line}" for line in lines[:MAX_NAMED])]
-        return text
+            more = [f"  and {len(lines) - MAX_NAMED:,} more"] if len(lines) > MAX_NAMED else []
+            text += [f"{label:<9} {len(lines):,}", *(f"  {line}" for line in lines[:MAX_NAMED]), *more]
+        return [access.printable(line) for line in text]
 
 
 def audit(output: OutputDir) -> Audit:
     """Audit an output, with all of its shards, by reading all of its files; raise ConfigError if no job has started in
     it."""
-    manifest = read_parts(output)
-    if manifest is None or (manifest.num_shards == 1 and not output.list_attempts()):
-        raise ConfigError(f"{output.shown()} holds no manifest and attempts of a job")
-    manifest = with_counts(manifest, output)
-    if manifest.num_shards > 1:
-        return _audit_shards(output, manifest)
-    return _audit(output, manifest, [*_ids_twice(output)])
+    output.refuse_links()
+    problems: list[str] = []
+    manifest: Manifest | None = None
+    try:
+        manifest = read_parts(output)
+        if manifest is None or (manifest.num_shards == 1 and not output.list_attempts()):
+            raise ConfigError(f"{output.shown()} holds no manifest and attempts of a job")
+        manifest = with_counts(manifest, output)
+    except DamagedFile as error:  # a manifest whose counts are damaged is one of unknown counts
+        problems.append(f"{error.relative}: {error.reason}")
+    views = _views_of(output, manifest)
+    if views == [output]:
+        return _audit(output, manifest, [*problems, *_ids_twice(output)])
+    return _audit_shards(output, manifest, views, problems)
 
 
-def _audit_shards(output: OutputDir, manifest: Manifest) -> Audit:
+def _views_of(output: OutputDir, manifest: Manifest | None) -> list[OutputDir]:
+    """Return the views of all shards; without a manifest, of those that have started."""
+    if manifest is not None:
+        numbers, total = list(range(manifest.num_shards)), manifest.num_shards
+    else:
+        folders = {name.partition("/")[0] for name in output.list_files(f"{JOB}/shards")}
+        numbers, total = sorted(int(name) for name in folders if name.isdecimal() and len(name) == 4), MAX_SHARDS
+    views = [replace(output, shard=Shard(number, total)) for number in numbers if number < total]
+    return views if total > 1 and views else [output]
+
+
+def _audit_shards(output: OutputDir, manifest: Manifest | None, views: list[OutputDir], problems: list[str]) -> Audit:
     """Audit every shard, and compare the ids of all of them."""
-    views = [replace(output, shard=Shard(number, manifest.num_shards)) for number in range(manifest.num_shards)]
-    found = [_audit(view, manifest, []) if view.list_attempts() else _not_started(view, manifest) for view in views]
+    found = [
+        _audit(view, manifest, []) if manifest is None or view.list_attempts() else _not_started(view, manifest)
+        for view in views
+    ]
     counts = [one.num_missing for one in found]
 
     def lines(of: Callable[[Audit], list[str]]) -> list[str]:
-        return [f"shard {view.shard}: {line}" for view, one in zip(views, found, strict=True) for line in of(one)]
+        names = [view.shard.number if manifest is None else view.shard for view in views]
+        return [f"shard {name}: {line}" for name, one in zip(names, found, strict=True) for line in of(one)]
 
     known = {
         f"{folder}/{view.prefix}{name}" for view in views for folder in FOLDERS for name in view.list_files(folder)
     }
     unknown = [name for name in list_published(output, *FOLDERS) if name not in known]
     return Audit(
-        manifest.num_files,
-        manifest.num_samples,
+        None if manifest is None else manifest.num_files,
+        None if manifest is None else manifest.num_samples,
         {folder: sum(one.num_rows[folder] for one in found) for folder in FOLDERS},
         None if None in counts else sum(count or 0 for count in counts),
         [name for one in found for name in one.missing][:MAX_NAMED],
         [
+            *problems,
             *lines(lambda one: one.problems),
             *(f"{name}: it belongs to no shard" for name in unknown),
             *_ids_twice(output),
+            *problems_of_records(output),
         ],
         lines(lambda one: one.waiting),
         "\n".join(lines(lambda one: [one.verified] if one.verified else [])),
+        lines(lambda one: one.limited),
     )
 
 
 def _not_started(output: OutputDir, manifest: Manifest) -> Audit:
     """Return the audit of a shard without attempts."""
-    num_missing, missing = _missing(manifest, DoneBitmap(manifest.counts), None, output.shard)
+    planned = _planned(manifest, DoneBitmap(manifest.counts), None, output.shard)
+    num_missing, missing = _missing(manifest, DoneBitmap(manifest.counts), planned)
     waiting = [f"not started; run the job with --shard {output.shard}"]
     return Audit(0, 0, dict.fromkeys(FOLDERS, 0), num_missing, missing, [], waiting, "")
 
 
-def _audit(output: OutputDir, manifest: Manifest, problems: list[str]) -> Audit:
-    """Audit an output without shards, or the view of one shard; `problems` are added to the problems found."""
-    attempts = fingerprints_of(output)
-    record = output.read_attempt(max(attempts))
-    found = take_inventory(output, manifest, _rows_per_sample(output, record), attempts)
-    verified, doubled = verify(output), found.doubled.items()
-    num_missing, missing = _missing(manifest, found.accounts.done(), record.get("limit"), output.shard)
-    waiting = [
-        *(f"{one.relative}: {one.num_rows} rows to be published" for one in found.spooled),
-        *(f"{name}: its rows are published" for name in found.spent),
-        *(f"{name}: {int(mask.sum())} errors have a result" for name, mask in found.superseded.items()),
-    ]
+def _audit(output: OutputDir, manifest: Manifest | None, problems: list[str]) -> Audit:
+    """Audit an output without shards, or the view of one shard; `problems` are added to the problems found.
+
+    Without a manifest, rows are counted and belong to no sample.
+    """
+    records = _records(output)
+    fingerprints = {
+        number: None if record is None else str(record.get("config_fingerprint")) for number, record in records.items()
+    }
+    record = next((one for _, one in sorted(records.items(), reverse=True) if one is not None), {})
+    verified = verify(output, is_tolerant=True)
+    num_missing, missing, waiting, left_out = None, list[str](), list[str](), list[str]()
+    if manifest is None:
+        strange, num_rows = _strange_files(output, fingerprints, verified)
+    else:
+        rows, unrecorded = _rows_per_sample(output, record), verified.unrecorded
+        found = take_inventory(output, manifest, rows, fingerprints, verified.problems, unrecorded=unrecorded)
+        strange, num_rows, limit = found.strange, found.num_rows, record.get("limit")
+        done = found.accounts.done()
+        planned = _planned(manifest, done, limit, output.shard)
+        num_missing, missing = _missing(manifest, done, planned)
+        left_out = [] if limit is None else _limited(manifest, done, planned, limit, output.shard)
+        waiting = [
+            *(f"{one.relative}: {one.num_rows} rows to be published" for one in found.spooled),
+            *(f"{name}: its rows are published" for name in found.spent),
+            *(f"{name}: {int(mask.sum())} errors have a result" for name, mask in found.superseded.items()),
+        ]
+        problems = [*(f"{name}: {doubled_rows(ids)}" for name, ids in found.doubled.items()), *problems]
     problems = [
-        *(f"{one.relative}: {one.problem}" for one in found.strange),
-        *(f"{name}: {len(ids)} rows are in another file too: {', '.join(ids[:5])}" for name, ids in doubled),
+        *(f"{one.relative}: {one.problem}" for one in strange),
         *problems,
-        *_wrong_files(output, verified),
+        *_wrong_files(output, verified, {one.relative for one in strange}),
+        *problems_of_records(output),
     ]
-    num_rows, line = found.num_rows, verified.line()
-    return Audit(manifest.num_files, manifest.num_samples, num_rows, num_missing, missing, problems, waiting, line)
+    num_files, num_samples = (None, None) if manifest is None else (manifest.num_files, manifest.num_samples)
+    return Audit(num_files, num_samples, num_rows, num_missing, missing, problems, waiting, verified.line(), left_out)
+
+
+def _records(output: OutputDir) -> dict[int, dict[str, Any] | None]:
+    """Return the record of every attempt by its number; None for a damaged one."""
+    records: dict[int, dict[str, Any] | None] = dict.fromkeys(output.list_attempts())
+    recorded = output.digests(ATTEMPTS)
+    for number in records:
+        with contextlib.suppress(DamagedFile):
+            records[number] = output.read_attempt(number, recorded)
+    return records
+
+
+def _strange_files(
+    output: OutputDir, fingerprints: Mapping[int, str | None], verified: Verified
+) -> tuple[list[Found], dict[str, int]]:
+    """Return the damaged and unknown files, and the numbers of published rows in the others, by folder."""
+    strange: list[Found] = []
+    num_rows = dict.fromkeys(FOLDERS, 0)
+    for folder in FOLDERS:
+        spooled = list_spooled(output, folder)
+        damaged = verified.problems | spool_problems(output, spooled)
+        for relative in [*list_published(output, folder), *spooled]:
+            one = Found(relative, problem=damaged.get(relative, ""))
+            if not one.problem:
+                one = read_found(output, relative, ("sample_id",), whole=relative in spooled)
+            if problem := problem_of(one, fingerprints) or verified.unrecorded.get(relative, ""):
+                strange.append(Found(relative, problem=problem))
+            elif one.table is not None and relative not in spooled:
+                num_rows[folder] += one.table.num_rows
+    return strange, num_rows
 
 
 def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
-    """Return the number of rows per sample in an attempt's configuration; None if columns of the rows contain it."""
-    config = record.get("config") or yaml.safe_load(output.read_bytes("_job/config.yaml"))  # records before 0.2
-    number = config["sampling"].get("num_images_per_prompt")
-    if number is not None:
-        return int(number)
-    video = config["source"]["video"]
-    several = (
-        video["clip_s"] is not None or video.get("split") == "shots" or config["columns"].get("prompts") is not None
-    )
-    return None if several else 1
+    """Return the number of rows per sample in an attempt's configuration; None if columns of the rows contain it, or
+    the configuration is damaged."""
+    try:
+        # Records before 0.2 had no configuration.
+        config = record.get("config") or parse(output.read_bytes("_job/config.yaml", MAX_RECORD_BYTES).decode(), "it")
+        number = config["sampling"].get("num_images_per_prompt")
+        if number is not None:
+            return int(number)
+        video = config["source"]["video"]
+        is_cut = video["clip_s"] is not None or video.get("split") == "shots"
+        return None if is_cut or config["columns"].get("prompts") is not None else 1
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
-def _missing(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> tuple[int | None, list[str]]:
-    """Return the number of a shard's missing samples (None if unknown) and the names of the first ones."""
-    planned = plan_shard(manifest.files, manifest.cuts, shard.number, 1_000_000, 1 << 60)
-    if limit is not None:
-        planned = spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
+def _planned(manifest: Manifest, done: DoneBitmap, limit: int | None, shard: Shard) -> spans.Spans:
+    """Return the samples of a shard that an attempt with this limit has planned."""
+    planned = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
+    if limit is None:
+        return planned
+    return spans.take(planned, limit, lambda file, at_most: int(max(0, done.counts[file])))
+
+
+def _missing(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> tuple[int | None, list[str]]:
+    """Return the number of planned samples that are missing (None if unknown) and the names of the first ones."""
     return spans.num_missing(planned, done), list(itertools.islice(_names(manifest, done, planned), MAX_NAMED))
+
+
+def _limited(manifest: Manifest, done: DoneBitmap, planned: spans.Spans, limit: int, shard: Shard) -> list[str]:
+    """Return a line about the samples that a limit leaves out; none if it leaves out none."""
+    text = limited(planned, _planned(manifest, done, None, shard), done.counts, limit)
+    return [text] if text else []
 
 
 def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterator[str]:
@@ -173,24 +274,27 @@ def _ids_twice(output: OutputDir) -> Iterator[str]:
             yield f"{folder}/: {len(twice)} ids are there more than once: {', '.join(twice[:5])}"
 
 
-def _wrong_files(output: OutputDir, verified: Verified) -> Iterator[str]:
-    """Yield published files with a wrong or missing checksum, or a schema that differs from the first file's."""
+def _wrong_files(output: OutputDir, verified: Verified, strange: Collection[str]) -> Iterator[str]:
+    """Yield sound published files with a wrong or missing checksum note, or another schema than the first file."""
     first: pa.Schema | None = None
-    for relative in list_published(output, DATA, ERRORS):
-        if read_found(output, relative, ()).problem:
-            continue
-        if relative in verified.problems:
-            yield f"{relative}: {verified.problems[relative]}"
+    for relative in sorted(verified.sound - set(strange)):
+        if relative in verified.unnoted:
+            yield f"{relative}: no checksum was noted in {checksum_name(relative)}"
         elif relative in verified.unreadable:
-            yield f"{relative}: the note of its checksum is damaged"
-        elif relative not in verified.sound:
-            yield f"{relative}: no checksum was noted"
-        else:
-            with access.open_file(output.filesystem, output.path(relative)) as file:
-                schema = pa.parquet.read_schema(file)
-            version = (schema.metadata or {}).get(SCHEMA_VERSION_KEY, b"").decode()
-            if version != str(SCHEMA_VERSION):
-                yield f"{relative}: schema version {version or 'none'}, not {SCHEMA_VERSION}"
-            first = first or schema
-            if not schema.equals(first, check_metadata=False):
-                yield f"{relative}: its columns are not those of the other files"
+            yield f"{checksum_name(relative)}: the note of the checksum is damaged"
+        try:
+            with open_parquet(output.filesystem, output.path(relative)) as file:
+                schema, num_rows = file.schema_arrow, file.metadata.num_rows
+        except (DamagedParquet, OSError) as error:  # replaced meanwhile
+            yield f"{relative}: {access.reason_of(error)}"
+            continue
+        if relative not in (*verified.unnoted, *verified.unreadable):
+            noted = (read_note(output, relative) or {}).get("num_rows")
+            if noted != num_rows:
+                yield f"{checksum_name(relative)}: it has {noted!r:.50} rows, and the file {num_rows:,}"
+        version = (schema.metadata or {}).get(SCHEMA_VERSION_KEY, b"").decode(errors="replace")
+        if version != str(SCHEMA_VERSION):
+            yield f"{relative}: schema version {version or 'none'}, not {SCHEMA_VERSION}"
+        first = first or schema
+        if not schema.equals(first, check_metadata=False):
+            yield f"{relative}: its columns are not those of the other files"

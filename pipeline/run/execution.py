@@ -22,6 +22,7 @@ from pipeline.cluster import worker_logs as terminal
 from pipeline.cluster.partitions import Workers
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.output.publishing import Publisher
+from pipeline.output.recorded_job import SOURCE_FOLDER
 from pipeline.output.writer import Writer, calls_in_ray
 from pipeline.reports import loss, progress
 from pipeline.reports.live import Live
@@ -33,9 +34,11 @@ from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
 from pipeline.run.reporting import ReportWriter
-from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
+from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, limit_text, resume_lines
 from pipeline.source.manifest_parts import broken_files
 from pipeline.source.shards import rows_of
+from pipeline.storage import access
+from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import DATA, JOB, as_json
 
@@ -200,6 +203,7 @@ def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
     batches = pool.max_size * pool.max_batches_in_flight
     done.max_rows_in_flight = batches * pool.rows_per_batch * (plan.rows_per_sample or 1)
     done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
+    done.limited = limit_text(plan)
     done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
     shard, cuts = plan.output.shard.number, plan.manifest.cuts
     done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
@@ -217,6 +221,8 @@ def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:
     """Return the record of an attempt for `_job/attempts/`."""
+    root = plan.manifest.root
+    folder = None if access.uri_scheme(root) else FolderId.of(root)
     return {
         "job_id": plan.job_id,
         "config_fingerprint": plan.fingerprint,
@@ -227,6 +233,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
         "config": plan.recorded_config,
         "resources": plan.resources.record(),
         "versions": _versions(plan),
+        SOURCE_FOLDER: None if folder is None else folder.to_json(),
     }
 
 

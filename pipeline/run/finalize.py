@@ -11,18 +11,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.cluster.partitions import Workers
+from pipeline.output.checksums import is_of, read_note
 from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
-from pipeline.output.publishing import FOLDERS, Publisher
+from pipeline.output.publishing import FOLDERS, SET_ASIDE, Publisher
 from pipeline.run.repeated_ids import finalize_repeated_ids
 from pipeline.source import spans
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import with_counts
 from pipeline.sources import kind_of
+from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.output_dir import DATA, ERRORS
+from pipeline.storage.parquet_files import num_rows_of
 
 if TYPE_CHECKING:
     from pipeline.run.plan import JobPlan
@@ -68,7 +70,7 @@ def _finalize(
     check_accounted(plan, found)
     if may_repeat_ids(plan):
         finalize_repeated_ids(publisher, manifest, sum(found.num_rows.values()), workers)
-    publisher.check_alone()
+    publisher.forget_spool()
     return found
 
 
@@ -78,7 +80,7 @@ def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) ->
     After a kill in between, rows are in both files, and the next inventory counts those of the newer file.
     """
     for relative, mask in found.superseded.items():
-        table = pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative)))
+        table = publisher.read_rows(relative)
         if table.num_rows != len(mask):  # published files change only when a later attempt empties them
             publisher.check_alone()
             raise OSError(f"{relative} holds {table.num_rows} rows and held {len(mask)} before")
@@ -88,14 +90,19 @@ def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) ->
 
 
 def complete_checksums(publisher: Publisher, found: Inventory) -> None:
-    """Write checksums that are missing, or outdated for emptied files, because a writer was killed before it did."""
+    """Write checksum notes that are missing, or outdated for emptied files, because a writer was killed before it did;
+    RuntimeError for a file whose digest is not recorded."""
     output = publisher.output
     noted = set(output.list_files(CHECKSUMS))
-    for relative in list_published(output, *FOLDERS):
-        if f"{relative}.json" in noted and relative not in found.empty:
-            continue
+    names = [name for name in list_published(output, *FOLDERS) if f"{name}.json" not in noted or name in found.empty]
+    recorded = output.digests() if names else {}
+    for relative in names:
         data = output.read_bytes(relative)
-        num_rows = pq.read_metadata(pa.BufferReader(data)).num_rows
+        if (note := read_note(output, relative)) and is_of(note, data):
+            continue
+        if Digest.of(data) not in recorded.get(relative, ()):
+            raise RuntimeError(f"{output.shown(relative)}: {OTHER_BYTES}; {SET_ASIDE}")
+        num_rows = num_rows_of(data)
         if not note_checksum(output, relative, data, num_rows):
             publisher.check_alone()
             write_checksum(output, relative, data, num_rows)

@@ -23,7 +23,7 @@ from pipeline.exports.run import check_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
-from pipeline.output.recorded_job import RecordedJob
+from pipeline.output.recorded_job import RecordedJob, source_folders
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
@@ -273,8 +273,10 @@ def make_plan(
 
 def recorded(plan: Plan) -> RecordedJob:
     """Return the record of the job that its attempts write into the output."""
-    revision = plan.pair.revisions["target"]
-    return RecordedJob(plan.output, (plan.output,), plan.config, plan.fingerprint, revision, plan.manifest)
+    revision, output = plan.pair.revisions["target"], plan.output
+    newest = [output.read_attempt(number) for number in output.list_attempts()[-1:]]
+    folders = source_folders(newest)
+    return RecordedJob(output, (output,), plan.config, plan.fingerprint, revision, plan.manifest, folders)
 
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:

@@ -17,7 +17,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.accounts import locate
@@ -65,13 +64,13 @@ def finalize_repeated_ids(
     doubtful = sorted(name for name, table in _tables(output, _COLUMNS) if _is_in(later, table, paths).any())
     for relative in doubtful:
         if relative.startswith(f"{DATA}/"):
-            table = _read(publisher, relative)
+            table = publisher.format.check(publisher.read_rows(relative))
             rows = renamed(table.filter(pa.array(_is_in(later, table, paths))), found, paths, taken)
             for part in parts(rows, publisher.rows_per_file):
                 publisher.check_alone()
                 publisher.publish_rows(ERRORS, next_number(output, ERRORS), publisher.format.check(part))
     for relative in doubtful:
-        table = _read(publisher, relative)
+        table = publisher.format.check(publisher.read_rows(relative))
         is_later = _is_in(later, table, paths)
         if not is_later.any():
             continue
@@ -154,10 +153,6 @@ def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, 
     """Read these columns of all published files, as pairs of path and table."""
     found = read_all_found(output, list_published(output, *FOLDERS), columns)
     return ((one.relative, one.table) for one in found if one.table is not None)
-
-
-def _read(publisher: Publisher, relative: str) -> pa.Table:
-    return publisher.format.check(pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative))))
 
 
 def _is_in(later: DoneBitmap, table: pa.Table, paths: PathIndex) -> Bools:

@@ -51,7 +51,7 @@ class ReportWriter:
     def write(self, make: Callable[[], Report]) -> None:
         """Render and write a report; an error is printed once."""
         try:
-            self._publisher.write_job_file(REPORT, render(make()).encode("utf-8", "replace"))
+            self._publisher.write_job_file(REPORT, render(make()).encode("utf-8", "replace"), is_recorded=False)
         except Exception as error:  # damaged rows, full disks, stores out of reach
             if self._has_failed:
                 return

@@ -7,8 +7,7 @@ An attempt starts by creating its record, a file that only one process can creat
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,10 +22,11 @@ from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.reports.outcome import Verdict, judge_json
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
-from pipeline.source.manifest_parts import with_counts, write_parts
-from pipeline.source.shards import rows_of
+from pipeline.source.manifest_parts import missing_files, with_counts, write_parts
+from pipeline.source.shards import plan_shard, rows_of
 from pipeline.storage import access
-from pipeline.storage.output_dir import CONTENT, JOB, OutputDir, as_json
+from pipeline.storage.damage import DamagedFile
+from pipeline.storage.output_dir import ATTEMPTS, CONTENT, JOB, OutputDir, as_json
 from pipeline.storage.shard import WHOLE
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 AnyPlan = TypeVar("AnyPlan", bound="JobPlan")
 MAX_DIFFERENCES = 8
+MAX_NAMED_IDS = 5
+WHOLE_FILE_ROWS, WHOLE_FILE_BYTES = 1_000_000, 1 << 60
+"""Sizes of spans with which samples are only counted."""
 SUMMARY = "summary.json"
 """Name of the last file that a job writes, below `_job/`."""
 
@@ -69,38 +72,74 @@ def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> An
     """Add the state of earlier attempts to the plan; raise ConfigError for another config, lost unfinished files, or an
     output that cannot be read."""
     with access.refusals("sink.path", plan.output.url):
+        plan.output.refuse_links()
         numbers = plan.output.list_attempts()
         if not numbers:
             _refuse_content_of_other_shards(plan)
+            _refuse_lost(plan, gone)
             return plan
         if not plan.resume.allow_mixed:
-            refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
+            record = plan.output.read_attempt(numbers[-1], plan.output.digests(ATTEMPTS))
+            refuse_other_content(record.get("content") or {}, plan.content, plan.output)
         return _with_inventory(plan, gone, workers)
+
+
+def read_content(output: OutputDir) -> dict[str, Any]:
+    """Read the settings that all shards share; DamagedFile if they are damaged, FileNotFoundError if missing."""
+    advice = "remove it; the next attempt of a shard writes it again"
+    content = output.read_json(CONTENT, advice)
+    if not isinstance(content, dict):
+        raise DamagedFile(output.shown(CONTENT), CONTENT, "it is no JSON object", advice)
+    return content
 
 
 def _refuse_content_of_other_shards(plan: JobPlan) -> None:
     if plan.output.shard == WHOLE or plan.resume.allow_mixed:
         return
     with contextlib.suppress(FileNotFoundError):
-        refuse_other_content(json.loads(plan.output.read_bytes(CONTENT)), plan.content, plan.output)
+        refuse_other_content(read_content(plan.output), plan.content, plan.output)
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
-    """Return the config fingerprint of every attempt, by its number."""
-    return {number: str(output.read_attempt(number).get("config_fingerprint")) for number in output.list_attempts()}
+    """Return the config fingerprint of every attempt, by its number; DamagedFile for a damaged record."""
+    numbers, recorded = output.list_attempts(), output.digests(ATTEMPTS)
+    records = {number: output.read_attempt(number, recorded) for number in numbers}
+    return {number: str(record.get("config_fingerprint")) for number, record in records.items()}
 
 
 def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
-    retry, shard = plan.resume.retry_errors, plan.output.shard.number
+    retry = plan.resume.retry_errors
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
     verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
     fingerprints = fingerprints_of(plan.output)
     known = plan.earlier.inventory if plan.earlier else None
-    inventory = take_inventory(
-        plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems, known, workers
-    )
+
+    def take(damaged: Mapping[str, str], known: Inventory | None) -> Inventory:
+        rows, unrecorded = plan.rows_per_sample, verified.unrecorded
+        return take_inventory(plan.output, manifest, rows, fingerprints, damaged, known, workers, unrecorded)
+
+    inventory = take(verified.problems, known)
+    if inventory.doubled:  # their other rows are made again
+        doubled = {name: doubled_rows(ids) for name, ids in inventory.doubled.items()}
+        inventory = take(verified.problems | doubled, None)
     done = inventory.accounts.done(retry)
-    lost = [file for file in gone.tolist() if not done.is_complete(file, *rows_of(manifest.cuts, shard, file))]
+    _refuse_lost(plan, gone, done)
+    earlier = Earlier(inventory, done, inventory.accounts.present_ids(retry), gone, verified)
+    return replace(plan, manifest=manifest, earlier=earlier)
+
+
+def doubled_rows(ids: Sequence[str]) -> str:
+    """Return the problem of a published file with rows that were published before."""
+    return f"{len(ids):,} rows are in another file too, or twice in it: {', '.join(ids[:MAX_NAMED_IDS])}"
+
+
+def _refuse_lost(plan: JobPlan, gone: Ints, done: DoneBitmap | None = None) -> None:
+    """Raise ConfigError if files of the shard are `gone` whose samples are not all `done` (None: none are)."""
+    if not len(gone):
+        return
+    done = DoneBitmap(plan.manifest.counts) if done is None else done
+    cuts, shard = plan.manifest.cuts, plan.output.shard.number
+    lost = [file for file in gone.tolist() if not _is_done(done, file, *rows_of(cuts, shard, file))]
     if lost:
         names = ", ".join(plan.manifest.files["path"][file].as_py() for file in lost[:3])
         more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
@@ -108,8 +147,10 @@ def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
             f"source.path: {names}{more} was there when {plan.output.shown()} was begun, is not done, and is gone; "
             "bring it back, or choose another sink.path"
         )
-    earlier = Earlier(inventory, done, inventory.accounts.present_ids(retry), gone, verified)
-    return replace(plan, manifest=manifest, earlier=earlier)
+
+
+def _is_done(done: DoneBitmap, file: int, start: int, stop: int | None) -> bool:
+    return start == stop or done.is_complete(file, start, stop)
 
 
 def refuse_other_content(before: Mapping[str, Any], now: Mapping[str, Any], output: OutputDir) -> None:
@@ -158,27 +199,33 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     """Start the next attempt, fence older ones out, and return the plan with the remaining work.
 
     Raises:
-        ConfigError: another job has taken the attempt.
+        ConfigError: another job has taken the attempt, or lists files that the source no longer has.
         Fenced: a later attempt has taken over.
     """
     output = plan.output
+    output.refuse_links()
     attempt = max(output.list_attempts(), default=0) + 1
     if output.shard != WHOLE:
         try:
-            output.create_bytes(CONTENT, as_json(plan.content))
+            output.create_recorded(CONTENT, as_json(plan.content))
         except FileExistsError:
             _refuse_content_of_other_shards(plan)
     output.take_attempt(dict(record), attempt)
+    output.make_folders()
+    output = output.pinned()
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
     publisher = Publisher(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
     with Workers(plan.config.job) as workers:
-        plan = replace(plan, manifest=write_parts(plan.manifest, output, plan.config.source, workers))
-        output.make_folders()
+        stored = write_parts(plan.manifest, output, plan.config.source, workers)
+        gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
+        # Files of parts that other attempts wrote after this one was planned.
+        gone = np.union1d(gone, missing_files(plan.manifest, stored))
+        plan = replace(plan, manifest=stored, output=output)
         if attempt == 1:
+            _refuse_lost(plan, gone)
             return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
         numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
-        gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
         plan = _with_inventory(plan, gone, workers)
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
@@ -199,29 +246,50 @@ def resume_lines(plan: JobPlan) -> list[str]:
     rest = "an unknown number" if left is None else f"{left:,}"
     return [
         f"resuming: {len(plan.earlier.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
-        *(f"  set aside: {one.relative}: {one.problem}" for one in strange[:10]),
+        *(access.printable(f"  set aside: {one.relative}: {one.problem}") for one in strange[:10]),
         plan.earlier.verified.line(),
     ]
 
 
+def limit_text(plan: JobPlan) -> str:
+    """Return how many samples of the job or shard a limit leaves out; empty if none."""
+    if plan.limit is None:
+        return ""
+    manifest = with_counts(plan.manifest, plan.output)
+    shard, planned = plan.output.shard, plan.datasource.planned
+    whole = plan_shard(manifest.files, manifest.cuts, shard.number, WHOLE_FILE_ROWS, WHOLE_FILE_BYTES)
+    return limited(planned, whole, manifest.counts, plan.limit)
+
+
+def limited(planned: spans.Spans, whole: spans.Spans, counts: Ints, limit: int) -> str:
+    """Return how many samples of `whole` are not planned because of a limit; empty if none."""
+    num_planned, num_samples = spans.num_samples(planned, counts), spans.num_samples(whole, counts)
+    if num_samples is not None and num_planned == num_samples:
+        return ""
+    most = f"{limit:,}" if num_planned is None else f"{num_planned:,}"
+    rest = "an unknown number of" if num_samples is None else f"{num_samples:,}"
+    return f"{most} of {rest} samples are planned (--limit {limit}); the same command without --limit runs the others"
+
+
 def is_complete(plan: JobPlan) -> bool:
-    """Return whether the output is finalized and complete, so that no attempt is needed."""
+    """Return whether the output is finalized and has all planned samples, so that no attempt is needed."""
     if plan.earlier is None or plan.datasource.num_spans:
         return False
-    found = plan.earlier.inventory
+    found, verified = plan.earlier.inventory, plan.earlier.verified
     at_rest = not (found.strange or found.spooled or found.spent or found.superseded)
+    has_notes = not (verified.unreadable or verified.unnoted)
     with access.refusals("sink.path", plan.output.url):
-        return at_rest and bool(read_summary(plan.output))
+        return at_rest and has_notes and bool(read_summary(plan.output))
 
 
 def read_summary(output: OutputDir) -> dict[str, Any]:
     """Read the summary that the newest attempt has written, which it does last; empty if it has not, or if it is
     damaged."""
     try:
-        summary = json.loads(output.read_bytes(f"{JOB}/{SUMMARY}"))
+        summary = output.read_json(f"{JOB}/{SUMMARY}")
         is_newest = summary["attempt"] == output.list_attempts()[-1]
         counts = (summary["num_samples"], *summary["errors_by_type"].values())
-    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, DamagedFile, TypeError, KeyError, AttributeError):
         return {}
     return summary if is_newest and all(isinstance(count, int) for count in counts) else {}
 

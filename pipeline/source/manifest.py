@@ -24,6 +24,7 @@ from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.source.done_bitmap import UNKNOWN, Ints
+from pipeline.source.manifest_checks import problem_of_files
 from pipeline.source.shards import Cut, cut
 from pipeline.source.survey import repeated_rows, survey
 from pipeline.sources import kind_of
@@ -119,7 +120,11 @@ class Manifest:
         }
         sink = pa.BufferOutputStream()
         pq.write_table(self.files.slice(self.written).replace_schema_metadata(metadata), sink, compression="zstd")
-        output.create_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
+        output.create_recorded(part_name(self.num_parts), sink.getvalue())
+
+
+def part_name(number: int) -> str:
+    return f"{PARTS}/part-{number:05d}.parquet"
 
 
 def needs_of(source: Source, prompt_options: PromptOptions, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
@@ -240,6 +245,8 @@ def survey_files(
     """
     found = survey(filesystem, root, files, needs, workers)
     files = pa.table([*files.columns, *found.facts.columns, no_row_groups(files.num_rows)], schema=SCHEMA)
+    if problem := problem_of_files(files):
+        raise ConfigError(f"source.path: {problem}")
     surveyed = Manifest(access.unstripped(filesystem, root), files, found.keep)
     both = surveyed if earlier is None else replace(surveyed, files=pa.concat_tables([earlier.files, files]))
     compared = with_repeated_rows(filesystem, root, needs.source, both, workers)

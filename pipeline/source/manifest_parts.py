@@ -5,12 +5,12 @@ Rows of listed files never change; new files become a new manifest part. Only ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from configs.source import Source
@@ -25,19 +25,25 @@ from pipeline.source.manifest import (
     Manifest,
     freeze_for,
     list_source,
+    part_name,
     survey_files,
     with_repeated_rows,
 )
+from pipeline.source.manifest_checks import MAX_SAMPLES, as_files, most_rows, problem_of_files
 from pipeline.source.shards import Cut
 from pipeline.source.survey import survey
 from pipeline.sources.kind import Needs
 from pipeline.storage import access
+from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile
+from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.listing import Skipped
-from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.output_dir import JOB, OutputDir
+from pipeline.storage.parquet_files import read_parquet
 
 COUNTS = "_job/counts"
 ACCEPT_TOUCHED = "--accept-touched"
 """The command-line switch for `accept_touched` of `reopen`."""
+MAX_PART_BYTES = 1 << 31
 _MAX_NAMED = 3
 _FACTS = ["num_samples", "row_group_rows", "row_group_bytes"]
 """Facts that must be equal for a file to count as a copy."""
@@ -138,6 +144,14 @@ def _after_stored_parts(manifest: Manifest, output: OutputDir, source: Source, w
     return with_repeated_rows(filesystem, root, source, joined, workers)
 
 
+def missing_files(planned: Manifest, stored: Manifest) -> Ints:
+    """Return the ordinals in `stored` of files that other attempts listed after `planned` was read from the parts, and
+    that its listing of the source does not have."""
+    added = stored.files["path"].slice(planned.written)
+    listed = PathIndex(planned.files["path"]).find(added.combine_chunks())
+    return np.asarray(planned.written + np.flatnonzero(listed < 0))
+
+
 def _refuse_other_shards(stored: Manifest, output: OutputDir) -> None:
     if stored.num_shards != output.shard.total:
         begun = f"with {stored.num_shards} shards" if stored.num_shards > 1 else "without shards"
@@ -186,27 +200,67 @@ def _refuse_changed(earlier: pa.Table, now: pa.Table, output: OutputDir) -> None
 
 
 def read_parts(output: OutputDir) -> Manifest | None:
-    """Read the manifest of an output; None if there is none, ConfigError if a part is damaged."""
+    """Read the manifest of an output; None if there is none, DamagedFile if a part is damaged."""
     tables: list[pa.Table] = []
+    cuts: list[Cut] = []
     names = output.list_files(PARTS)
-    for name in names:
+    recorded = output.digests(PARTS)
+    first = 0
+    for number, name in enumerate(names):
+        relative = f"{PARTS}/{name}"
         try:
-            tables.append(pq.read_table(pa.BufferReader(output.read_bytes(f"{PARTS}/{name}"))))
-        except pa.ArrowException as error:
-            reason = access.reason_of(error)
-            raise ConfigError(
-                f"sink.path: {output.shown(f'{PARTS}/{name}')} is damaged: {reason}; move "
-                f"{output.shown(PARTS)} and {output.shown(COUNTS)} away and start the job again: it lists the source "
-                "anew and keeps the finished rows (changed files are not noticed then)"
-            ) from None
+            if name != part_name(number).rpartition("/")[2]:
+                raise ValueError(f"part {number} is missing, or this is no file of a job")
+            data = output.read_bytes(relative, MAX_PART_BYTES)
+            digests = recorded.get(relative.removeprefix(f"{JOB}/"), ())
+            if digests and Digest.of(data) not in digests:
+                raise ValueError(OTHER_BYTES)
+            table, cut = _parsed(data, first)
+            if (tables and (cut is None) == bool(cuts)) or (cut and cuts and cut.count != cuts[0].count):
+                raise ValueError("it is cut into another number of shards than the first part")
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_FILE_ERRNOS:
+                raise
+            advice = (
+                f"move {output.shown(PARTS)} and {output.shown(COUNTS)} away and start the job again: it lists the "
+                "source anew and keeps the finished rows (changed files are not noticed then)"
+            )
+            raise DamagedFile(output.shown(relative), relative, access.reason_of(error), advice) from None
+        tables.append(table)
+        cuts += [cut] if cut else []
+        first += table.num_rows
     if not tables:
         return None
     footer = tables[0].schema.metadata
-    keep = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(footer[KEEP_KEY].decode())))
-    files = pa.concat_tables([table.replace_schema_metadata(None).cast(SCHEMA) for table in tables]).combine_chunks()
-    cuts = tuple(Cut.from_json(table.schema.metadata[CUT_KEY]) for table in tables if CUT_KEY in footer)
+    files = pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).combine_chunks()
     num_shards = cuts[0].count if cuts else 1
-    return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names), num_shards, cuts)
+    keep = _kept_schema(footer)
+    return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names), num_shards, tuple(cuts))
+
+
+def _parsed(data: bytes, first: int) -> tuple[pa.Table, Cut | None]:
+    """Parse a part, whose first file has the ordinal `first`, to its files with its metadata, and its cut into shards;
+    ValueError, with the reason, if it is damaged."""
+    table = read_parquet(data)
+    footer = table.schema.metadata or {}
+    if not {ROOT_KEY, KEEP_KEY} <= footer.keys():
+        raise ValueError("it is no manifest of a job")
+    files = as_files(table, SCHEMA)
+    if problem := problem_of_files(files):
+        raise ValueError(problem)
+    footer[ROOT_KEY].decode()
+    _kept_schema(footer)
+    cut = Cut.from_json(footer[CUT_KEY]) if CUT_KEY in footer else None
+    if cut is not None:
+        cut.check(first, files["num_samples"].fill_null(UNKNOWN).to_numpy())
+    return files.replace_schema_metadata(footer), cut
+
+
+def _kept_schema(footer: Mapping[bytes, bytes]) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(footer[KEEP_KEY].decode())))
+    except Exception as error:  # pyarrow raises errors of no common class
+        raise ValueError(f"the types of kept columns cannot be read: {access.reason_of(error)}") from None
 
 
 # --- counts known only after reading -------------------------------------------------------------------------------
@@ -248,7 +302,22 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
     for file, notes in _notes(output).items():
         notes = [note for note in notes if note[0] or not forget_broken]
         if notes and file < len(numbers):
+            _check_count(manifest, output, file, max(notes)[1])
             numbers[file] = max(notes)[1]
+    if (total := int(np.maximum(numbers, 0).sum())) > MAX_SAMPLES:
+        reason = f"the files of the source have {total:,} rows, more than {MAX_SAMPLES:,}"
+        raise DamagedFile(output.shown(COUNTS), COUNTS, reason, "remove it; the job counts the rows again")
     position = SCHEMA.get_field_index("num_samples")
     column = pa.array(numbers, pa.int64(), mask=numbers == UNKNOWN)
     return replace(manifest, files=manifest.files.set_column(position, SCHEMA.field(position), column))
+
+
+def _check_count(manifest: Manifest, output: OutputDir, file: int, count: int) -> None:
+    """Raise DamagedFile for a count that the file cannot have."""
+    size = manifest.files["size_bytes"][file].as_py()
+    if count <= int(most_rows(np.array([size], np.int64))[0]):
+        return
+    names = (name for name in output.list_files(COUNTS) if name.startswith(f"{file:08d}-{count}"))
+    relative = f"{COUNTS}/{next(names, '')}"
+    reason = f"it counts {count:,} rows in {manifest.files['path'][file].as_py()}, which has {size:,} bytes"
+    raise DamagedFile(output.shown(relative), relative, reason, "remove it; the job counts the rows again")

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints
 from pipeline.source.spans import TO_THE_END, Spans, changed, joined, plan
+from pipeline.storage.damage import parse_json
+from pipeline.storage.shard import MAX_SHARDS
 
 
 class Position(NamedTuple):
@@ -41,7 +43,22 @@ class Cut:
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:
-        return cls(tuple(Position(*bound) for bound in json.loads(data)))
+        """Return the cut that `to_json` has made; ValueError for other data."""
+        bounds = parse_json(data)
+        is_list = isinstance(bounds, list) and 2 < len(bounds) <= MAX_SHARDS + 1
+        if not is_list or not all(isinstance(one, list) and [*map(type, one)] == [int, int] for one in bounds):
+            raise ValueError("its cut into shards is no list of positions")
+        return cls(tuple(Position(*bound) for bound in bounds))
+
+    def check(self, first: int, counts: Ints) -> None:
+        """Raise ValueError unless this cuts files with these counts, of which the first has the ordinal `first`."""
+        end = first + len(counts)
+        is_sorted = list(self.bounds) == sorted(self.bounds)
+        ends = (Position(first, 0), Position(end, 0))
+        if not is_sorted or (self.bounds[0], self.bounds[-1]) != ends:
+            raise ValueError("its cut into shards is not one of its files")
+        if any(row and (file >= end or not 0 < row < counts[file - first]) for file, row in self.bounds):
+            raise ValueError("its cut into shards is beyond the end of a file")
 
 
 def cut(counts: Ints, sizes: Ints, first: int, num_shards: int) -> Cut:

@@ -265,3 +265,15 @@ def num_missing(spans: Spans, done: DoneBitmap) -> int | None:
             return None
         total += int((~done.rows(file, start, stop)).sum())
     return total
+
+
+def num_samples(spans: Spans, counts: Ints) -> int | None:
+    """Return the number of samples of the spans; None if some file's count is unknown."""
+    total = 0
+    for low in range(0, len(spans.files), _PIECES_AT_ONCE):
+        files, starts, stops = spans.pieces(low, low + _PIECES_AT_ONCE)
+        ends = np.where(stops == TO_THE_END, counts[files], stops)
+        if (ends == UNKNOWN).any():
+            return None
+        total += int((ends - starts).sum())
+    return total

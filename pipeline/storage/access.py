@@ -86,6 +86,11 @@ def cut(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Escape characters that a terminal does not show, such as line feeds and surrogates in names of files."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an environment variable marks its value as a secret."""
     return _SECRET_NAMES.search(name) is not None
@@ -198,8 +203,10 @@ def read_bounded(
 ) -> bytes | None:
     """Read a whole file; None if it has more than `max_bytes`. `roots` restricts local files as in `open_regular`."""
 
-    def once() -> bytes:
+    def once() -> bytes | None:
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:
+            if is_local(filesystem) and os.fstat(file.fileno()).st_size > max_bytes:
+                return None
             data: bytes = file.read(max_bytes + 1)
             size = getattr(file, "size", None)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
@@ -207,7 +214,7 @@ def read_bounded(
         return data
 
     data = once() if is_local(filesystem) else retried(once, policy)
-    return data if len(data) <= max_bytes else None
+    return data if data is not None and len(data) <= max_bytes else None
 
 
 def size_of(file: Any) -> int:

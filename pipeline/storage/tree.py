@@ -1,9 +1,8 @@
 """Writes files below a root under names that come from data: atomically, and never outside of the root.
 
-Local folders are opened one after the other, and files are named relative to the open folder, so that replacing a
-folder by a link concurrently has no effect. A file appears under its name when it is complete: locally a synced
-temporary file in the same folder is linked or renamed, other stores receive one put. A killed process may leave a
-temporary file, whose name begins with `TEMPORARY`; listings leave out hidden names.
+A file appears under its name when it is complete: locally a synced temporary file in the same folder is linked or
+renamed, other stores receive one put. A killed process may leave a temporary file, whose name begins with `TEMPORARY`;
+listings leave out hidden names.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from typing import Any, BinaryIO
 from fsspec import AbstractFileSystem
 
 from configs.load import ConfigError
-from files.local import OutsideRoots, is_below
+from files.local import OutsideRoots
 from pipeline.storage import access, objects
+from pipeline.storage.folders import FolderId, open_folder, sync, temporary_file
 from pipeline.storage.retries import retried
 
 TEMPORARY = ".draftfleet-"
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -40,19 +39,26 @@ def refuse_name(relative: str) -> None:
 class Tree:
     """A root folder by its URL, and the dotted path of its field; every worker opens it itself.
 
-    Methods raise OutsideRoots for a path that leaves the root, also by a symlink.
+    Methods raise OutsideRoots for a path that leaves the root, also by a symlink, and for a local root that is no
+    longer the folder of its first use, in this process or in the process that sent it.
     """
 
     url: str
     dotted: str
+    known: FolderId | None = None
 
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         filesystem, path = access.open_url(self.url, self.dotted)
         return filesystem, os.path.abspath(path) if access.is_local(filesystem) else path.rstrip("/")
 
-    def __reduce__(self) -> tuple[type[Tree], tuple[str, str]]:
-        return type(self), (self.url, self.dotted)
+    @cached_property
+    def identity(self) -> FolderId | None:
+        """The identity of a local root that exists; None for others."""
+        return self.known or (FolderId.of(self._opened[1]) if self.is_local else None)
+
+    def __reduce__(self) -> tuple[type[Tree], tuple[str, str, FolderId | None]]:
+        return type(self), (self.url, self.dotted, self.identity)
 
     @property
     def filesystem(self) -> Any:
@@ -111,9 +117,9 @@ class Tree:
             return True
         with self._folder(relative, make=True) as (folder, name):
             try:
-                with _temporary(folder) as (file, temporary):
+                with temporary_file(folder, TEMPORARY) as (file, temporary):
                     file.write(data)
-                    _sync(file)
+                    sync(file)
                     os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 return _read(folder, name, len(data)) == data
@@ -140,9 +146,9 @@ class Tree:
                 objects.check_size(self.filesystem, path, os.fstat(copy.fileno()).st_size)
             return
         with self._folder(relative, make=True) as (folder, name):
-            with _temporary(folder) as (file, temporary):
+            with temporary_file(folder, TEMPORARY) as (file, temporary):
                 yield file
-                _sync(file)
+                sync(file)
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
 
@@ -172,51 +178,13 @@ class Tree:
                 os.unlink(name, dir_fd=folder)
                 os.fsync(folder)
 
-    @contextlib.contextmanager
-    def _folder(self, relative: str, make: bool = False) -> Iterator[tuple[int, str]]:
-        """Open the folder of a local file step by step; provide its descriptor and the file's name."""
+    def _folder(self, relative: str, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
+        """Call `open_folder` for a local file, whose folder is of the root that this process opened first."""
         root = self._opened[1]
-        if make:
+        if make and self.identity is None:
             os.makedirs(root, exist_ok=True)
-        real = os.path.realpath(root)
-        *parts, name = relative.split("/")
-        folder = os.open(root, _OPEN_FOLDER)
-        try:
-            for depth, part in enumerate(parts):
-                if make:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=folder)
-                inner = os.open(part, _OPEN_FOLDER, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-                if not is_below(_real_path(folder, os.path.join(root, *parts[: depth + 1])), (real,)):
-                    raise OutsideRoots(errno.EACCES, "a link in its path leaves the root")
-            yield folder, name
-        finally:
-            os.close(folder)
-
-
-def _real_path(folder: int, path: str) -> str:
-    link = f"/proc/self/fd/{folder}"
-    return os.readlink(link) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
-
-
-@contextlib.contextmanager
-def _temporary(folder: int) -> Iterator[tuple[BinaryIO, str]]:
-    """Provide a new file in an open folder and its name, which is removed at the end if it still exists."""
-    name = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}.part"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file, name
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+            vars(self).pop("identity")
+        return open_folder(root, relative, make, self.identity)
 
 
 def _read(folder: int, name: str, max_bytes: int) -> bytes | None:

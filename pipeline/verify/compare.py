@@ -18,18 +18,23 @@ EQUAL, TIE, DIFFERENT, NOT_COMPARED = "equal", "tie", "different", "not_compared
 MAX_MARGINS = 10_000
 """Most rows of a round whose margins are computed; further differing rows count as different."""
 
+KEY = ("sample_id", "source", "row_index", "clip_index", "prompt_index")
+"""Columns by which recorded results and those of the second decoding are joined."""
 SCHEMA = pa.schema([(name, kind) for name, kind, _ in DIFFERENCES])
 
 
 class Comparison:
     """Compares the results of one round (`recorded`, a table of `RECORDED`) with results as they arrive.
 
-    `differences` has one dictionary per row that is not equal, with the columns of `DIFFERENCES`.
+    `differences` has one dictionary per row that is not equal, with the columns of `DIFFERENCES`. Every recorded row is
+    compared, also several of one sample.
     """
 
     def __init__(self, recorded: pa.Table, loss: Loss) -> None:
         self._recorded = recorded
-        self._place = {sample_id: place for place, sample_id in enumerate(recorded["sample_id"].to_pylist())}
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        for place, row in enumerate(recorded.select(list(KEY)).to_pylist()):
+            self._places.setdefault(tuple(row.values()), []).append(place)
         self._loss = loss
         self.losses = Losses()
         self.differences: list[dict[str, Any]] = []
@@ -39,10 +44,9 @@ class Comparison:
     def add(self, results: pa.Table) -> None:
         """Compare a table of results, of which rows without a recorded result are ignored."""
         for row in results.select([*RECORDED.names, "error_type", "error_message"]).to_pylist():
-            place = self._place.pop(row["sample_id"], None)
-            if place is None:  # another prompt or clip of a chosen sample, which failed in the job
-                continue
-            self._compare(self._recorded.slice(place, 1).to_pylist()[0], row)
+            # Without a place it is another prompt or clip of a chosen sample, which failed in the job.
+            for place in self._places.pop(tuple(row[name] for name in KEY), ()):
+                self._compare(self._recorded.slice(place, 1).to_pylist()[0], row)
 
     def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         if new["error_type"]:
@@ -82,13 +86,16 @@ class Comparison:
 
     def finish(self) -> None:
         """Add a difference for every recorded row without a second result."""
-        for place in self._place.values():
+        for place in (place for places in self._places.values() for place in places):
             row = self._recorded.slice(place, 1).to_pylist()[0]
-            self._differ(row, NOT_COMPARED, error_type="missing", error_message="the source has no such row any more")
-        self._place = {}
+            message = "the second decoding has no row with this id at this place of the source"
+            self._differ(row, NOT_COMPARED, error_type="missing", error_message=message)
+        self._places = {}
 
     def asked(self) -> pa.Table:
-        """Return the differing rows whose margins are needed (`actors.margins.ASKED`), at most `MAX_MARGINS`."""
+        """Return the differing rows whose margins are needed (`actors.margins.ASKED`), at most `MAX_MARGINS`. Margins
+        are known by the id, so rows that share one get none and remain different."""
+        counts = Counter(one["sample_id"] for one in self.differences)
         rows = [
             {
                 "sample_id": one["sample_id"],
@@ -97,7 +104,7 @@ class Comparison:
                 "other": one["recorded_token"],
             }
             for one in self.differences
-            if None not in (one.get("recorded_token"), one.get("decoded_token"))
+            if None not in (one.get("recorded_token"), one.get("decoded_token")) and counts[one["sample_id"]] == 1
         ]
         return pa.Table.from_pylist(rows[:MAX_MARGINS], ASKED)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from configs.load import ConfigError, apply_override, load_job, validate
 from configs.method import Method
 from configs.schema import CaptionJob
 from pipeline.cluster import ray_session
+from pipeline.output import checksums
+from pipeline.output.files import list_published
+from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
@@ -33,7 +36,7 @@ from pipeline.run.plan import Plan
 from pipeline.source.datasource import SpanDatasource
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
-from pipeline.storage.output_dir import OutputDir
+from pipeline.storage.output_dir import DATA, OutputDir, as_json
 from pipeline.storage.retries import planning
 from pipeline.verify.bounds import (
     CONFIDENCE,
@@ -45,6 +48,7 @@ from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, Compari
 from pipeline.verify.rows import OUTPUT, Choice, count_chosen, rounds
 
 FOLDER = "_job/verify"
+MAX_NAMED = 5
 NUM_FAULTY = (1, 10, 100, 1000)
 """Numbers of faulty rows for which the probability of detection is shown."""
 
@@ -75,6 +79,10 @@ class Prepared:
     num_chosen: int
     inexact: str
     """Why tokens of the output may differ from the second decoding without a fault; empty if they may not."""
+    repeated: tuple[str, ...] = ()
+    """Ids that several rows of the output have."""
+    damaged: tuple[str, ...] = ()
+    """Files whose bytes are not those that were written, with the reasons."""
 
     @property
     def choice(self) -> Choice:
@@ -111,6 +119,10 @@ class Verification:
             f"rows         {counts[EQUAL]:,} equal, {counts[TIE]:,} different within the tie tolerance, "
             f"{counts[DIFFERENT]:,} different, {counts[NOT_COMPARED]:,} not compared",
         ]
+        if prepared.repeated:
+            lines.append(f"repeated     {len(prepared.repeated):,} ids have several rows: {_first(prepared.repeated)}")
+        if prepared.damaged:
+            lines.append(f"damaged      {len(prepared.damaged):,} files (jobs.check): {_first(prepared.damaged)}")
         if counts["by_text"]:
             lines.append(f"by text      {counts['by_text']:,} rows have no stored tokens (sink.keep_tokens)")
         if prepared.inexact:
@@ -147,6 +159,8 @@ class Verification:
             "num_rows": self.prepared.num_rows,
             "num_chosen": self.prepared.num_chosen,
             **{f"num_{name}": self.counts[name] for name in (EQUAL, TIE, DIFFERENT, NOT_COMPARED, "by_text")},
+            "num_repeated_ids": len(self.prepared.repeated),
+            "num_damaged_files": len(self.prepared.damaged),
             "num_samples": self.num_samples,
             "max_different_share": upper_share(self.num_different, self.num_samples) if self.num_samples else 1.0,
             "detection_probability": {str(k): detection_probability(settings.share, k) for k in NUM_FAULTY},
@@ -185,7 +199,25 @@ def prepare(settings: Settings) -> Prepared:
         )
     plan = Plan(config, pair, job.manifest, job.output, resources=resources)
     inexact = _inexact(job.config) or (_inexact(config) and f"the second decoding: {_inexact(config)}")
-    return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact)
+    repeated = ids_of_several_rows(job.output, list_published(job.output, DATA))
+    return Prepared(settings, job, plan, loss, num_rows, num_chosen, inexact, tuple(repeated), _damaged(job))
+
+
+def _damaged(job: RecordedJob) -> tuple[str, ...]:
+    """Return the published results whose bytes are not those that were written, with the reasons."""
+    return tuple(
+        f"{DATA}/{view.prefix}{name.removeprefix(f'{DATA}/')}: {reason}"
+        for view in job.views
+        for found in [checksums.verify(view, is_tolerant=True)]
+        for name, reason in (found.problems | found.unrecorded).items()
+        if name.startswith(f"{DATA}/")
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first of several names, and dots if there are more."""
+    shown = [access.printable(name) for name in names[:MAX_NAMED]]
+    return ", ".join([*shown, *(["…"] if len(names) > MAX_NAMED else [])])
 
 
 def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
@@ -240,7 +272,7 @@ def verify(prepared: Prepared, build: Build) -> Verification:
             found.losses = found.losses.plus(compared.losses)
             found.num_samples += samples
             found.num_different += different
-    job.output.write_json(f"{FOLDER}/{name}/verification.json", found.to_json())
+    job.output.write_recorded(f"{FOLDER}/{name}/verification.json", as_json(found.to_json()))
     return found
 
 
@@ -273,4 +305,4 @@ def decode_again(prepared: Prepared, rows: pa.Table, build: Build) -> Iterator[p
 def _write(output: OutputDir, relative: str, table: pa.Table) -> None:
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
-    output.write_bytes(relative, sink.getvalue())
+    output.write_recorded(relative, sink.getvalue())

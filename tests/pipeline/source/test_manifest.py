@@ -146,7 +146,9 @@ def test_the_manifest_is_written_as_parquet_that_lists_everything(tmp_path) -> N
     (tmp_path / "in" / "torn.parquet").write_bytes(b"PAR1 torn")
     output = OutputDir(str(tmp_path / "out"))
     frozen = manifest.freeze(Source(kind="parquet", path=str(tmp_path / "in")), PROMPT, (), output)
-    assert output.list_files("_job") == ["manifest/part-00000.parquet"]
+    digest, part = output.list_files("_job")
+    size = (tmp_path / "out/_job/manifest/part-00000.parquet").stat().st_size
+    assert (part, digest[:-64]) == ("manifest/part-00000.parquet", f"digests/manifest/part-00000.parquet-{size}-")
     table = pq.read_table(tmp_path / "out/_job/manifest/part-00000.parquet")
     assert table.schema.equals(manifest.SCHEMA)
     assert table.drop_columns("token").to_pylist()[0] == {
