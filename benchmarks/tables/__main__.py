@@ -15,7 +15,6 @@ from pathlib import Path
 
 from benchmarks import (
     ablations,
-    auto,
     decode,
     exported,
     learning,
@@ -44,6 +43,7 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
+LIVE = ("exported", "learning", "scale_before", "synthetic")
 SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
@@ -53,7 +53,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
     "gpu": gpu_tables.TABLES,
-    "auto": auto.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
@@ -76,18 +75,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
     "learning": learning.TABLES,
-    **{
-        source: ARCHIVED[source].renders()
-        for source in (
-            "backend_pieces",
-            "pipeline",
-            "processors",
-            "row_budgets",
-            "scheduling",
-            "structured",
-            "suffix_history",
-        )
-    },
+    **{source: one.renders() for source, one in ARCHIVED.items() if source not in LIVE},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
