@@ -16,7 +16,6 @@ from pathlib import Path
 from benchmarks import (
     ablations,
     decode,
-    exported,
     learning,
     speed_plots,
     synthetic,
@@ -43,7 +42,7 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
-LIVE = ("exported", "learning", "scale_before", "synthetic")
+LIVE = ("learning", "scale_before", "synthetic")
 SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
@@ -56,7 +55,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "scale_before": scale_before.TABLES,
-    "exported": exported.TABLES,
     "real": {
         "real_equality": real_text.equality_table,
         "real_head_training": real_heads.training_table,
