@@ -16,7 +16,6 @@ from pathlib import Path
 from benchmarks import (
     ablations,
     decode,
-    learning,
     speed_plots,
     synthetic,
 )
@@ -42,7 +41,7 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
-LIVE = ("learning", "scale_before", "synthetic")
+LIVE = ("scale_before", "synthetic")
 SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
@@ -72,7 +71,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "verification": verification.TABLES,
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
-    "learning": learning.TABLES,
     **{source: one.renders() for source, one in ARCHIVED.items() if source not in LIVE},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
