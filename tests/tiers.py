@@ -105,8 +105,6 @@ SLOW = (
     "tests/benchmarks/test_inflate.py",
     "tests/benchmarks/test_planner.py::test_a_case",
     "tests/benchmarks/test_scale.py::test_a_paced_job",
-    "tests/benchmarks/test_scale_before.py::test_a_case",
-    "tests/benchmarks/test_scale_before.py::test_the_older_code",
     "tests/benchmarks/test_synthetic.py",
     "tests/chaos/",
     "tests/conformance/test_adaptive.py",

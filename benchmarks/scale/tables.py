@@ -1,4 +1,4 @@
-"""Names the tables of the documents that show `results/scale.json` and `results/scale_before.json`."""
+"""Names the tables of the documents that show `results/scale.json`."""
 
 from __future__ import annotations
 

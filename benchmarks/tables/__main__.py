@@ -32,7 +32,6 @@ from benchmarks.real import peers as real_peers
 from benchmarks.real import speed_tables as real_speed
 from benchmarks.real import text as real_text
 from benchmarks.real import vision as real_vision
-from benchmarks.scale import before as scale_before
 from benchmarks.scale import tables as scale_tables
 from benchmarks.tables.archive import ARCHIVED
 from benchmarks.tables.scale import AUTOSCALING
@@ -41,7 +40,7 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
-LIVE = ("scale_before", "synthetic")
+LIVE = "synthetic"
 SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
@@ -53,7 +52,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "gpu": gpu_tables.TABLES,
     "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
-    "scale_before": scale_before.TABLES,
     "real": {
         "real_equality": real_text.equality_table,
         "real_head_training": real_heads.training_table,
@@ -84,7 +82,6 @@ MODULES = {
     "real_speed": "real.speed",
     "real_vision": "real.vision",
     "real_vision_clips": "real.vision --scenario clip",
-    "scale_before": "scale.before",
     "verification": "guarantees.verification",
 }
 """Results → the module that makes them, if its name is another one."""
