@@ -105,7 +105,7 @@ SLOW = (
     "tests/benchmarks/test_inflate.py",
     "tests/benchmarks/test_planner.py::test_a_case",
     "tests/benchmarks/test_scale.py::test_a_paced_job",
-    "tests/benchmarks/test_synthetic.py",
+    "tests/benchmarks/test_long_context.py",
     "tests/chaos/",
     "tests/conformance/test_adaptive.py",
     "tests/conformance/test_block.py",

@@ -25,8 +25,7 @@ def load_model(path: str, dtype: str) -> Target:
 
 
 def choose_method(mode: str, gamma: int) -> Method:
-    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `lookup` of n-grams
-    in the prompt and the output."""
+    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `lookup`."""
     if mode == "plain":
         return Method()
     if mode == "lookup":

@@ -17,7 +17,6 @@ from benchmarks import (
     ablations,
     decode,
     speed_plots,
-    synthetic,
 )
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
@@ -40,7 +39,6 @@ TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
-LIVE = "synthetic"
 SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
@@ -50,7 +48,6 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
     "gpu": gpu_tables.TABLES,
-    "synthetic": synthetic.TABLES,
     "scale": scale_tables.TABLES,
     "real": {
         "real_equality": real_text.equality_table,
@@ -69,7 +66,7 @@ SOURCES: dict[str, Mapping[str, Callable[[Results], str]]] = {
     "verification": verification.TABLES,
     "audit": audit.TABLES,
     "estimate": estimate.TABLES,
-    **{source: one.renders() for source, one in ARCHIVED.items() if source not in LIVE},
+    **{source: one.renders() for source, one in ARCHIVED.items()},
 }
 TABLES: dict[str, tuple[str, Callable[[Results], str]]] = {
     **{name: (source, make) for source, tables in SOURCES.items() for name, make in tables.items()},
