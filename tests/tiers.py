@@ -213,7 +213,7 @@ SLOW = (
     "tests/pipeline/storage/test_checkpoint_cache.py",
     "tests/pipeline/storage/test_checkpoints.py",
     "tests/pipeline/storage/test_object_storage.py",
-    "tests/test_benchmarks_lantern.py",
+    "tests/benchmarks/test_lantern.py",
     "tests/zoo/test_build.py",
     "tests/zoo/test_image_decoding.py",
     "tests/zoo/test_image_models.py",

@@ -17,8 +17,8 @@ import numpy as np
 import PIL.Image
 from numpy.typing import NDArray
 
-from benchmarks.harness.claims import ratio_error
 from benchmarks.harness.process import Outcome, Work
+from benchmarks.harness.verdict import ratio_error
 from decoding import Completion, Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter

@@ -21,11 +21,10 @@ import torch
 
 from actors.loading.pair import load
 from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
-from benchmarks.methods.claims import check_claims
 from benchmarks.methods.pruned_drafters import count_seen_cells
 from benchmarks.methods.runs import MAX_NEW_TOKENS, Completions, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios, build_video_scenarios
-from benchmarks.methods.tables import acceptance_table, video_table
+from benchmarks.tables.parts import show
 from configs.load import load_preset
 from configs.presets import PRESETS
 from configs.schema import CaptionJob
@@ -111,18 +110,12 @@ def run_missing(results: dict[str, Any]) -> None:
             ordered = {name: place[name] for name in names if name in place}
             place.clear()
             place.update(ordered)
-            save(results)
+            write_results(RESULTS, results)
     if not results["pruning"]:
         scenarios = build_scenarios(num_cases, seed)
         for name in PRUNINGS:
             results["pruning"][name] = count_seen_cells(presets()[name], scenarios)
-        save(results)
-
-
-def save(results: dict[str, Any]) -> None:
-    """Write the results with their claims."""
-    results["claims"] = check_claims(results)
-    write_results(RESULTS, results)
+        write_results(RESULTS, results)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -144,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.missing:
         results = read_results(RESULTS)
     run_missing(results)
-    print(acceptance_table(results), video_table(results), sep="\n\n")
+    print(show("methods", results, "acceptance", "video_methods"))
     return 0
 
 

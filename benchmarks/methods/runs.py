@@ -7,8 +7,8 @@ from typing import Any
 
 from actors.loading.method import build_method
 from actors.loading.pair import Pair
-from benchmarks.harness.claims import ratio_error
 from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
+from benchmarks.harness.verdict import ratio_error
 from benchmarks.methods.pruned_drafters import FollowDrafter
 from benchmarks.methods.scenarios import Case, attribute_overlap
 from configs.method import Method as MethodChoice

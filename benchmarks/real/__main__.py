@@ -35,7 +35,7 @@ from benchmarks.harness.results import (
 )
 from benchmarks.real import vision_settings
 from benchmarks.real.heads import trainings
-from benchmarks.real.peers import PAIRS, compare_engines, engines_table
+from benchmarks.real.peers import PAIRS, compare_engines
 from benchmarks.real.text import (
     DRAFTER,
     EAGLE,
@@ -46,11 +46,11 @@ from benchmarks.real.text import (
     NUM_PROMPTS,
     SLOTS,
     drafter_sha256,
-    equality_table,
     head_settings,
     measure_equality,
     settings,
 )
+from benchmarks.tables.parts import finish
 
 RESULTS, RESULTS_OF_SCENES = results_file("real"), results_file("real_vision")
 
@@ -111,10 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
         results["equality"] = run_equality(settings(), options.prompts, options.scratch)
-    write_results(path, results)
-    part = "heads" if options.heads else "equality"
-    print(engines_table(results) if options.peers else equality_table(results, part))
-    return 0
+    part = {None: "real_equality", "text": "real_peers", "vision": "real_vision_peers"}[options.peers]
+    return finish(path, results, "real_heads" if options.heads else part)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from benchmarks.harness.results import machine
 from benchmarks.peers.compare import compare
 from benchmarks.peers.environment import EnvironmentRefused
 from benchmarks.peers.rounds import CONTENDERS, ENGINE, Cell, Contender
-from benchmarks.peers.tables import best_rows, peers_table, ratio
 from benchmarks.peers.work import write_work
 from benchmarks.real import text, vision_settings
 from zoo.real_vision.quality import draw_asked, requests_of
@@ -33,7 +32,6 @@ ON_SCENES = (ON_TEXT[0], *(one for one in CONTENDERS if one.name in SCENES))
 CELLS = (Cell(1, 8, 3), Cell(8, 24, 3), Cell(32, 64, 3))
 LAUNCHES = 1
 MAX_NEW_TOKENS = 64
-OWN = ("draftfleet", "draftfleet, drafter", "draftfleet, n-grams")
 PAIRS = {"text": ON_TEXT, "vision": ON_SCENES}
 """Pair → contenders."""
 
@@ -62,29 +60,3 @@ def compare_engines(options: argparse.Namespace) -> Results | None:
         print(f"real: {error}", file=sys.stderr)
         return None
     return {"machine": about, "threads": options.threads, **found}
-
-
-def engines_table(results: Results) -> str:
-    """Render every engine's best variant at every batch size."""
-    return peers_table(results["peers"]) if "peers" in results else "Not measured yet."
-
-
-def engines_line(results: Results) -> str:
-    """Render this engine's fastest row over the fastest of the others, by batch size."""
-    if "peers" not in results:
-        return "Not measured yet."
-    parts = []
-    rows = best_rows(results["peers"])
-    for batch in sorted({row["batch"] for row in rows}):
-        here = [row for row in rows if row["batch"] == batch and row["samples_per_s"] is not None]
-        own, other = (
-            max(some, key=lambda row: row["samples_per_s"]["median"])
-            for some in (
-                [row for row in here if row["row"] in OWN],
-                [row for row in here if row["row"] not in OWN],
-            )
-        )
-        over = ratio(own, other)
-        assert over is not None
-        parts.append(f"{over['median']:.2f} at batch {batch} ({own['row']} over {other['row']})")
-    return f"Requests per second of this engine's fastest row over the fastest other one: {', '.join(parts)}."

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.markdown import Results
+from benchmarks.tables.parts import show
 from configs.pool import Job
 from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
@@ -241,32 +242,13 @@ def measure_planner(cases: tuple[Case, ...] = CASES) -> Results:
     return {"cases": found}
 
 
-def planner_table(results: Results) -> str:
-    """Render the cases of `measure_planner`."""
-    rows = [
-        (
-            one["case"],
-            f"{one['num_files']:,}",
-            f"{one['num_rows']:,}",
-            f"{one['wall_s']:.1f}",
-            f"{one['driver_cpu_s']:.1f}",
-            f"{one['peak_rss_bytes'] / 1e9:.2f}",
-            f"{1e6 * one['wall_s'] / one['num_rows']:.2f}",
-            f"{one['rss_bytes_per_row']:.0f}",
-        )
-        for one in results["cases"]
-    ]
-    header = "case | files | rows | wall, s | driver CPU, s | driver peak, GB | s per 10⁶ rows | driver bytes per row"
-    return table(header, rows)
-
-
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--case"]:
         case = (*CASES, GOAL)[int(arguments[1])]
         print(json.dumps(run_case(case, Path(arguments[2]))), flush=True)
         return 0
     found = measure_planner((*CASES, GOAL) if arguments == ["goal"] else CASES)
-    print(planner_table(found))
+    print(show("scale", {"planner": found}, "scale_planner"))
     goal = found["cases"][-1] if arguments == ["goal"] else None
     if goal is None:
         return 0
