@@ -21,7 +21,6 @@ import torch
 
 from actors.loading.pair import load
 from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
-from benchmarks.methods.pruned_drafters import count_seen_cells
 from benchmarks.methods.runs import MAX_NEW_TOKENS, Completions, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios, build_video_scenarios
 from benchmarks.tables.parts import show
@@ -39,7 +38,6 @@ BUILT = {"video_eagle2": ("eagle2_25", "video_eagle"), "video_eagle3": ("eagle3_
 """Name → method, and the head that `python -m zoo.build video --only HEAD --out out/zoo` trains; these heads do not
 ship, and their rows are measured if they exist."""
 BUILT_HEADS = Path("out/zoo")
-PRUNINGS = ("specvlm", "specvlm_uniform")
 
 
 def presets(video: bool = False) -> dict[str, CaptionJob]:
@@ -111,11 +109,6 @@ def run_missing(results: dict[str, Any]) -> None:
             place.clear()
             place.update(ordered)
             write_results(RESULTS, results)
-    if not results["pruning"]:
-        scenarios = build_scenarios(num_cases, seed)
-        for name in PRUNINGS:
-            results["pruning"][name] = count_seen_cells(presets()[name], scenarios)
-        write_results(RESULTS, results)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -132,7 +125,6 @@ def main(arguments: list[str] | None = None) -> int:
         "convention": "mean_acceptance_length includes the bonus token",
         "methods": {},
         "video": {"methods": {}},
-        "pruning": {},
     }
     if options.missing:
         results = read_results(RESULTS)

@@ -10,7 +10,7 @@ import transformers
 
 from actors.loading.method import build_method
 from actors.loading.pair import SHARED_INPUT_BYTES, load_target
-from benchmarks.harness.engines import Image, encode, outcome_of, read_images, run_requests
+from benchmarks.harness.engines import encode, outcome_of, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
 from configs.drafters import LookupDrafter, ModelDrafter
 from configs.method import MeasuredController, Method, NoController
@@ -52,13 +52,8 @@ class EngineRunner:
         self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
-        images = read_images(work)
-        shown: list[tuple[Image, ...]] = [(one,) for one in images] or [()] * len(work.prompt_texts)
-        self._requests = [
-            Request(str(number), text, image, sampling)
-            for number, (text, image) in enumerate(zip(work.prompt_texts, shown, strict=True))
-        ]
-        ids = encode(self._target.front_end, work.prompt_texts, images)
+        self._requests = [Request(str(number), text, (), sampling) for number, text in enumerate(work.prompt_texts)]
+        ids = encode(self._target.front_end, work.prompt_texts)
         for text, own, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
             if own != expected:
                 raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")

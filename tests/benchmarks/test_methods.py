@@ -12,8 +12,7 @@ from actors.loading.pair import load
 from benchmarks import ablations
 from benchmarks.harness.results import read_results
 from benchmarks.methods import __main__ as methods
-from benchmarks.methods.pruned_drafters import FollowDrafter, count_seen_cells, seen_cells
-from benchmarks.methods.runs import run_cases
+from benchmarks.methods.runs import FollowDrafter, run_cases
 from benchmarks.methods.scenarios import VIDEO, attribute_overlap, build_scenarios, build_video_scenarios
 from decoding import Engine, Sampling
 from decoding.contexts import Full
@@ -61,21 +60,6 @@ def test_only_chains_can_be_followed() -> None:
     engine = Engine(pair.target, Method(built.drafter, built.tree, FollowDrafter()), 4, 512)
     with pytest.raises((ValueError, RuntimeError), match="along chains only"):
         run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
-
-
-def test_cells_are_squares_of_a_picture() -> None:
-    # Two pictures of 6 × 6 columns: columns 0, 1, 6 and 7 lie in one cell, 2 in the next, 36 in the other picture.
-    assert seen_cells([0, 1, 6, 7], 72, 2) == pytest.approx(1 / 18)
-    assert seen_cells([0, 2, 36], 72, 2) == pytest.approx(3 / 18)
-    assert seen_cells(list(range(36)), 36, 1) == 1.0
-
-
-def test_uniform_pruning_shows_more_of_several_pictures_than_guided_pruning() -> None:
-    cases = build_scenarios(NUM_CASES, 0)
-    scenarios = {name: cases[name] for name in ("clip", "text_only")}
-    found = {name: count_seen_cells(methods.presets()[name], scenarios) for name in methods.PRUNINGS}
-    assert all(set(shares) == {"clip"} for shares in found.values())
-    assert found["specvlm"]["clip"] < found["specvlm_uniform"]["clip"] <= 10 / 27 + 1e-9
 
 
 def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
