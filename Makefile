@@ -6,7 +6,7 @@
 # make check      ruff, mypy and the layers
 # make docs       build the documentation as a site in build/docs (sets itself up)
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
-# make bench-engine  this engine alone: batches and lengths, where a step's time goes, long contexts (40 minutes)
+# make bench-engine  this engine alone: batches and lengths, where a step's time goes (half an hour)
 # make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (eight minutes; torch 2.11, transformers, llguidance)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-real  lossless methods on a pretrained model and real text (downloads 90 MB; ten minutes)
@@ -78,7 +78,6 @@ bench: .venv/.installed
 
 bench-engine: .venv/.installed
 	@$(PY) -m benchmarks.engine
-	@$(PY) -m benchmarks.synthetic
 	@$(PY) -m benchmarks.tables
 
 # No environment is made: a machine with a GPU has its own torch. PYTHON=… names another interpreter.

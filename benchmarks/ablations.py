@@ -1,7 +1,7 @@
 """Reproduces the papers' ablation tables on the zoo's models, varying one setting at a time.
 
-    python -m benchmarks.ablations    # writes results/ablations.json and docs/results/tabed_weights.svg; minutes
-    python -m benchmarks.tables       # the tables and the other plot
+    python -m benchmarks.ablations    # writes results/ablations.json; minutes
+    python -m benchmarks.tables       # the tables and the plots
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,18 +18,16 @@ import torch
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import plain_step_s
-from benchmarks.harness.markdown import percent, table
-from benchmarks.harness.plots import trade_off, weight_traces
-from benchmarks.harness.results import command_line, progress, results_file, write_results
+from benchmarks.harness.results import command_line, progress, results_file
 from benchmarks.methods.runs import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios
+from benchmarks.tables.parts import finish
 from configs.load import load_preset
 from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
 from models.target import Target
 
 RESULTS = results_file("ablations")
-TRACES = Path("docs/results") / "tabed_weights.svg"
 SCENARIOS = ("single", "second_turn", "clip", "story")
 POLICIES = ("static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost")
 RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
@@ -168,7 +165,7 @@ def autocorrelation(traces: dict[str, list[float]], lag: int = 1) -> float:
 
 
 def run_all(num_cases: int, seed: int) -> dict[str, Any]:
-    """Measure the variants, the expected speed-ups and the telemetry traces; write the plot of ensemble weights."""
+    """Measure the variants, the expected speed-ups and the telemetry traces."""
     scenarios = build_scenarios(num_cases, seed)
     cases = {name: scenarios[name] for name in SCENARIOS}
     groups = run_groups(cases, seed)
@@ -184,8 +181,6 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     tabed = load_preset(CaptionJob, "zoo_tabed_mt")
     shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
     weights = trace(tabed, shown, seed, "ensemble_weights")
-    title = "weight of the first context, step by step"
-    TRACES.write_text(weight_traces({name: [w[0] for w in values] for name, values in weights.items()}, title))
     return {
         "num_cases": num_cases,
         "seed": seed,
@@ -195,51 +190,9 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
         "latencies": latencies,
         "latency_ratio": ratio,
         "expected_speedup": speedups,
+        "ensemble_weights": {name: [one[0] for one in values] for name, values in weights.items()},
         "confidence_autocorrelation": {str(lag): autocorrelation(alphas, lag) for lag in (1, 2, 4)},
     }
-
-
-def ablations_tables(results: dict[str, Any]) -> str:
-    """Render the number of cases, one table per group, the expected speed-ups and SAGE's autocorrelation."""
-    scenarios = (name.replace("_", " ") for name in SCENARIOS)
-    head = ["variant", *scenarios, "nodes a step", "attributes right", "F1", "equal"]
-    parts = [f"{results['num_cases']} cases of each scenario, greedy, float32."]
-    for group, variants in results["groups"].items():
-        rows = []
-        for label, cell in variants.items():
-            lengths = [f"{cell['acceptance_length'][name]:.2f}" for name in SCENARIOS]
-            rest = [f"{cell['drafted_per_step']:.1f}", f"{cell['accuracy']:.3f}", f"{cell['attribute_f1']:.3f}"]
-            rows.append([label, *lengths, *rest, percent(cell["equal_share"])])
-        parts.append(f"**{group}**\n\n{table(head, rows)}")
-    speedups = ", ".join(f"{label}: {value:.2f}" for label, value in results["expected_speedup"].items())
-    lags = ", ".join(f"lag {lag}: {value:.2f}" for lag, value in results["confidence_autocorrelation"].items())
-    parts.append(
-        f"Expected speed-up by TABED's Eq. 1 at the measured latency ratio {results['latency_ratio']:.2f} "
-        f"(drafter {results['latencies']['drafter_ms']:.2f} ms, target {results['latencies']['target_ms']:.2f} ms, "
-        f"batch of one, CPU): {speedups}."
-    )
-    parts.append(f"Autocorrelation of SAGE's confidence from step to step: {lags}.")
-    return "\n\n".join(parts)
-
-
-def draw_trade_off(results: dict[str, Any], methods: dict[str, Any]) -> str:
-    """Plot acceptance length against the F1 of attribute words for LVSpec, random relaxation, typical acceptance and
-    FLy."""
-    names = {
-        "LVSpec, λ": "LVSpec: λ",
-        "without shift": "LVSpec: λ without position shift",
-        "random": "random relaxation: probability",
-    }
-    lines = {
-        label: [
-            (cell["acceptance_length"]["single"], cell["attribute_f1"]) for cell in results["groups"][group].values()
-        ]
-        for label, group in names.items()
-    }
-    for label, name in (("typical", "typical"), ("FLy, gate only", "fly_gate")):
-        cell = methods["methods"][name]["scenarios"]["single"]
-        lines[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"])]
-    return trade_off(lines, "mean acceptance length", "F1 of attribute words")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -247,10 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=16, help="cases of each scenario (16)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    results = run_all(options.cases, options.seed)
-    write_results(RESULTS, results)
-    print(ablations_tables(results))
-    return 0
+    return finish(RESULTS, run_all(options.cases, options.seed))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from actors.results import Stamp
-from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
 from configs.pool import Job
@@ -220,41 +220,7 @@ def waits(folder: Path) -> Results:
     return {"num_videos": NUM_WAITS, "decoder_rows_per_s": rows_per_s, "cells": cells}
 
 
-def throughput_table(results: Results) -> str:
-    found = results["throughput"]
-    rows = []
-    for name, cell in found["cells"].items():
-        place, _, decoder = name.partition("/")
-        what, by = f"640 × 480 JPEG to {found['side_px']} px", "Pillow"
-        if decoder:
-            frames, gop = f"{found['num_frames']} frames to {found['side_px']} px", place.rpartition("_")[2]
-            what, by = f"480p H.264, 10 s, {frames}, a key frame every {gop} frames", f"`{decoder}`"
-        rows.append((what, by, f"{cell['rows_per_cpu_s']:.1f}"))
-    return table("what | decoder | rows per second and core", rows)
-
-
-def memory_table(results: Results) -> str:
-    labels = ("`auto`, replaced as configured", "`decord`, never replaced", "`pyav`, never replaced")
-    peaks = ("peak_mib_first_100", "peak_mib_after", "parent_peak_mib_first_100", "parent_peak_mib_after")
-    rows = []
-    for label, run in zip(labels, results["memory"]["runs"].values(), strict=True):
-        counts = f"{run['num_videos']:,}", f"{run['num_clips']:,}", run["num_processes"]
-        rows.append((label, *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
-    columns = "decoders' process | videos | clips | processes | its peak, first 100 | its peak after"
-    return table(f"{columns} | the task's own peak, first 100 | and after", rows)
-
-
-def waits_table(results: Results) -> str:
-    rows = []
-    for name, cell in results["waits"]["cells"].items():
-        share = name.removeprefix("actor_at_").removesuffix("_of_the_limit")
-        waited = (percent(cell[f"{who}_waited_share"], 1) for who in ("actors", "input"))
-        rows.append((f"{share} of what one decoder gives", cell["num_rows"], *waited))
-    return table("actor's rate | rows | actor waited for input | input waited for the actor", rows)
-
-
 PARTS = {"throughput": throughput, "memory": memory, "waits": waits}
-TABLES = {"decode_throughput": throughput_table, "decode_memory": memory_table, "decode_waits": waits_table}
 
 
 def main(arguments: list[str] | None = None) -> int:

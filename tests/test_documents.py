@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("configs", "files", "jobs", "pipeline", "actors", "decoding", "models")
 PACKAGES = (*SHIPPED, "zoo", "benchmarks", "docgen", "tests")
 MAX_README_LINES = 200
-ARCHIVED = re.compile(r"^Measured at commit `\w+` by .*, which was deleted since\.$", re.MULTILINE)
+ARCHIVED = re.compile(r"^Measured at commit `\w+` by .*; that code was deleted since\.$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 

@@ -21,14 +21,15 @@ import torch
 
 from actors.loading.method import build_method
 from benchmarks.engine.slices import PHASES, Pass, run_side_by_side, time_forwards
-from benchmarks.engine.tables import BOUND_BATCHES, FORWARDS, MODES, T_975, engine_claims_table, engine_table
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.engines import kv_bytes, lanes_of, measure_grid
 from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
-from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
+from benchmarks.harness.results import describe_pair, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
 from benchmarks.peers.engine_peer import choose_method, load_model
 from benchmarks.peers.work import GAMMA, make_work, reference_of
+from benchmarks.tables.engine import BOUND_BATCHES, FORWARDS, MODES, T_975
+from benchmarks.tables.parts import finish
 from decoding import Engine, Request, Sampling
 from zoo.text.samples import held_out_prompts
 
@@ -168,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     found = describe_pair(options) | {"gamma": GAMMA}
     found["rows"], found["left_out"] = measure(options)
-    return finish(RESULTS, found, engine_table, engine_claims_table)
+    return finish(RESULTS, found, "engine", "engine_claims")
 
 
 if __name__ == "__main__":

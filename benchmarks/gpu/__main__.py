@@ -29,12 +29,13 @@ from benchmarks.gpu.kernels import copy_bytes_per_s, gemm_flop_per_s, measure_at
 from benchmarks.gpu.models import EAGER, TextPair, make_image_models, make_text_pair
 from benchmarks.gpu.prefill import measure_prefill
 from benchmarks.gpu.sizes import FULL, TINY, Sizes
-from benchmarks.gpu.tables import gpu_table
 from benchmarks.harness.results import command_line, cores, progress, read_results, results_file, write_results
+from benchmarks.tables.parts import show
 
 RESULTS = results_file("gpu")
 TEXT = ("pair", "fused", "decoding", "generate", "generate_compiled")
 """Sections whose speeds are compared with each other, so they are of one run."""
+TABLES = tuple(f"gpu_{name}" for name in ("attention", "pair", "decoding", "prefill", "generate", "images", "long"))
 MAX_S = 480.0
 """No section starts after this time."""
 MIN_TORCH = (2, 11)
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     earlier = read_results(RESULTS) if writes and RESULTS.exists() else {}
     save = (lambda found: write_results(RESULTS, merge(earlier, found))) if writes else (lambda _: None)
     found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_seconds, save)
-    print(gpu_table(found))
+    print(show("gpu", found, *TABLES))
     return 1 if found["failed"] else 0
 
 

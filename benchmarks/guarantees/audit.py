@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.serving.audited import is_audited
-from benchmarks.harness.markdown import Results, table
-from benchmarks.harness.results import command_line, finish, machine, progress, results_file
+from benchmarks.harness.markdown import Results
+from benchmarks.harness.results import command_line, machine, progress, results_file
+from benchmarks.tables.parts import finish
 from configs.acceptance import Audit
 from jobs import caption
 from pipeline.reports.loss import Losses, loss_interval, verdict
@@ -111,33 +112,6 @@ def measure(ids: Sequence[str], losses: Sequence[float]) -> Results:
     return {"num_rows": len(losses), "true_loss": round(true, 5), "seeds": seeds}
 
 
-def audit_table(results: Results) -> str:
-    """Render one row per case and metric."""
-    lines = []
-    for name, one in results["cases"].items():
-        seeds = one["seeds"]
-        ends = [seed["half_budget_ends_at"] for seed in seeds if seed["half_budget_ends_at"] is not None]
-        audited = sorted(seed["num_rows"] for seed in seeds)
-        widest = max(seed["high"] - seed["low"] for seed in seeds)
-        lines.append(
-            [
-                name,
-                f"{one['num_rows']:,}",
-                f"{audited[0]} to {audited[-1]}",
-                f"{one['true_loss']:.4f}",
-                f"{widest:.3f}",
-                f"{sum(seed['is_inside'] for seed in seeds)} of {len(seeds)}",
-                f"{sum(seed['ever_outside'] for seed in seeds)} of {len(seeds)}",
-                f"{len(ends)} of {len(seeds)}" + (f", median {sorted(ends)[len(ends) // 2]} rows" if ends else ""),
-            ]
-        )
-    heads = ("method, rows, metric", "rows", "audited", "true loss", "widest interval", "contains it", "ever outside")
-    return table((*heads, "half the loss as budget: ended"), lines)
-
-
-TABLES = {"audit": audit_table}
-
-
 def main() -> int:
     """Run all cases and write the results."""
     command_line("audit", __doc__).parse_args()
@@ -149,8 +123,8 @@ def main() -> int:
         pairs = zip(rows["token_ids"].to_pylist(), rows["audit_token_ids"].to_pylist(), strict=True)
         results["cases"][f"{case}, edit"] = measure(ids, rows["audit_loss"].to_pylist())
         results["cases"][f"{case}, exact"] = measure(ids, [float(own != plain) for own, plain in pairs])
-        progress(case, audit_table(results))
-    return finish(RESULTS, results, audit_table)
+        progress(case)
+    return finish(RESULTS, results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ the pilot decoded a part. Times are those in which the engine had rows.
 from __future__ import annotations
 
 import shutil
-import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -22,11 +21,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.harness.markdown import Results, figure, percent, table
-from benchmarks.harness.results import command_line, finish, machine, progress, results_file
-from benchmarks.harness.verdict import spread, turns
+from benchmarks.harness.markdown import Results
+from benchmarks.harness.results import command_line, machine, progress, results_file
+from benchmarks.harness.verdict import turns
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
+from benchmarks.tables.parts import finish
 from configs.load import validate
 from configs.pool import Job
 from configs.schema import CaptionJob
@@ -34,7 +34,6 @@ from jobs import caption
 from pipeline.cluster import ray_session
 from pipeline.pilot import estimate
 from pipeline.pilot.run import run_pilot
-from pipeline.pilot.verdict import NONE
 from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.plan import make_plan
 from pipeline.storage.output_dir import DATA, OutputDir
@@ -155,41 +154,6 @@ def measure(workload: Workload, folder: Path, target: Path) -> Results:
     }
 
 
-def is_right(one: Results) -> bool:
-    """Return whether the whole jobs support the recommendation: a recommended method is faster in all of them, and
-    without a recommendation the chain is not 5 % faster in the median."""
-    if one["verdict"]["recommended"] == NONE:
-        return bool(statistics.median(one["speedups"]) < 1.05)
-    return bool(min(one["speedups"]) > 1)
-
-
-def estimate_table(results: Results) -> str:
-    lines = []
-    for name, one in results["workloads"].items():
-        verdict = one["verdict"]
-        chain = next(method for method in verdict["methods"] if method["method"] == "chain")
-        told = chain["speedup"]
-        limits = f" ({told['low']:.2f} to {told['high']:.2f})" if told["high"] is not None else ""
-        lines.append(
-            [
-                name,
-                percent(verdict["decode_share"]["value"]),
-                f"{verdict['ceiling']['value']:.2f}",
-                f"{chain['acceptance_length']:.2f}",
-                f"{told['value']:.2f}{limits}",
-                verdict["recommended"],
-                figure(spread(one["speedups"]), 2),
-                "right" if is_right(one) else "wrong",
-                f"{one['num_equal']:,} of {one['num_texts']:,}",
-            ]
-        )
-    heads = ("workload", "decoding", "ceiling", "acceptance length", "speed-up by the pilot", "recommended")
-    return table((*heads, "speed-up of whole jobs", "the recommendation is", "texts equal"), lines)
-
-
-TABLES = {"estimate": estimate_table}
-
-
 def main(arguments: list[str] | None = None) -> int:
     command_line("guarantees.estimate", __doc__).parse_args(arguments)
     disable_progress_bar()
@@ -203,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder.mkdir()
             found["workloads"][name] = measure(workload, folder, target)
             progress(name, [round(one, 3) for one in found["workloads"][name]["speedups"]])
-    return finish(RESULTS, found, estimate_table)
+    return finish(RESULTS, found)
 
 
 if __name__ == "__main__":

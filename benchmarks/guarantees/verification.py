@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import torch
 
 from actors.losses import loss_of
-from benchmarks.harness.markdown import Results, table
-from benchmarks.harness.results import command_line, finish, progress, results_file
+from benchmarks.harness.results import command_line, progress, results_file
+from benchmarks.tables.parts import finish
 from configs.load import load_preset, validate
 from configs.pool import Job
 from configs.schema import CaptionJob
@@ -162,40 +162,6 @@ def run_all(num_rows: int, num_clean_rows: int, num_seeds: int, seed: int) -> di
     return {"num_seeds": num_seeds, "seed": seed, "torch": torch.__version__, "detection": found, "clean": clean}
 
 
-def detection_table(results: Results) -> str:
-    """Render how many seeds find the planted fault, with the stated probability."""
-    number = results["num_seeds"]
-    rows = [
-        [
-            f"{100 * one['share']:g} %",
-            f"{one['mean_chosen']:.1f}",
-            f"{100 * one['stated']:.1f} %",
-            f"{100 * one['num_found'] / number:.1f} % ({one['num_found']:,} of {number:,})",
-            str(one["num_false"]),
-        ]
-        for one in results["detection"]["cells"]
-    ]
-    return table(["share", "rows verified, mean", "stated probability", "found", "other rows reported"], rows)
-
-
-def clean_table(results: Results) -> str:
-    """Render the differing rows of every clean output."""
-    rows = [
-        [
-            one["method"],
-            ", ".join(f"{name} {value:g}" for name, value in one["sampling"].items()) or "greedy",
-            f"{one['num_rows']:,}",
-            str(one["num_tie"]),
-            str(one["num_different"]),
-        ]
-        for one in results["clean"]
-    ]
-    return table(["method", "sampling", "rows verified", "ties", "different"], rows)
-
-
-TABLES = {"verification_detection": detection_table, "verification_clean": clean_table}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line("verification", __doc__)
     parser.add_argument("--rows", type=int, default=1000, help="rows of the faulty output (1000)")
@@ -204,7 +170,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the prompts")
     options = parser.parse_args(arguments)
     found = run_all(options.rows, options.clean_rows, options.seeds, options.seed)
-    return finish(RESULTS, found, detection_table, clean_table)
+    return finish(RESULTS, found)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import PIL.Image
-from numpy.typing import NDArray
-
-from benchmarks.harness.claims import ratio_error
-from benchmarks.harness.process import Outcome, Work
+from benchmarks.harness.process import Outcome
+from benchmarks.harness.verdict import ratio_error
 from decoding import Completion, Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
@@ -30,7 +26,6 @@ from models.loading.checkpoints import CheckpointRef, read_config, read_processo
 from models.target import Target
 
 Cell = TypeVar("Cell")
-Image = NDArray[np.uint8]
 OF_MEMORY = 0.7
 
 
@@ -139,12 +134,6 @@ def front_end_of(folder: str | Path) -> FrontEnd:
     return FrontEnd(read_processor(ref, read_config(ref)))
 
 
-def encode(front_end: FrontEnd, texts: Sequence[str], images: Sequence[Image] = ()) -> list[list[int]]:
-    """Return the token ids of prompts, each with one of the images if there are any."""
-    shown = [(one,) for one in images] if images else [()] * len(texts)
-    return [front_end.encode(*both)["input_ids"][0].tolist() for both in zip(texts, shown, strict=True)]
-
-
-def read_images(work: Work) -> list[Image]:
-    """Return the images of a work's prompts."""
-    return [np.asarray(PIL.Image.open(path).convert("RGB")) for path in work.image_files]
+def encode(front_end: FrontEnd, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of prompts."""
+    return [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]

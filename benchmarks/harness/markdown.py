@@ -1,82 +1,36 @@
-"""Renders results as Markdown tables whose rows and columns are data."""
+"""Renders Markdown tables and the numbers in them."""
 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 GIB = 2**30
 Results = dict[str, Any]
-LENGTH = "{mean_acceptance_length:.2f} ± {acceptance_length_se:.2f}"
 
 
 class Cells(string.Formatter):
-    """`str.format` whose values may be percentages (`{share:.1%}` is `12.5 %`), medians with a range, which the format
-    applies to each of, verdicts on outputs, and None for withheld figures."""
+    """`str.format` for cells: `{share:.1%}` is `12.5 %`, and `{seconds:/60 .0f}` divides before it formats.
+
+    Values may also be medians with a range, lists of values, verdicts on outputs, and None for withheld figures.
+    """
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is None:
             return "withheld"
+        if isinstance(value, list):
+            return " · ".join(self.format_field(one, format_spec) for one in value)
         if isinstance(value, Mapping):
             if "num_equal" in value:
                 return equality(dict(value))
-            middle, low, high = (format(value[name], format_spec) for name in ("median", "low", "high"))
+            middle, low, high = (self.format_field(value[name], format_spec) for name in ("median", "low", "high"))
             return f"{middle} ({low}–{high})"
+        if format_spec.startswith("/"):
+            divisor, _, format_spec = format_spec[1:].partition(" ")
+            value = value / float(divisor)
         text = str(super().format_field(value, format_spec))
         return f"{text[:-1]} %" if format_spec.endswith("%") else text
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as data: titles, and the template of a row, both separated by ` | `.
-
-    `rows` is a path into the results (`pairs.*.rows.*`, where `*` is every entry), or a function of them. The
-    template reads the keys of the path by position (`{0}`), and the fields of a row and those that `derive` computes
-    from it by name. A field that a row lacks is `absent`, an error without it.
-    """
-
-    titles: str
-    cells: str
-    rows: str | Callable[[Results], Iterable[Results]] = "rows.*"
-    derive: Callable[[Results], Results] = lambda _: {}
-    absent: str | None = None
-
-    def __call__(self, results: Results) -> str:
-        if callable(self.rows):
-            found: Iterable[tuple[tuple[Any, ...], Any]] = (((), row) for row in self.rows(results))
-        else:
-            found = select(results, self.rows.split("."))
-        return table(self.titles, [self.line(keys, row) for keys, row in found])
-
-    def line(self, keys: Sequence[Any], row: Results) -> list[str]:
-        """Return the cells of one row that was found under `keys`."""
-        fields, line = {**row, **self.derive(row)}, []
-        for cell in self.cells.split(" | "):
-            try:
-                line.append(Cells().vformat(cell, keys, fields))
-            except KeyError:
-                if self.absent is None:
-                    raise
-                line.append(self.absent)
-        return line
-
-
-def text(template: str) -> Callable[[Results], str]:
-    """Return a function that renders a paragraph from the fields of results."""
-    return lambda results: Cells().vformat(template, (), results)
-
-
-def select(found: Any, path: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield every entry at a path with the keys for its `*`."""
-    if not path:
-        yield (), found
-    elif path[0] != "*":
-        yield from select(found[path[0]], path[1:])
-    else:
-        for key, entry in found.items() if isinstance(found, Mapping) else enumerate(found):
-            yield from (((key, *keys), one) for keys, one in select(entry, path[1:]))
 
 
 def table(columns: str | Sequence[str], rows: Iterable[Sequence[object]]) -> str:

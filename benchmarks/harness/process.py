@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,8 +40,7 @@ class PeerError(RuntimeError):
 class Work:
     """Models, prompts and limits, the same for all peers of a run.
 
-    `prompt_ids` are the ids of `prompt_texts` with the special tokens of the tokenizer and the columns of images.
-    `image_files` has an image for each prompt, or is empty.
+    `prompt_ids` are the ids of `prompt_texts` with the special tokens of the tokenizer.
     """
 
     target: str
@@ -55,7 +54,6 @@ class Work:
     ignore_eos: bool
     prompt_texts: list[str]
     prompt_ids: list[list[int]]
-    image_files: list[str] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

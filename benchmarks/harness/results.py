@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,10 +65,3 @@ def describe_pair(options: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of a benchmark on the inflated text pair, the machine and torch; call it before measuring."""
     settings = {name: getattr(options, name) for name in ("target_shape", "drafter_shape", "dtype", "threads")}
     return {**settings, "machine": machine(), "torch": version("torch")}
-
-
-def finish(path: Path, found: dict[str, Any], *tables: Callable[[dict[str, Any]], str]) -> int:
-    """Print the tables of the results and write the results; return exit status 0."""
-    print(*(make(found) for make in tables), sep="\n\n")
-    write_results(path, found)
-    return 0

@@ -83,6 +83,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
+def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the standard error of Σ above / Σ below over independent samples."""
+    total = sum(below)
+    if not total:
+        return 0.0
+    ratio = sum(above) / total
+    return math.sqrt(sum((a - ratio * b) ** 2 for a, b in zip(above, below, strict=True))) / total
+
+
 def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
     """Return the median over the rounds of tokens per second of `row` over those of `base` in the same round."""
     rounds = zip(row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True)

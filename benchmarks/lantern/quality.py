@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.harness.claims import ratio_error
+from benchmarks.harness.verdict import ratio_error
 from zoo.image.quality import Reader, Seen, count_right, frechet_distance, image_features, read_images
 from zoo.world.grain import parse_prompt
 

@@ -21,11 +21,9 @@ import torch
 
 from actors.loading.pair import load
 from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
-from benchmarks.methods.claims import check_claims
-from benchmarks.methods.pruned_drafters import count_seen_cells
 from benchmarks.methods.runs import MAX_NEW_TOKENS, Completions, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios, build_video_scenarios
-from benchmarks.methods.tables import acceptance_table, video_table
+from benchmarks.tables.parts import show
 from configs.load import load_preset
 from configs.presets import PRESETS
 from configs.schema import CaptionJob
@@ -40,7 +38,6 @@ BUILT = {"video_eagle2": ("eagle2_25", "video_eagle"), "video_eagle3": ("eagle3_
 """Name → method, and the head that `python -m zoo.build video --only HEAD --out out/zoo` trains; these heads do not
 ship, and their rows are measured if they exist."""
 BUILT_HEADS = Path("out/zoo")
-PRUNINGS = ("specvlm", "specvlm_uniform")
 
 
 def presets(video: bool = False) -> dict[str, CaptionJob]:
@@ -111,18 +108,7 @@ def run_missing(results: dict[str, Any]) -> None:
             ordered = {name: place[name] for name in names if name in place}
             place.clear()
             place.update(ordered)
-            save(results)
-    if not results["pruning"]:
-        scenarios = build_scenarios(num_cases, seed)
-        for name in PRUNINGS:
-            results["pruning"][name] = count_seen_cells(presets()[name], scenarios)
-        save(results)
-
-
-def save(results: dict[str, Any]) -> None:
-    """Write the results with their claims."""
-    results["claims"] = check_claims(results)
-    write_results(RESULTS, results)
+            write_results(RESULTS, results)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,12 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
         "convention": "mean_acceptance_length includes the bonus token",
         "methods": {},
         "video": {"methods": {}},
-        "pruning": {},
     }
     if options.missing:
         results = read_results(RESULTS)
     run_missing(results)
-    print(acceptance_table(results), video_table(results), sep="\n\n")
+    print(show("methods", results, "acceptance", "video_methods"))
     return 0
 
 

@@ -5,21 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from actors.loading.method import build_method
 from actors.loading.pair import Pair
-from benchmarks.harness.claims import ratio_error
 from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
-from benchmarks.methods.pruned_drafters import FollowDrafter
+from benchmarks.harness.verdict import ratio_error
 from benchmarks.methods.scenarios import Case, attribute_overlap
 from configs.method import Method as MethodChoice
 from decoding import Completion, Engine, Request, Sampling
-from decoding.contracts import Method
+from decoding.acceptance.walk import target_choice
+from decoding.contracts import Acceptance, Judgement, Method
+from decoding.tree import Verdict
 
 MAX_NEW_TOKENS = 160
 SLOTS = 32
 MAX_CONTEXT_TOKENS = 768
 Completions = dict[str, dict[str, Completion]]
 """Scenario → case id → completion."""
+
+
+class FollowDrafter(Acceptance):
+    """Accept every draft of a chain, the last one as the token after the path, so that the target adds no token.
+
+    The target chooses the first token (prefill) and the token of a step without drafts. No job can choose this rule.
+    Raises ValueError if a tree is not a chain.
+    """
+
+    lossless = False
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        tree = judgement.tree
+        if not tree.is_chain:
+            raise ValueError("a drafter can be followed along chains only")
+        choice = target_choice(judgement)
+        num_drafts = tree.valid[:, 1:].long().cumprod(dim=1).sum(dim=1)
+        n = num_drafts.clamp_min(1)
+        place = torch.arange(tree.num_levels + 1, device=n.device)
+        path = torch.where(place < n[:, None], place, 0)
+        last = tree.tokens.gather(1, num_drafts[:, None])[:, 0]
+        return Verdict(path, n, torch.where(num_drafts > 0, last, choice[:, 0]), path > 0)
 
 
 def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling, seed: int) -> dict[str, Completion]:

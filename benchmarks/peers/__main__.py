@@ -21,8 +21,8 @@ from benchmarks.inflate.shapes import InflationError
 from benchmarks.peers.compare import compare
 from benchmarks.peers.environment import EnvironmentRefused
 from benchmarks.peers.rounds import CONTENDERS, Cell, Contender
-from benchmarks.peers.tables import peers_table
 from benchmarks.peers.work import make_work
+from benchmarks.tables.parts import show
 from models.loading.checkpoints import CheckpointError
 from zoo.text.samples import held_out_prompts
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (PeerError, EnvironmentRefused, CheckpointError, InflationError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1
-    print(peers_table(found))
+    print(show("peers", found, "peers"))
     if not options.without_vllm:
         write_results(RESULTS, found)
     return 0

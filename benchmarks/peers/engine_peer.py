@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
 import torch
 import transformers
 
-from actors.loading.method import DrafterModel, build_method
+from actors.loading.method import build_method
 from actors.loading.pair import SHARED_INPUT_BYTES, load_target
-from benchmarks.harness.engines import Image, encode, outcome_of, read_images, run_requests
+from benchmarks.harness.engines import encode, outcome_of, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
-from configs.drafters import Eagle3Drafter, LookupDrafter, ModelDrafter
+from configs.drafters import LookupDrafter, ModelDrafter
 from configs.method import MeasuredController, Method, NoController
 from configs.schema import Checkpoint
 from configs.trees import ChainTree
 from decoding import Engine, Request, Sampling
-from models.heads.eagle3_files import load_eagle3
-from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 
 
@@ -28,14 +25,11 @@ def load_model(path: str, dtype: str) -> Target:
 
 
 def choose_method(mode: str, gamma: int) -> Method:
-    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, `eagle3`, or `lookup`
-    of n-grams in the prompt and the output."""
+    """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `lookup`."""
     if mode == "plain":
         return Method()
     if mode == "lookup":
         return Method(drafter=LookupDrafter(), tree=ChainTree(length=gamma))
-    if mode == "eagle3":
-        return Method(drafter=Eagle3Drafter(), tree=ChainTree(length=gamma))
     controller = MeasuredController() if mode == "controlled" else NoController()
     return Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma), controller=controller)
 
@@ -54,22 +48,12 @@ class EngineRunner:
         self._step = "compiled" if compiled and all(compiled) else "eager"
         self._target = models[0]
         self._shares = len(models) > 1
-        self._drafter: DrafterModel | None = models[1] if len(models) > 1 else None
-        if mode == "eagle3":
-            config: Any = self._target.decoder.config
-            embedding = self._target.decoder.get_input_embeddings().weight  # type: ignore[operator]
-            options = (config.num_hidden_layers, embedding, work.dtype, self._target.device)
-            self._drafter = load_eagle3(CheckpointRef(work.drafter), *options)
+        self._drafter = models[1] if self._shares else None
         self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
-        images = read_images(work)
-        shown: list[tuple[Image, ...]] = [(one,) for one in images] or [()] * len(work.prompt_texts)
-        self._requests = [
-            Request(str(number), text, image, sampling)
-            for number, (text, image) in enumerate(zip(work.prompt_texts, shown, strict=True))
-        ]
-        ids = encode(self._target.front_end, work.prompt_texts, images)
+        self._requests = [Request(str(number), text, (), sampling) for number, text in enumerate(work.prompt_texts)]
+        ids = encode(self._target.front_end, work.prompt_texts)
         for text, own, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
             if own != expected:
                 raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")

@@ -15,17 +15,13 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
     CompileConfig,
     GenerationConfig,
     PreTrainedModel,
     StaticCache,
 )
 
-from benchmarks.harness.engines import read_images
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
 
 ASSISTED = {"assisted": 0.0, "assisted_confident": None}
@@ -33,10 +29,8 @@ ASSISTED = {"assisted": 0.0, "assisted_confident": None}
 
 
 def load_model(path: str, dtype: str, ignore_eos: bool) -> PreTrainedModel:
-    """Load a text or vision-language model with the settings of `set_greedy`."""
-    reads_images = hasattr(AutoConfig.from_pretrained(path), "vision_config")
-    auto = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-    model: PreTrainedModel = auto.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    """Load a text model with the settings of `set_greedy`."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
     model.requires_grad_(False)
     set_greedy(model, ignore_eos)
     return model
@@ -70,14 +64,6 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> dict[str, torch.T
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def shown(work: Work) -> Callable[[Sequence[int]], dict[str, torch.Tensor]]:
-    """Return a function that processes the images of some of the work's prompts."""
-    if not work.image_files:
-        return lambda _: {}
-    images, process = read_images(work), AutoProcessor.from_pretrained(work.target).image_processor
-    return lambda numbers: {"pixel_values": process([images[i] for i in numbers], return_tensors="pt").pixel_values}
-
-
 def batches(prompts: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
     """Return the indices of the prompts in batches of similar lengths."""
     order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
@@ -89,17 +75,13 @@ def generate_all(
     prompts: Sequence[Sequence[int]],
     batch: int,
     options: Callable[[int], dict[str, Any]],
-    show: Callable[[Sequence[int]], dict[str, torch.Tensor]] = lambda _: {},
 ) -> list[list[int]]:
-    """Return the new tokens of all prompts by `generate`, in batches of similar lengths; `options` by batch size.
-
-    `show` returns the processed images of prompts by number.
-    """
+    """Return the new tokens of all prompts by `generate`, in batches of similar lengths; `options` by batch size."""
     ends, pad = end_ids(model), model.generation_config.pad_token_id
     outputs: list[list[int]] = [[] for _ in prompts]
     for numbers in batches(prompts, batch):
         inputs = {name: one.to(model.device) for name, one in pad_left([prompts[i] for i in numbers], pad).items()}
-        sequences = model.generate(**inputs, **show(numbers), **options(len(numbers)))
+        sequences = model.generate(**inputs, **options(len(numbers)))
         for number, row in zip(numbers, sequences[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
             outputs[number] = cut(row, ends)
     return outputs
@@ -112,7 +94,6 @@ class GenerateRunner:
         torch.set_num_threads(work.threads)
         self._work, self._mode = work, mode
         self._model = load_model(work.target, work.dtype, work.ignore_eos)
-        self._show = shown(work)
         self._options: dict[str, Any] = {"do_sample": False, "max_new_tokens": work.max_new_tokens}
         self._num_forwards = 0
         self._caches: dict[int, StaticCache] = {}
@@ -156,7 +137,7 @@ class GenerateRunner:
         prompts = self._work.prompt_ids[:num_requests]
         forwards_before = self._num_forwards
         start = time.perf_counter()
-        outputs = generate_all(self._model, prompts, batch, lambda size: self._options | self._cache(size), self._show)
+        outputs = generate_all(self._model, prompts, batch, lambda size: self._options | self._cache(size))
         seconds = time.perf_counter() - start
         steps = self._num_forwards - forwards_before
         return Outcome(seconds, outputs, steps, sum(map(len, outputs)) - steps if steps else 0)

@@ -1,4 +1,4 @@
-"""Runs vLLM as a peer: `python -m benchmarks.peers.vllm_peer WORK plain|draft_model|eagle3|ngram`.
+"""Runs vLLM as a peer: `python -m benchmarks.peers.vllm_peer WORK plain|draft_model|ngram`.
 
 Runs in vLLM's own environment, so it imports only `benchmarks.harness.process` of this project. One engine serves every
 batch size: at most `batch` requests are in it, and a finished one is replaced before the next step.
@@ -25,7 +25,6 @@ def speculation(work: Work, mode: str) -> dict[str, Any] | None:
     """Return vLLM's `speculative_config`; None for plain decoding."""
     options: dict[str, dict[str, Any]] = {
         "draft_model": {"model": work.drafter},
-        "eagle3": {"model": work.drafter},
         "ngram": {"prompt_lookup_min": NGRAM_MIN_TOKENS, "prompt_lookup_max": NGRAM_MAX_TOKENS},
     }
     return {"method": mode, "num_speculative_tokens": work.gamma} | options[mode] if mode in options else None

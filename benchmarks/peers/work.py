@@ -8,19 +8,17 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import PIL.Image
 import torch
 
-from benchmarks.harness.engines import Image, encode, front_end_of
+from benchmarks.harness.engines import encode, front_end_of
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import named_shape
-from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left, shown
+from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left
 from zoo.pair import CHECKPOINTS
 
 GAMMA = 5
@@ -56,14 +54,12 @@ def write_work(
     max_new_tokens: int,
     max_batch: int,
     scratch: Path,
-    images: Sequence[Image] = (),
 ) -> Work:
     """Write `WORK_FILE` in the scratch folder for the folders of a target and a drafter, which may be ""; return it.
 
-    The context window has room for a whole draft after the last token. Images, one for each prompt, become files.
+    The context window has room for a whole draft after the last token.
     """
-    ids = encode(front_end_of(Path(folders[0])), texts, images)
-    files = [str((scratch / f"image-{number}.png").resolve()) for number in range(len(images))]
+    ids = encode(front_end_of(Path(folders[0])), texts)
     longest = max(map(len, ids)) + max_new_tokens + GAMMA + 1
     work = Work(
         target=folders[0],
@@ -77,11 +73,8 @@ def write_work(
         ignore_eos=False,
         prompt_texts=texts,
         prompt_ids=ids,
-        image_files=files,
     )
     scratch.mkdir(parents=True, exist_ok=True)
-    for image, path in zip(images, files, strict=True):
-        PIL.Image.fromarray(image).save(path)
     work.write(scratch / WORK_FILE)
     return work
 
@@ -94,8 +87,6 @@ def key_of(work: Work) -> str:
             digest.update(path.name.encode())
             digest.update(path.read_bytes())
     digest.update(json.dumps([work.prompt_ids, work.max_new_tokens, work.ignore_eos]).encode())
-    for image in work.image_files:
-        digest.update(Path(image).read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -104,14 +95,13 @@ def make_reference(work: Work) -> list[dict[str, Any]]:
     """Decode all prompts greedily in float32 with transformers' `generate`. Return a dictionary per prompt: `tokens`;
     for each token the largest logit (`top`) and its distance to the second largest (`gap`)."""
     torch.set_num_threads(work.threads)
-    model, show = load_model(work.target, "float32", work.ignore_eos), shown(work)
+    model = load_model(work.target, "float32", work.ignore_eos)
     ends, pad = end_ids(model), model.generation_config.pad_token_id
     found: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
     for numbers in batches(work.prompt_ids, REFERENCE_BATCH):
         inputs = pad_left([work.prompt_ids[number] for number in numbers], pad)
         output = model.generate(
             **inputs,
-            **show(numbers),
             do_sample=False,
             max_new_tokens=work.max_new_tokens,
             output_logits=True,

@@ -4,9 +4,6 @@
     python -m benchmarks.real          # equality and acceptance; writes results/real.json, resumes from .bench/real
     python -m benchmarks.real --heads  # the same of heads that `python -m benchmarks.real.heads` trained
     python -m benchmarks.real --peers  # tokens per second beside transformers and vLLM
-    python -m benchmarks.real --peers vision    # the same on dense scenes; writes to results/real_vision.json
-
-All others write to the same file.
 
 Prompts are held-out documentation texts, which no drafter is trained on. Equality and acceptance are measured in
 float32: greedy outputs are compared with transformers' `generate` of the target alone, sampled outputs with plain
@@ -33,9 +30,8 @@ from benchmarks.harness.results import (
     results_file,
     write_results,
 )
-from benchmarks.real import vision_settings
 from benchmarks.real.heads import trainings
-from benchmarks.real.peers import PAIRS, compare_engines, engines_table
+from benchmarks.real.peers import compare_engines
 from benchmarks.real.text import (
     DRAFTER,
     EAGLE,
@@ -46,13 +42,13 @@ from benchmarks.real.text import (
     NUM_PROMPTS,
     SLOTS,
     drafter_sha256,
-    equality_table,
     head_settings,
     measure_equality,
     settings,
 )
+from benchmarks.tables.parts import finish
 
-RESULTS, RESULTS_OF_SCENES = results_file("real"), results_file("real_vision")
+RESULTS = results_file("real")
 
 
 def run_equality(wanted: Sequence[tuple[str, float]], num_prompts: int, scratch: Path) -> list[Results]:
@@ -80,16 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_line("real", __doc__)
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--heads", action="store_true", help="measure equality and acceptance of trained heads")
-    parts.add_argument("--peers", nargs="?", choices=tuple(PAIRS), const="text", help="measure speed of a pair (text)")
+    parts.add_argument("--peers", action="store_true", help="measure speed beside transformers and vLLM")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help=f"({NUM_PROMPTS})")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--scratch", type=Path, default=Path(".bench/real"))
     options: argparse.Namespace = parser.parse_args(arguments)
-    needed = vision_settings.DRAFTERS.values() if options.peers == "vision" else (HELD_OUT, DRAFTER, EAGLE)
-    for one in needed:
+    for one in (HELD_OUT, DRAFTER, EAGLE):
         if not one.exists():
-            module = "zoo.real_vision" if options.peers == "vision" else "zoo.real"
-            progress(f"refused: {one} does not exist; run `python -m {module}` first")
+            progress(f"refused: {one} does not exist; run `python -m zoo.real` first")
             return 2
     missing = [name for name in HEADS if options.heads and not (HEADS_FOLDER / name / "training.json").exists()]
     if missing:
@@ -98,8 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     about = {"machine": machine(), "threads": options.threads, "torch": torch.__version__}
     about |= {"transformers": version("transformers"), "python": sys.version.split()[0]}
-    path = RESULTS_OF_SCENES if options.peers == "vision" else RESULTS
-    results: Results = read_results(path) if path.exists() else {}
+    results: Results = read_results(RESULTS) if RESULTS.exists() else {}
     if options.peers:
         found = compare_engines(options)
         if found is None:
@@ -111,10 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         results |= {"setting": about, "max_new_tokens": MAX_NEW_TOKENS, "slots": SLOTS}
         results["equality"] = run_equality(settings(), options.prompts, options.scratch)
-    write_results(path, results)
-    part = "heads" if options.heads else "equality"
-    print(engines_table(results) if options.peers else equality_table(results, part))
-    return 0
+    part = "real_peers" if options.peers else "real_heads" if options.heads else "real_equality"
+    return finish(RESULTS, results, part)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import cores, progress
 from benchmarks.real.text import HEADS, HEADS_FOLDER
 from jobs import train_drafter
@@ -47,23 +47,6 @@ def trainings() -> list[Results]:
         measured[name] = json.loads((HEADS_FOLDER / name / "training.json").read_text())["measured"]
     names = ("num_taught_rows", "num_epochs", "top1_accuracy", "top3_accuracy")
     return [{"method": name, **{one: found[one] for one in names}} for name, found in measured.items()]
-
-
-def training_table(results: Results) -> str:
-    """Render what each head learned."""
-    if "trained_heads" not in results:
-        return "Not measured yet."
-    lines = [
-        [
-            row["method"],
-            f"{row['num_taught_rows']:,}",
-            row["num_epochs"],
-            percent(row["top1_accuracy"]),
-            percent(row["top3_accuracy"]),
-        ]
-        for row in results["trained_heads"]
-    ]
-    return table("head | rows learned | epochs begun | top-1 | top-3", lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -32,7 +32,7 @@ from benchmarks.harness.results import command_line, cores, machine, progress, r
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.real import text, vision_settings
 from benchmarks.real.contenders import Contender, OfEngine, OfTransformers, load_all
-from benchmarks.real.speed_tables import speed_table
+from benchmarks.tables.parts import show
 from configs.schema import CaptionJob
 from decoding import Completion, Request
 from zoo.real_vision.quality import draw_asked, requests_of
@@ -245,7 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_results(RESULTS, {**earlier, options.pair: {**part, options.device: found}})
 
     found = measure_speed(load_all(bed.jobs), bed.make_requests, BATCHES[options.device], has_time, save)
-    print(speed_table(found))
+    table = f"real_{options.pair}_speed" + ("_gpu" if options.device == "cuda" else "")
+    print(show("real_speed", {options.pair: {options.device: {"setting": setting, **found}}}, table))
     return 0
 
 

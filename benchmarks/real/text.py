@@ -15,11 +15,12 @@ import torch
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.engines import acceptance_of, encode, run_requests
-from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.markdown import Results
 from benchmarks.harness.process import Work
 from benchmarks.harness.results import progress
 from benchmarks.harness.verdict import first_difference, judge
 from benchmarks.peers.work import reference_of
+from benchmarks.tables.real import equal_rows
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
@@ -157,21 +158,9 @@ def measure_equality(missing: Sequence[tuple[str, float]], num_prompts: int, scr
             "target_forwards_per_token": sum(one.telemetry.target_forwards for one in done) / num_tokens,
             "drafter_forwards_per_token": sum(one.telemetry.drafter_forwards for one in done) / num_tokens,
         }
-        progress(
-            f"{name:17s} T = {temperature:g}: {equal_rows(row)} equal, length {row['mean_acceptance_length']:.2f}, "
-            f"{spent_s:.0f} s"
-        )
+        shown = f"{equal_rows(row)['equal']} equal, length {row['mean_acceptance_length']:.2f}"
+        progress(f"{name:17s} T = {temperature:g}: {shown}, {spent_s:.0f} s")
         yield row
-
-
-def equal_rows(row: Results) -> str:
-    """Return the number of equal outputs as text."""
-    if "num_equal" not in row:
-        return "–"
-    others = ""
-    if row["num_equal"] < row["num_sequences"] and "num_close" in row:
-        others = f" ({row['num_close']} at ties, {row['num_different']} beyond)"
-    return f"{row['num_equal']} of {row['num_sequences']}{others}"
 
 
 def settings() -> list[tuple[str, float]]:
@@ -187,25 +176,3 @@ def head_settings() -> list[tuple[str, float]]:
 def text_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
     """Return greedy requests of the first held-out prompts."""
     return requests_of(read_prompts(pair, num), Sampling(max_new_tokens=max_new_tokens))
-
-
-def equality_table(results: Results, part: str = "equality") -> str:
-    """Render equality and acceptance of every method at both temperatures; `part` is their key in the results."""
-    if part not in results:
-        return "Not measured yet."
-    lines = []
-    for row in results[part]:
-        lines.append(
-            [
-                row["method"],
-                f"{row['temperature']:g}",
-                equal_rows(row),
-                f"{row['mean_acceptance_length']:.2f} ± {row['acceptance_length_se']:.2f}",
-                f"{row['target_forwards_per_token']:.2f}",
-                f"{row['drafter_forwards_per_token']:.2f}",
-            ]
-        )
-    titles = (
-        "method | temperature | equal rows | acceptance length | target forwards per token | drafter forwards per token"
-    )
-    return table(titles, lines)

@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from actors.loading.pair import load
-from benchmarks.harness.claims import claims_table
-from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import (
     command_line,
     cores,
@@ -31,7 +30,6 @@ from benchmarks.harness.results import (
     write_results,
 )
 from benchmarks.methods.runs import Completions, run_method
-from benchmarks.real.vision_claims import check_claims
 from benchmarks.real.vision_settings import (
     DRAFTERS,
     FOLDER,
@@ -44,6 +42,7 @@ from benchmarks.real.vision_settings import (
     job_of,
     settings,
 )
+from benchmarks.tables.parts import finish
 from decoding import Sampling
 from zoo.real.drafters import digest, read_notes
 from zoo.real_vision.differences import DRAFTERS as FILES
@@ -101,10 +100,10 @@ def run_missing(results: Results, scenario: str) -> None:
 
 
 def save(results: Results, scenario: str) -> None:
-    """Write the results in the order of the settings, with their claims."""
+    """Write the results in the order of the settings."""
     measured = results["methods"]
     results["methods"] = {name: measured[name] for name in settings(scenario) if name in measured}
-    results["drafters"], results["claims"] = trained_drafters(), check_claims(results)
+    results["drafters"] = trained_drafters()
     write_results(RESULTS[scenario], results)
 
 
@@ -117,60 +116,6 @@ def trained_drafters() -> Results:
         found[name] = {"num_layers": len(notes["layers"]), **measured, "file_bytes": path.stat().st_size}
         found[name]["sha256"] = digest(path)
     return found
-
-
-def drafters_table(results: Results) -> str:
-    """Render what the drafters learned, and how long it took."""
-    rows = [
-        [
-            name,
-            one["num_layers"],
-            one["num_taught_rows"],
-            one["num_epochs"],
-            f"{one['seconds'] / 60:.0f} min",
-            percent(one["top1_accuracy"]),
-            percent(one["top3_accuracy"]),
-            f"{one['mean_acceptance_length']:.2f}",
-            f"{one['file_bytes'] / 1e6:.1f} MB",
-        ]
-        for name, one in results["drafters"].items()
-    ]
-    titles = "drafter | layers | scenes learned | epochs begun | training | top-1 | top-3 | chain of 4 | file"
-    return table(titles, rows)
-
-
-def methods_table(results: Results) -> str:
-    """Render acceptance, cost, quality and equality of every setting."""
-    rows = []
-    for name, result in results["methods"].items():
-        (cell,) = result["scenarios"].values()
-        rows.append(
-            [
-                name.split("/")[0],
-                result["drafter"] or "",
-                f"{result['temperature']:g}",
-                result["verify_mode"],
-                f"{cell['mean_acceptance_length']:.2f} ± {cell['acceptance_length_se']:.2f}",
-                f"{cell['drafted_per_step']:.1f}",
-                f"{cell['target_forwards_per_token']:.2f}",
-                percent(cell["relaxed_share"]),
-                f"{cell['accuracy']:.3f} ± {cell['accuracy_se']:.3f}",
-                percent(cell["equal_share"]) if "equal_share" in cell else "",
-            ]
-        )
-    titles = (
-        "method | drafter | temperature | mode | acceptance length | drafted per step | target forwards per token | "
-        "relaxed | attributes right | equal to plain"
-    )
-    return table(titles, rows)
-
-
-TABLES = {
-    "real_vision_drafters": drafters_table,
-    "real_vision_methods": methods_table,
-    "real_vision_claims": claims_table,
-}
-CLIP_TABLES = {"real_clip_methods": methods_table, "real_clip_claims": claims_table}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,8 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     empty = {"setting": about, "scenario": options.scenario, "seed": SEED, "methods": {}}
     results = {**empty, "num_cases": NUM_CASES[options.scenario], **results}
     run_missing(results, options.scenario)
-    print(methods_table(results), claims_table(results), sep="\n\n")
-    return 0
+    return finish(path, results)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import command_line, machine, progress, read_results, results_file, write_results
 from benchmarks.scale import driver, planner, writer
-from benchmarks.scale.tables import TABLES
+from benchmarks.tables.parts import show
 from configs.pool import Job
 from pipeline.cluster.ray_session import session
 
@@ -59,9 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
         found["machine"] = machine()
         found[name] = PARTS[name]()
         write_results(RESULTS, found)
-        print(TABLES[f"scale_{name}"](found), flush=True)
+        print(show("scale", found, f"scale_{name}"), flush=True)
     if all(name in found for name in PARTS):
-        print(TABLES["scale_model"](found))
+        print(show("scale", found, "scale_model"))
     return 0
 
 

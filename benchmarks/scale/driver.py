@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import progress
 from configs.pool import Job
@@ -200,39 +200,6 @@ def measure_fleets() -> list[Results]:
         found = in_new_process(Case(num_actors, num_rows, FLEET_ROWS_PER_S, FLEET_BATCH_ROWS))
         fleets.append({"num_actors": num_actors, "num_rows": num_rows, "rows_per_s_each": FLEET_ROWS_PER_S, **found})
     return fleets
-
-
-def cost_table(results: Results) -> str:
-    """Render the CPU time per row as measured, and the time per batch that remains without the time per second."""
-    costs = results["driver"]
-    rows = []
-    for cell in costs["cells"]:
-        size = cell["batch_rows"]
-        per_row = (f"{cell['cpu_us_per_row'][name]:.0f}" for name in ("driver", *HEAD))
-        ms = costs["cpu_ms_per_batch"]["driver"]
-        rows.append((size, *per_row, f"{1000 * ms / size:.1f}", f"{rows_per_s_of_a_driver(costs, size):,.0f}"))
-    return table(
-        "rows of a batch | driver, µs per row | GCS, µs | raylet, µs | driver, µs per row without its loop | rows/s of "
-        "one driver's core",
-        rows,
-    )
-
-
-def rows_per_s_of_a_driver(costs: Results, batch_rows: int) -> float:
-    """Return the rate at which the driver uses one core."""
-    return float((1.0 - costs["cpu_s_per_s"]["driver"]) * batch_rows * 1000 / costs["cpu_ms_per_batch"]["driver"])
-
-
-def fleet_table(results: Results) -> str:
-    """Render one row per number of actors: rows/s of the sleeping engines, rows/s of the job (actor start included),
-    share of time that engines waited, and share of a core that the driver used."""
-    rows = []
-    for one in results["fleets"]:
-        rate, per_s = one["rows_per_s_each"], one["num_rows"] / one["wall_s"]
-        share = f"{100 * one['cpu_s']['driver'] / one['total_s']:.0f} %"
-        waited = f"{100 * one['engine_wait_share']:.1f} %"
-        rows.append((one["num_actors"], f"{rate * one['num_actors']:,.0f}", f"{per_s:,.0f}", waited, share))
-    return table("actors | rows/s of the engines | rows/s of the job | engines without a row | driver's core", rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Measures planning and resuming of large jobs: time and memory of the driver, one new process per case.
 
-    python -m benchmarks.scale.planner        # prints a table; ten minutes and 2 GB of files on two cores
-    python -m benchmarks.scale.planner goal   # also 10^8 distinct ids in 10^5 Parquet files, 1.5 GB of files
+`python -m benchmarks.scale.planner CASE FOLDER` measures one case, and prints its figures as JSON.
 
 Listed images are synthetic, so the time of listing a store is not included. Local files are in the page cache.
 """
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.markdown import Results
 from configs.pool import Job
 from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
@@ -200,7 +199,6 @@ CASES = (
     Case("output, inventory", 100, 10_000, write_output, resume_output),
 )
 GOAL = Case("Parquet, ids compared", 100_000, 1000, write_parquet, plan_ids)
-MAX_GOAL_S, MAX_GOAL_BYTES = 600.0, 4 * 1024**3
 
 
 def peak_bytes() -> int:
@@ -234,44 +232,13 @@ def measure_planner(cases: tuple[Case, ...] = CASES) -> Results:
         with tempfile.TemporaryDirectory(prefix="planner-") as folder:
             case.prepare(Path(folder), case)
             number = (*CASES, GOAL).index(case)
-            command = [sys.executable, "-m", "benchmarks.scale.planner", "--case", str(number), folder]
+            command = [sys.executable, "-m", "benchmarks.scale.planner", str(number), folder]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found.append(json.loads(done.stdout.splitlines()[-1]))
         print(found[-1], file=sys.stderr, flush=True)
     return {"cases": found}
 
 
-def planner_table(results: Results) -> str:
-    """Render the cases of `measure_planner`."""
-    rows = [
-        (
-            one["case"],
-            f"{one['num_files']:,}",
-            f"{one['num_rows']:,}",
-            f"{one['wall_s']:.1f}",
-            f"{one['driver_cpu_s']:.1f}",
-            f"{one['peak_rss_bytes'] / 1e9:.2f}",
-            f"{1e6 * one['wall_s'] / one['num_rows']:.2f}",
-            f"{one['rss_bytes_per_row']:.0f}",
-        )
-        for one in results["cases"]
-    ]
-    header = "case | files | rows | wall, s | driver CPU, s | driver peak, GB | s per 10⁶ rows | driver bytes per row"
-    return table(header, rows)
-
-
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--case"]:
-        case = (*CASES, GOAL)[int(arguments[1])]
-        print(json.dumps(run_case(case, Path(arguments[2]))), flush=True)
-        return 0
-    found = measure_planner((*CASES, GOAL) if arguments == ["goal"] else CASES)
-    print(planner_table(found))
-    goal = found["cases"][-1] if arguments == ["goal"] else None
-    if goal is None:
-        return 0
-    return 0 if goal["wall_s"] <= MAX_GOAL_S and goal["peak_rss_bytes"] <= MAX_GOAL_BYTES else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    number, folder = sys.argv[1:]
+    print(json.dumps(run_case((*CASES, GOAL)[int(number)], Path(folder))), flush=True)

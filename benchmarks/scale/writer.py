@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import ray
 
-from benchmarks.harness.markdown import Results, table
+from benchmarks.harness.markdown import Results
 from configs.schema import Sink
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
@@ -137,23 +137,3 @@ def measure_ledger() -> list[Results]:
         num_batches = NUM_LEDGER_BATCHES * NUM_LEDGER_CLIENTS
         found.append({"num_clients": NUM_LEDGER_CLIENTS, "rows": num_rows, "batches_per_s": num_batches / wall_s})
     return found
-
-
-def writer_table(results: Results) -> str:
-    rows = [(row["kind"], row["num_tasks"], *_rates(row)) for row in results["writer"]]
-    return table(
-        "rows | tasks | rows/s | MB/s | CPU of a task, µs per row | driver, µs per row | objects per file", rows
-    )
-
-
-def _rates(row: Results) -> tuple[str, ...]:
-    per_row = (f"{row[name]:.1f}" for name in ("task_cpu_us_per_row", "driver_cpu_us_per_row", "objects_per_file"))
-    return f"{row['rows_per_s']:,.0f}", f"{row['mb_per_s']:,.0f}", *per_row
-
-
-def ledger_table(results: Results) -> str:
-    rows = [
-        (one["rows"], f"{one['batches_per_s']:,.0f}", f"{one['rows'] * one['batches_per_s']:,.0f}")
-        for one in results["ledger"]
-    ]
-    return table("rows of a batch | batches/s | rows/s", rows)

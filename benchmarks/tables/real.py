@@ -1,12 +1,64 @@
-"""Tables of `benchmarks.real`."""
+"""Rows and checks of `benchmarks.real`."""
 
 from __future__ import annotations
 
-from benchmarks.harness.markdown import LENGTH, Table
+from collections.abc import Iterator
 
-SPEED = Table(
-    "method | batch | acceptance length | tokens/s | over plain | rows equal to plain in bfloat16",
-    f"{{method}} | {{batch}} | {LENGTH} | {{tokens_per_s:.0f}} | {{over_plain:.2f}} | {{num_equal}} of {{num_prompts}}",
-    absent="",
-)
-"""Methods at several batch sizes."""
+from benchmarks.harness.markdown import Results
+from benchmarks.tables.claims import Check, Equal, Reader, claims_table, load_claims
+from benchmarks.tables.specs import Function
+
+
+def equal_rows(row: Results) -> Results:
+    """Return the number of equal outputs as text."""
+    if "num_equal" not in row:
+        return {"equal": "–"}
+    others = ""
+    if row["num_equal"] < row["num_sequences"] and "num_close" in row:
+        others = f" ({row['num_close']} at ties, {row['num_different']} beyond)"
+    return {"equal": f"{row['num_equal']} of {row['num_sequences']}{others}"}
+
+
+def _replayed(results: Results) -> Iterator[Results]:
+    """Yield tokens per second of the vision pair at batch 1 on a GPU, with steps launched and replayed."""
+    launched, replayed = (
+        {row["method"]: row for row in results["vision"][part]["rows"] if row["batch"] == 1}
+        for part in ("cuda_launched", "cuda")
+    )
+    for name, row in replayed.items():
+        both = (launched[name], row)
+        before, after = (one["tokens_per_s"]["median"] for one in both)
+        lengths = " / ".join(f"{one['mean_acceptance_length']:.2f}" for one in both)
+        yield row | {"lengths": lengths, "launched": launched[name]["tokens_per_s"], "faster": after / before}
+
+
+def _methods(results: Results) -> Iterator[Results]:
+    for name, result in results["methods"].items():
+        (cell,) = result["scenarios"].values()
+        yield {"name": name.split("/")[0], "by": result["drafter"] or "", **result, **cell}
+
+
+def _cells(results: Results, key: str) -> list[Results]:
+    return [results["methods"][key]["scenarios"][results["scenario"]]]
+
+
+def _lossless(results: Results) -> dict[str, Results]:
+    return {
+        name: _cells(results, name)[0]
+        for name, result in results["methods"].items()
+        if result["verify_mode"] == "lossless" and result["acceptance"] == "exact" and not name.startswith("plain")
+    }
+
+
+def reader(results: Results) -> Reader:
+    return Reader(results, _cells)
+
+
+CHECKS: dict[str, Check] = {"lossless": Equal(_lossless, "settings of {} scenes")}
+FUNCTIONS: dict[str, Function] = {
+    "equal_rows": equal_rows,
+    "replayed_steps": _replayed,
+    "vision_methods": _methods,
+    "vision_claims": lambda results: claims_table(load_claims("real_vision", CHECKS), reader(results)),
+    "clip_claims": lambda results: claims_table(load_claims("real_vision_clips", CHECKS), reader(results)),
+}

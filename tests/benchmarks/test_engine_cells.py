@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.engine import __main__ as engine
 from benchmarks.engine import slices as forward_clock
-from benchmarks.engine import tables as engine_tables
 from benchmarks.engine.__main__ import Bench, Cell
 from benchmarks.harness import clock as clocks
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.process import Work
 from benchmarks.peers.work import make_reference
+from benchmarks.tables import engine as engine_tables
+from benchmarks.tables.parts import PARTS
 from models.inputs.processing import FrontEnd
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
@@ -124,7 +125,7 @@ def test_a_method_without_a_speed_leaves_its_claims_unknown(rows: list[dict[str,
     changed = [{**row} for row in rows]
     changed[1] = {**changed[1], "tokens_per_s": None, "samples_per_s": None}
     found = {"gamma": 3, "rows": changed, "left_out": []}
-    assert "| 8 | 2 | chain | 4 | withheld | withheld |" in engine_tables.engine_table(found)
+    assert "| 8 | 2 | chain | 4 | withheld | withheld |" in PARTS["engine"].render(found)
     assert [holds for text, holds, _ in engine_tables.claims(found) if text.startswith("with the")] == [None]
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import speed_plots
-from benchmarks.engine import tables
 from benchmarks.engine.__main__ import parse, plan
+from benchmarks.tables import engine as tables
+from benchmarks.tables.parts import PARTS
+from benchmarks.tables.plots import plots_of
+
+
+def render(name: str, found: dict[str, Any]) -> str:
+    return PARTS[name].render(found)
 
 
 def row(mode: str, seconds: list[float], steps: int, different: int = 0) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def test_the_bound_follows_from_the_forwards_and_the_speed_up_from_the_steps() -
     # Four tokens for 2 + 1 + 21 ms instead of four times 20.
     assert tables.bound(chain, 2) == pytest.approx(80.0 / 24.0)
     assert tables.speed_up(chain, plain) == pytest.approx(3.2)
-    assert "| 3.33 | 3.20 | 96 % | 10.0 % |" in tables.steps_table(results())
+    assert "| 3.33 | 3.20 | 96 % | 10.0 % |" in render("engine_steps", results())
 
 
 def test_a_round_in_which_all_forwards_take_twice_as_long_leaves_the_bound_as_it_was() -> None:
@@ -97,18 +103,18 @@ def test_the_interval_of_the_controller_is_students() -> None:
 
 def test_a_method_with_other_outputs_is_marked_and_has_no_speed() -> None:
     found = results(different=3)
-    table = tables.engine_table(found).splitlines()
+    table = render("engine", found).splitlines()
     assert "| plain | 10 | 5.00 (4.55–5.45) | 55.0 (50.0–60.0) |  |  | 10.0 % | all | 1.0 GiB |" in table[2]
     assert (
         "| chain | 10 | withheld | withheld | 3.50 | withheld | 10.0 % | 70.0 %, **3 beyond rounding** |" in (table[3])
     )
     assert tables.speed_up(found["rows"][1], found["rows"][0]) is None
     assert tables.slower_by(found["rows"][1], found["rows"][0]) is None
-    assert "| 3.33 | withheld | withheld | 10.0 % |" in tables.steps_table(found)
-    picture = speed_plots.draw_engine(found)
-    assert picture.count("<circle") == 3 + 2, "three names, two points"
-    assert "chain, ≤ 64 tokens (withheld at 1)" in picture
-    assert speed_plots.draw_engine(results()).count("<circle") == 3 + 3
+    assert "| 3.33 | withheld | withheld | 10.0 % |" in render("engine_steps", found)
+    speeds = plots_of({"engine": found})[Path("docs/results/engine_plot.svg")].data
+    assert {name: len(curve) for name, curve in speeds.items()} == {
+        "plain, ≤ 64 tokens": 1, "chain, ≤ 64 tokens (withheld at 1)": 0, "controlled, ≤ 64 tokens": 1,
+    }  # fmt: skip
 
 
 def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> None:
@@ -136,27 +142,30 @@ def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> 
     assert verdicts(found) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
     withheld = results(different=1)
     assert verdicts(withheld)["a chain"] is None
-    assert "| withheld | not known |" in tables.engine_claims_table(withheld)
+    assert "| withheld | not known |" in render("engine_claims", withheld)
 
 
 def test_shares_of_phases_and_of_positions() -> None:
     found = results()
-    assert "| 64 | 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % | 0.0 % |" in tables.phases_table(found)
+    assert "| 64 | 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % | 0.0 % |" in render("engine_phases", found)
     found["rows"][1]["seconds"] = [2 * seconds for seconds in found["rows"][1]["seconds"]]
-    assert "| 64 | 1 | chain | 0.0 % | 10.0 % | 40.0 % | 0.0 % | 50.0 % |" in tables.phases_table(found)
-    assert "| 64 | 1 | 75 % | 75 % |" in tables.positions_table(found)
-    assert speed_plots.draw_phases(found).count("<text") == 1 + 5 + 3 + (2 + 3 + 2) + 5 + 1
-    assert "batch 1, ≤ 64 tokens" in speed_plots.draw_positions(found)
+    assert "| 64 | 1 | chain | 0.0 % | 10.0 % | 40.0 % | 0.0 % | 50.0 % |" in render("engine_phases", found)
+    assert "| 64 | 1 | 75 % | 75 % |" in render("engine_positions", found)
+    plots = plots_of({"engine": found})
+    bars = plots[Path("docs/results/engine_phases_plot.svg")].data
+    assert bars["batch 1, ≤ 64, chain"] == pytest.approx((0.0, 0.1, 0.4, 0.0, 0.5))
+    curves = plots[Path("docs/results/engine_positions_plot.svg")].data
+    assert curves["batch 1, ≤ 64 tokens"] == [(1, 75, 75, 75), (2, 75, 75, 75)]
 
 
 def test_both_lengths_stand_in_every_table_and_what_was_left_out_is_named() -> None:
     found = results()
     found["rows"] += [{**row, "max_new_tokens": 256, "batch": 8} for row in found["rows"]]
     assert list(tables.cells_of(found)) == [(64, 1), (256, 8)]
-    for table in (tables.engine_table, tables.steps_table, tables.phases_table, tables.positions_table):
-        assert "\n| 256 | 8 |" in table(found)
+    for name in ("engine", "engine_steps", "engine_phases", "engine_positions"):
+        assert "\n| 256 | 8 |" in render(name, found)
     settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "machine": "m"}
-    result = tables.engine_setting({**found, **settings, "torch": "2"})
+    result = render("engine_setting", {**found, **settings, "torch": "2"})
     assert "the highest, 2 at batch 1, 2 at batch 8;" in result
     assert "Left out for lack of memory: batch 128 with 64 tokens." in result
 

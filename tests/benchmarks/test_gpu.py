@@ -18,12 +18,12 @@ from benchmarks.gpu import decoding as gpu_decoding
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY
-from benchmarks.gpu.tables import claims, gpu_findings, gpu_headline, gpu_table
 from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
 from benchmarks.inflate.model import Inflation
-from benchmarks.tables.__main__ import fill
+from benchmarks.tables.gpu import claims, gpu_findings
+from benchmarks.tables.parts import PARTS, show
 from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
 from models.backends.cpu.backend import CpuBackend
@@ -122,12 +122,12 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
 
 
 def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
-    result = gpu_table(found)
+    result = show("gpu", found, *gpu.TABLES)
     assert result.count("**") == 2 * len(("attention", "pair", "decoding", "prefill", "generate", "images", "long"))
     assert "has no tree kernel" in result
     assert f"| {TINY.batches[-1]} | chain | fused |" in result
     assert "transformers' compiled steps: no GPU" in result
-    assert gpu_headline(found).count("\n") == 1 + len(TINY.batches)
+    assert PARTS["gpu_headline"].render(found).count("\n") == 1 + len(TINY.batches)
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
@@ -135,12 +135,12 @@ def test_the_tables_are_rendered_without_sections_that_have_no_figures(found: di
     some = {
         name: value for name, value in found.items() if name not in ("attention", "prefill", "generate", "decoding")
     }
-    assert gpu_headline(some).count("\n") == 1 + len(TINY.batches)
+    assert PARTS["gpu_headline"].render(some).count("\n") == 1 + len(TINY.batches)
     assert gpu_findings(found).startswith("- Captured steps")
     findings = gpu_findings(some)
     assert findings.startswith("- Five drafts over plain decoding")
     assert "tree kernel" not in findings
-    assert "**Prefills" not in gpu_table(some)
+    assert "**Prefills" not in show("gpu", some, *gpu.TABLES)
 
 
 def test_sections_of_earlier_runs_are_kept_unless_they_are_compared_with_new_ones() -> None:
@@ -170,11 +170,6 @@ def test_prompts_are_prefetched_where_kernels_are_asynchronous(monkeypatch: pyte
     found = gpu_decoding.measure_fused(prefetching, TINY, 1e10, lambda: True)
     assert len(found["rows"]) == 2 * len(TINY.batches)
     assert not [row["withheld"] for row in found["rows"] if row["withheld"]]
-
-
-def test_without_results_the_page_names_the_command() -> None:
-    text = "<!-- table: gpu -->\nold\n<!-- end -->"
-    assert fill(text, {}) == "<!-- table: gpu -->\n`python -m benchmarks.gpu` was not run yet.\n<!-- end -->"
 
 
 def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:
@@ -230,7 +225,7 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     assert result["skipped"] == dict.fromkeys(
         ("prefill", "decoding", "generate", "generate_compiled", "long", "fused"), "it needs pair"
     )
-    assert "*decoding*: no figures, it needs pair." in gpu_table(result)
+    assert "*decoding*: no figures, it needs pair." in show("gpu", result, *gpu.TABLES)
 
 
 def test_an_exhausted_time_limit_is_reported() -> None:

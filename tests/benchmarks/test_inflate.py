@@ -14,7 +14,6 @@ from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausa
 
 from benchmarks.inflate import folders as inflate_files
 from benchmarks.inflate import model as inflating
-from benchmarks.inflate.__main__ import main
 from benchmarks.inflate.check import Inputs, compare
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.model import inflate, inflated_config
@@ -300,13 +299,6 @@ def test_a_folder_that_would_be_another_model_is_not_written(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_there_or_no_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(CHECKPOINTS / "caption_target"), str(tmp_path), "--shape", "0.3B"]) == 2
-    assert "there already" in capsys.readouterr().err
-    assert main([str(tmp_path), str(tmp_path / "out"), "--shape", "0.3B"]) == 2
-    assert "config.json" in capsys.readouterr().err
-
-
 def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
     plain = {
         "model_type": "llama", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -319,3 +311,10 @@ def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
     grown = inflated_config(both, Shape(128, 3, 8, 8, 24))
     assert (grown["tie_word_embeddings"], grown["text_config"]["tie_word_embeddings"]) == (False, False)
     assert plain["hidden_size"] == 32
+
+
+def test_a_folder_that_exists_or_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InflationError, match="there already"):
+        inflate_files.inflate_folder(CHECKPOINTS / "caption_target", tmp_path, SHAPES["0.3B"])
+    with pytest.raises(InflationError, match=r"config\.json"):
+        inflate_files.inflate_folder(tmp_path, tmp_path / "out", SHAPES["0.3B"])

@@ -6,24 +6,19 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.engines import front_end_of
 from benchmarks.harness.process import Work
 from benchmarks.harness.verdict import Verdict, judge
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import work as peer_work
 from benchmarks.peers.engine_peer import EngineRunner
 from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
-from benchmarks.peers.work import key_of, make_reference, make_work, reference_of, write_work
+from benchmarks.peers.work import key_of, make_reference, make_work, reference_of
 from tests.toys.text import llama, text_config
 from tests.toys.weights import make_tokenizer
-from zoo.pair import CHECKPOINTS
-from zoo.world.render import render_scene
-from zoo.world.scene import draw_scene, scene_rng
 
 PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w50"]
 NUM_NEW_TOKENS = 12
@@ -110,23 +105,6 @@ def test_transformers_produces_the_targets_output(
         assert done.num_steps > 0
         assert len(drafted) <= work.gamma * done.num_steps
         assert done.num_accepted > (done.num_steps if mode == "assisted" else 0)
-
-
-def test_pictures_are_read_by_all_alike(tmp_path: Path) -> None:
-    folders = (str(CHECKPOINTS / "caption_target"), str(CHECKPOINTS / "caption_drafter"))
-    scenes = [draw_scene(scene_rng("held_out", 0, index), "held_out") for index in range(3)]
-    images = [np.asarray(render_scene(scene)) for scene in scenes]
-    content = [{"type": "image"}, {"type": "text", "text": "Describe the image."}]
-    prompt = front_end_of(Path(folders[0])).render([{"role": "user", "content": content}])
-    made = write_work(folders, "float32", 1, [prompt] * 3, 8, 2, tmp_path, images)
-    assert Work.read(tmp_path / "work.json") == made
-    assert len({key_of(made), key_of(replace(made, image_files=made.image_files[::-1]))}) == 2
-    reference = make_reference(made)
-    assert len({tuple(result["tokens"]) for result in reference}) > 1, "the pictures make no difference"
-    chain = EngineRunner(made, "chain", IS_EAGER)
-    for runner in (EngineRunner(made, "plain", IS_EAGER), chain, GenerateRunner(made, "eager")):
-        assert judge(runner.run(2, 3).outputs, reference, "float32") == Verdict(3, 3, 0, 0, 0.0)
-    assert chain.run(2, 3).num_accepted > 0
 
 
 def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:

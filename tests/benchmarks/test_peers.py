@@ -18,7 +18,8 @@ from benchmarks.harness.verdict import Verdict, first_difference, judge, make_ro
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import rounds as peer_launches
 from benchmarks.peers.rounds import CONTENDERS, Cell, Launched, Timed, measure_batch, run_launch
-from benchmarks.peers.tables import TABLES, best_rows, peers_claims_table, peers_table, ratio
+from benchmarks.tables.engine import best_rows, ratio
+from benchmarks.tables.parts import PARTS
 
 REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
@@ -302,7 +303,7 @@ def test_the_faster_variant_represents_its_engine() -> None:
 
 
 def test_the_table_shows_no_speed_where_outputs_differ() -> None:
-    lines = {line.split(" | ")[1]: line for line in peers_table(RESULTS).splitlines()[2:]}
+    lines = {line.split(" | ")[1]: line for line in PARTS["peers"].render(RESULTS).splitlines()[2:]}
     assert lines["vLLM, n-grams"].split(" | ")[2:4] == ["withheld", "withheld"]
     assert "50.0 %, **2 beyond rounding**" in lines["vLLM, n-grams"]
     assert lines["draftfleet"] == (
@@ -319,7 +320,7 @@ def test_speeds_are_compared_round_by_round() -> None:
 
 
 def test_claims_follow_from_the_rows() -> None:
-    lines = [line.split(" | ") for line in peers_claims_table(RESULTS).splitlines()[2:]]
+    lines = [line.split(" | ") for line in PARTS["peers_claims"].render(RESULTS).splitlines()[2:]]
     assert [(line[0], line[1], line[4]) for line in lines] == [
         ("| plain decoding, batch 1", "transformers", "yes |"),
         ("| plain decoding, batch 1", "vLLM", "**no** |"),
@@ -331,17 +332,17 @@ def test_claims_follow_from_the_rows() -> None:
 def test_the_faster_of_a_rivals_ways_to_speculate_is_the_one_that_counts() -> None:
     changed = copy.deepcopy(RESULTS)
     changed["rows"][6] = row("vLLM, n-grams", "", 8, [0.5, 0.5])
-    assert "| speculation, batch 8 | vLLM, n-grams |" in peers_claims_table(changed).splitlines()[-1]
+    assert "| speculation, batch 8 | vLLM, n-grams |" in PARTS["peers_claims"].render(changed).splitlines()[-1]
 
 
 def test_a_claim_against_a_rival_without_a_speed_is_not_known() -> None:
     changed = copy.deepcopy(RESULTS)
     changed["rows"][5] = row("vLLM, drafter", "", 8, [2.5, 2.25], num_different=1)
-    assert "| not known |" in peers_claims_table(changed).splitlines()[-1]
+    assert "| not known |" in PARTS["peers_claims"].render(changed).splitlines()[-1]
 
 
 def test_the_setting_names_what_was_run() -> None:
-    result = TABLES["peers_setting"](RESULTS)
+    result = PARTS["peers_setting"].render(RESULTS)
     for part in (
         "`text_target` inflated to 0.3B",
         "drafter `text_drafter` inflated to draft-0.05,",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scale import planner
+from benchmarks.tables.parts import PARTS
 
 
 @pytest.mark.parametrize("number", range(len(planner.CASES)))
@@ -19,7 +20,7 @@ def test_a_case_runs_and_has_a_row_in_the_table(tmp_path: Path, number: int) -> 
     assert (found["case"], found["num_files"], found["num_rows"]) == (case.name, 4, case.num_rows)
     assert found["wall_s"] > 0
     assert found["peak_rss_bytes"] > 1e7
-    header, _, row = planner.planner_table({"cases": [found]}).splitlines()
+    header, _, row = PARTS["scale_planner"].render({"planner": {"cases": [found]}}).splitlines()
     assert header.count("|") == row.count("|")
     assert f"| {case.name} | 4 | {case.num_rows} |" in row
 

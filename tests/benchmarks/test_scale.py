@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scale import driver, model
-from benchmarks.scale.model import Fleet, needs_of
+from benchmarks.scale import driver
+from benchmarks.tables import fleet as model
+from benchmarks.tables.fleet import Fleet, needs_of
+from pipeline.run import batches
 
 PER_S, PER_BATCH_S = 0.1, 0.004
 
@@ -47,6 +49,10 @@ def test_the_needs_of_a_fleet() -> None:
     )
     images = needs_of(Fleet("images", 1000, 20.0, 10**9, 500), results)
     assert images["drivers_by_cpu"] == pytest.approx(model.BATCHES["images"] * captions["drivers_by_cpu"])
+
+
+def test_batches_of_the_model_are_those_of_jobs() -> None:
+    assert (model.MOST_BATCH_ROWS, model.MOST_BATCH_IMAGES) == (batches.MOST_BATCH_ROWS, batches.MOST_BATCH_IMAGES)
 
 
 def test_a_paced_job_writes_every_row() -> None:

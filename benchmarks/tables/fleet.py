@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.harness.markdown import Results, table
-from pipeline.run.batches import MOST_BATCH_IMAGES, MOST_BATCH_ROWS
+from benchmarks.harness.markdown import Results
+
+MOST_BATCH_ROWS, MOST_BATCH_IMAGES = 512, 128
+"""Those of `pipeline.run.batches`, which is not imported: `benchmarks.gpu` renders tables without pydantic."""
 
 DRIVER_SHARE = 0.5
 """Share of one core that a driver is planned to use; the rest is reserve."""
@@ -56,18 +58,6 @@ def needs_of(fleet: Fleet, results: Results) -> Results:
     }
 
 
-def model_table(results: Results) -> str:
-    """Render what the fleets take."""
-    lines = []
-    for fleet in FLEETS:
-        needs = needs_of(fleet, results)
-        drivers = (f"{needs[f'drivers_by_{part}']:.2f}" for part in ("cpu", "ledger", "writer"))
-        cores = (f"{needs[f'{part}_cores']:.2f}" for part in ("gcs", "writer"))
-        rest = f"{needs['mb_per_s']:,.0f}", f"{needs['puts_per_s']:,.0f}", f"{needs['files']:,.0f}"
-        engines = f"{fleet.num_engines:,} × {fleet.rows_per_s_each:g} {fleet.kind}/s"
-        lines.append((engines, f"{fleet.num_rows:.0e}", f"{needs['hours']:.1f}", *drivers, *cores, *rest))
-    return table(
-        "engines | rows | hours | drivers by CPU | by ledger | by writer | GCS cores | writer cores | MB/s | objects/s "
-        "created | files",
-        lines,
-    )
+def rows_per_s_of_a_driver(costs: Results, batch_rows: int) -> float:
+    """Return the rate at which the driver uses one core."""
+    return float((1.0 - costs["cpu_s_per_s"]["driver"]) * batch_rows * 1000 / costs["cpu_ms_per_batch"]["driver"])

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from benchmarks.lantern import __main__ as lantern
 from benchmarks.lantern.__main__ import draw_sheets
-from benchmarks.lantern.claims import check_claims
 from benchmarks.lantern.quality import (
     count_class,
     count_prompt,
@@ -28,8 +27,9 @@ from benchmarks.lantern.quality import (
 from benchmarks.lantern.recorder import Setting, pick, record
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, LOSSLESS, row_named, rows_of
 from benchmarks.lantern.store import Store
-from benchmarks.lantern.tables import TABLES, draw_trade_off, guidance_line
 from benchmarks.lantern.world import ImagePrompt, World, codes_of
+from benchmarks.tables.parts import PARTS
+from benchmarks.tables.plots import plots_of
 from decoding import Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, Method
@@ -96,8 +96,6 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
     for kind in images.KINDS:
         lantern.run_kind(world(kind), 0, Store(results, kind))
     data = json.loads(results.read_text())
-    assert [c["claim"] for c in data["claims"] if "not run" in c["numbers"]] == []
-    assert check_claims(data["kinds"]) == data["claims"]
     for kind in images.KINDS:
         for temperature, row in rows_of(kind):
             cell = data["kinds"][kind]["rows"][f"{temperature:g}/{row.name}"]
@@ -107,12 +105,14 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
             assert cell["num_codes"] == cell["num_images"] * images.GRID**2
     # A greedy class has one image.
     assert data["kinds"]["class"]["rows"]["0/plain"]["num_images"] == 5
-    for make in TABLES.values():
-        lines = make(data).splitlines()
+    tables = {name: part.render(data).splitlines() for name, part in PARTS.items() if part.source == "lantern"}
+    (line,) = tables.pop("lantern_guidance_line")
+    assert all(f"{scale:g} (" in line for scale in GUIDANCE)
+    for lines in tables.values():
         assert len(lines) > 2
         assert len({line.count("|") for line in lines}) == 1
-    assert all(f"{scale:g} (" in guidance_line(data) for scale in GUIDANCE)
-    assert draw_trade_off(data).startswith("<svg")
+    assert not [line for line in tables["lantern_claims"] if "not run" in line]
+    assert list(plots_of({"lantern": data})) == [Path("docs/results/lantern_trade_off.svg")]
 
 
 def run_rows(toy: World, store: Store, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests the text that a pruned drafter generates alone, and the share of images that it sees."""
+"""Tests scenarios, results of the committed file, drafters that are followed, and the arithmetic of ablations."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import load
+from benchmarks import ablations
+from benchmarks.harness.results import read_results
 from benchmarks.methods import __main__ as methods
-from benchmarks.methods.pruned_drafters import FollowDrafter, count_seen_cells, seen_cells
-from benchmarks.methods.runs import run_cases
-from benchmarks.methods.scenarios import VIDEO, build_scenarios, build_video_scenarios
+from benchmarks.methods.runs import FollowDrafter, run_cases
+from benchmarks.methods.scenarios import VIDEO, attribute_overlap, build_scenarios, build_video_scenarios
 from decoding import Engine, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method
@@ -61,21 +62,6 @@ def test_only_chains_can_be_followed() -> None:
         run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
 
 
-def test_cells_are_squares_of_a_picture() -> None:
-    # Two pictures of 6 × 6 columns: columns 0, 1, 6 and 7 lie in one cell, 2 in the next, 36 in the other picture.
-    assert seen_cells([0, 1, 6, 7], 72, 2) == pytest.approx(1 / 18)
-    assert seen_cells([0, 2, 36], 72, 2) == pytest.approx(3 / 18)
-    assert seen_cells(list(range(36)), 36, 1) == 1.0
-
-
-def test_uniform_pruning_shows_more_of_several_pictures_than_guided_pruning() -> None:
-    cases = build_scenarios(NUM_CASES, 0)
-    scenarios = {name: cases[name] for name in ("clip", "text_only")}
-    found = {name: count_seen_cells(methods.presets()[name], scenarios) for name in methods.PRUNINGS}
-    assert all(set(shares) == {"clip"} for shares in found.values())
-    assert found["specvlm"]["clip"] < found["specvlm_uniform"]["clip"] <= 10 / 27 + 1e-9
-
-
 def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
     found = build_video_scenarios(2, 0)
     assert {name: len(cases) for name, cases in found.items()} == dict.fromkeys(VIDEO, 2)
@@ -87,3 +73,33 @@ def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
             assert right < stated
     one, other = (build_video_scenarios(1, seed)[VIDEO[0]][0].videos[0].frames for seed in (0, 1))
     assert not torch.equal(torch.from_numpy(one), torch.from_numpy(other))
+
+
+def test_every_preset_of_the_zoo_is_in_the_results() -> None:
+    results = read_results(methods.RESULTS)
+    assert set(results["methods"]) == set(methods.presets()) | {"drafter_alone", "pruned_drafter_alone"}
+    others = {"video_drafter_alone", "video_pruned_drafter_alone", *methods.BUILT}
+    assert set(results["video"]["methods"]) == set(methods.presets(video=True)) | others
+
+
+def test_the_expected_speed_up_is_that_of_the_paper() -> None:
+    # 2.29 / (5 · 0.063 + 1) = 1.74, TABED's own example.
+    assert ablations.expected_speedup(2.29, 5, 0.063) == pytest.approx(1.7414, abs=1e-4)
+
+
+def test_autocorrelation_is_that_of_neighbouring_steps() -> None:
+    assert ablations.autocorrelation({"a": [0.0, 1.0, 0.0, 1.0], "b": [1.0, 0.0, 1.0]}) == pytest.approx(-1.0)
+    assert ablations.autocorrelation({"a": [0.0, 1.0, 2.0, 3.0]}) == pytest.approx(1.0)
+
+
+def test_attribute_words_are_counted_as_often_as_they_occur() -> None:
+    assert attribute_overlap("a small red star, red.", "one small red ring") == (2, 4, 3)
+
+
+def test_scenarios_are_repeated_by_their_seed_and_have_the_images_they_should() -> None:
+    one, again, other = (build_scenarios(2, seed) for seed in (0, 0, 1))
+    assert {name: len(cases[0].images) for name, cases in one.items()} == {
+        "single": 1, "two_images": 2, "second_turn": 1, "text_only": 0, "clip": 3, "story": 5, "long_clip": 6,
+    }  # fmt: skip
+    assert all((a.images[0] == b.images[0]).all() for a, b in zip(one["story"], again["story"], strict=True))
+    assert any((a.images[0] != b.images[0]).any() for a, b in zip(one["story"], other["story"], strict=True))

@@ -1,0 +1,147 @@
+"""Rows and checks of `benchmarks.methods` and `benchmarks.ablations`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.harness.markdown import Results
+from benchmarks.tables.claims import (
+    TOKENS,
+    Check,
+    Compare,
+    Equal,
+    Finding,
+    Reader,
+    all_of,
+    any_of,
+    claims_table,
+    error_of,
+    load_claims,
+)
+from benchmarks.tables.specs import Function, Table
+
+SCENARIOS = ("single", "two_images", "second_turn", "text_only", "clip", "story", "long_clip")
+VIDEO = ("describe", "detailed", "moved")
+GROUPS = {
+    "benchmarks": SCENARIOS[:5],
+    "first turn": ("single", "two_images", "clip"),
+    "second turn": ("second_turn",),
+    "OOD": SCENARIOS[5:],
+    **{name: (name,) for name in (*SCENARIOS, *VIDEO)},
+}
+"""Scenarios of a key's group; the turns are the columns of TABED's Table 3."""
+HEADLINE = {
+    "plain": "plain decoding",
+    "sd_chain": "SD-chain, 5 drafts",
+    "sd_tree": "SD-tree, 25 nodes",
+    "eagle2": "EAGLE-2",
+    "medusa": "Medusa",
+    "sage": "SAGE",
+    "specvlm": "SpecVLM",
+    "lvspec": "LVSpec",
+}
+"""Methods of the README's table → their labels."""
+
+
+def _singles(results: Results) -> Iterator[Results]:
+    base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
+    for name, method in results["methods"].items():
+        cell = method["scenarios"]["single"]
+        yield {"name": name, "mode": method["verify_mode"], "retention": cell["accuracy"] / base, **cell}
+
+
+def _headline(results: Results) -> Iterator[Results]:
+    rows = {row["name"]: row for row in _singles(results)}
+    return ({"label": label, **rows[name]} for name, label in HEADLINE.items())
+
+
+def _videos(results: Results) -> Iterator[Results]:
+    for name, method in results["video"]["methods"].items():
+        equal = sum(method["scenarios"][key]["equal_share"] for key in VIDEO) / len(VIDEO)
+        yield {"name": name, "mode": method["verify_mode"], "equal": equal, **method["scenarios"]}
+
+
+def _pruned(results: Results) -> Iterator[Results]:
+    """Yield guided and uniform pruning by scenario, with the share of grid cells that the drafter sees."""
+    for key in SCENARIOS:
+        row: Results = {"scenario": key.replace("_", " ")}
+        for name, short in (("specvlm", "guided"), ("specvlm_uniform", "uniform")):
+            cell, seen = results["methods"][name]["scenarios"][key], results["pruning"][name].get(key)
+            row[short] = f"{cell['mean_acceptance_length']:.2f} ± {error_of(cell, TOKENS):.2f}"
+            row[f"seen_{short}"] = "–" if seen is None else f"{seen:.2f}"
+        yield row
+
+
+def _ablations(results: Results) -> str:
+    """Render one table per group, the expected speed-ups and SAGE's autocorrelation."""
+    one = Table(
+        "variant | single | second turn | clip | story | nodes a step | attributes right | F1 | equal",
+        "{0} | {acceptance_length[single]:.2f} | {acceptance_length[second_turn]:.2f} | {acceptance_length[clip]:.2f} "
+        "| {acceptance_length[story]:.2f} | {drafted_per_step:.1f} | {accuracy:.3f} | {attribute_f1:.3f} "
+        "| {equal_share:.0%}",
+        "group.*",
+    )
+    speedups = ", ".join(f"{label}: {value:.2f}" for label, value in results["expected_speedup"].items())
+    lags = ", ".join(f"lag {lag}: {value:.2f}" for lag, value in results["confidence_autocorrelation"].items())
+    ms = results["latencies"]
+    return "\n\n".join(
+        (
+            f"{results['num_cases']} cases of each scenario, greedy, float32.",
+            *(f"**{name}**\n\n{one({'group': group})}" for name, group in results["groups"].items()),
+            f"Expected speed-up by TABED's Eq. 1 at the measured latency ratio {results['latency_ratio']:.2f} (drafter "
+            f"{ms['drafter_ms']:.2f} ms, target {ms['target_ms']:.2f} ms, batch of one, CPU): {speedups}.",
+            f"Autocorrelation of SAGE's confidence from step to step: {lags}.",
+        )
+    )
+
+
+def _cells(results: Results, key: str) -> list[Results]:
+    """Return the cells of `METHOD` or `METHOD:GROUP`; methods of the video pair have all questions as default."""
+    name, _, group = key.partition(":")
+    is_video = name.startswith("video_")
+    scenarios = (results["video"] if is_video else results)["methods"][name]["scenarios"]
+    return [scenarios[one] for one in (VIDEO if is_video and not group else GROUPS[group or "benchmarks"])]
+
+
+def _best_everywhere(read: Reader) -> Finding:
+    """Return whether each of three contexts accepts less than another one in some scenario."""
+    names = ("sd_chain", "sd_chain_text", "sd_chain_pooled")
+    loses = [
+        any_of(
+            Compare(f"{other}:{key}", {"": f"{name}:{key}"})(read)[0]
+            for other in names
+            if other != name
+            for key in SCENARIOS
+        )
+        for name in names
+    ]
+    best = {key: max(names, key=lambda name: read.mean(f"{name}:{key}", TOKENS)) for key in SCENARIOS}
+    return all_of(loses), "most accepted: " + ", ".join(f"{key} {name}" for key, name in best.items())
+
+
+def _lossless(results: Results) -> dict[str, Results]:
+    return {
+        f"{name}/{key}": cell
+        for group in (results["methods"], results["video"]["methods"])
+        for name, result in group.items()
+        if result["verify_mode"] == "lossless" and result["acceptance"] == "exact"
+        for key, cell in result["scenarios"].items()
+    }
+
+
+def reader(results: Results) -> Reader:
+    return Reader(results, _cells)
+
+
+CHECKS: dict[str, Check] = {
+    "best_everywhere": _best_everywhere,
+    "lossless": Equal(_lossless, "cells of {} samples or more"),
+}
+FUNCTIONS: dict[str, Function] = {
+    "single_images": _singles,
+    "headline": _headline,
+    "video_methods": _videos,
+    "pruned": _pruned,
+    "ablations": _ablations,
+    "method_claims": lambda results: claims_table(load_claims("methods", CHECKS), reader(results)),
+}

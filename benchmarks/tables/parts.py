@@ -1,0 +1,47 @@
+"""All generated parts of the documents by name, and the results they show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.harness.markdown import Results
+from benchmarks.harness.results import read_results, results_file, write_results
+from benchmarks.tables import archive, engine, gpu, jobs, lantern, methods, real
+from benchmarks.tables.specs import load
+
+MODULES = (archive, engine, gpu, jobs, lantern, methods, real)
+PARTS = load({name: one for module in MODULES for name, one in module.FUNCTIONS.items()})
+MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCUMENTS = [path for path in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))) if MARK.search(path.read_text())]
+
+
+def read_all() -> dict[str, Results]:
+    """Load the committed results by file name."""
+    paths = {part.source: results_file(part.source) for part in PARTS.values()}
+    return {name: read_results(path) for name, path in sorted(paths.items()) if path.exists()}
+
+
+def fill(text: str, results: dict[str, Results]) -> str:
+    """Render every generated part of `text` again; a part without results names the command to run."""
+
+    def render(found: re.Match[str]) -> str:
+        part = PARTS[found["name"]]
+        missing = f"`{part.command}` was not run yet."
+        return found[1] + (part.render(results[part.source]) if part.source in results else missing) + "\n" + found[3]
+
+    return MARK.sub(render, text)
+
+
+def show(source: str, results: Results, *names: str) -> str:
+    """Return the tables of a results file, or those named."""
+    return "\n\n".join(
+        part.render(results) for name, part in PARTS.items() if part.source == source and (not names or name in names)
+    )
+
+
+def finish(path: Path, results: Results, *names: str) -> int:
+    """Write results, print their tables, and return exit status 0."""
+    write_results(path, results)
+    print(show(path.stem, results, *names))
+    return 0
