@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docgen import columns, commands, config, generation, markdown, methods, modules, size
+from docgen import checkpoint_keys, columns, commands, config, generation, markdown, methods, modules, size
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path("docs/reference")
@@ -20,6 +20,7 @@ REFERENCE = Path("docs/reference")
 def generate(root: Path) -> dict[Path, str]:
     """Return the text of every generated page, and of pages with generated parts, by path relative to `root`."""
     pages = {
+        REFERENCE / "checkpoint-keys.md": checkpoint_keys.checkpoint_keys_page(),
         REFERENCE / "columns.md": columns.columns_page(),
         REFERENCE / "error-codes.md": columns.error_codes_page(root),
         REFERENCE / "generation-settings.md": generation.generation_page(),

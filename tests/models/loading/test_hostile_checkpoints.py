@@ -24,7 +24,7 @@ from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from models.captioner import Captioner
 from models.heads.files import fingerprint, head_folder, read_json, read_tensors
-from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
+from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
 from models.loading.config_keys import KERNEL_METHODS, RULES
 from models.loading.hub import offline
 from models.loading.weight_headers import read_header, stored_weights
@@ -553,3 +553,55 @@ def test_a_pickled_head_that_is_compressed_is_refused(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "stored.pt")["a"].shape == (1000,)
     with pytest.raises(CheckpointError, match="its members are compressed"):
         read_tensors(tmp_path / "packed.pt")
+
+
+# --- the hub -------------------------------------------------------------------------------------------------------
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The snapshot of `owner/name` in a cache of the hub, from which nothing else can be had."""
+    repository = tmp_path / "models--owner--name"
+    snapshot = repository / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(COMMIT)
+    toys.save("llama", snapshot)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return snapshot
+
+
+def test_a_repository_of_the_hub_is_checked_like_a_folder(cached: Path) -> None:
+    ref = CheckpointRef("owner/name")
+    edit(cached, "config.json", _attn_implementation=KERNEL)
+    target = Target.load(ref, "float32", "cpu")
+    assert target.model.config._attn_implementation == "sdpa"
+    assert (target.name, target.model.config.name_or_path) == ("owner/name", "owner/name")
+    assert revision_of(ref, read_config(ref)) == COMMIT
+    edit(cached, "config.json", backbone="hf-hub:owner/other")
+    with pytest.raises(CheckpointError, match=r"^owner/name: its config\.json sets backbone"):
+        read_config(ref)
+    (cached / "config.json").unlink()
+    os.mkfifo(cached / "config.json")
+    with pytest.raises(CheckpointError, match=r"^owner/name: its config\.json cannot be read: it is no regular file"):
+        read_config(ref)
+
+
+def test_shards_of_the_hub_are_those_of_the_index(cached: Path) -> None:
+    (cached / "model.safetensors").rename(cached / "model-00001-of-00001.safetensors")
+    names = toys.oracle("llama").state_dict()
+    index: dict[str, Any] = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (cached / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert Target.load(CheckpointRef("owner/name", COMMIT), "float32", "cpu").vocab_size == toys.VOCAB_SIZE
+    index["weight_map"]["lm_head.weight"] = "../../other.safetensors"
+    (cached / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="which is no plain file name"):
+        Target.load(CheckpointRef("owner/name"), "float32", "cpu")
+
+
+def test_a_repository_that_is_not_cached_is_refused_by_its_name(cached: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^owner/other: it cannot be fetched from the hub: "):
+        read_config(CheckpointRef("owner/other"))
