@@ -26,6 +26,7 @@ from pipeline.sources.tars import MIN_EXPANDED_BYTES, ZSTD_MAGIC, Header, split_
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024**2
+EXPAND_BYTES = 64 * 1024
 Compression = Literal["", "gzip", "bz2", "xz", "zstd"]
 MAGIC: tuple[tuple[bytes, Compression], ...] = (
     (b"\x1f\x8b", "gzip"),
@@ -81,7 +82,8 @@ def _plain(file: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
     max_bytes = max(MIN_EXPANDED_BYTES, MAX_EXPANSION * access.size_of(file))
     with tempfile.TemporaryFile(prefix="draftfleet-") as copy:
         with _until_damage(), _decompressed(file, compression) as stream:
-            while block := stream.read(COPY_BYTES):
+            read = getattr(stream, "read1", stream.read)  # `read` loses what it has read before damage
+            while block := read(EXPAND_BYTES):
                 copy.write(block)
                 if copy.tell() > max_bytes:
                     raise ValueError(f"the archive expands to more than {MAX_EXPANSION} times its size")
@@ -158,18 +160,17 @@ class _Copier:
         outside = self._find_outside()
         self._plain.seek(0)
         end = 0
-        with tarfile.open(fileobj=self._plain, mode="r:", tarinfo=Header, errors="surrogateescape") as tar:
-            for member, stop in _members(tar, size):
-                parts = None if member.isdir() else split_name(member.name)
-                key = parts[0] if parts else None
-                if key is not None and key != self._key:
-                    self._end_sample()
-                    self._begin_sample(key, member)
-                # Global headers before a member belong to all later ones.
-                self._copy_blocks(end, member.offset)
-                if self._keeps(parts, outside):
-                    self._copy_blocks(member.offset, stop)
-                end = stop
+        for member, stop in _members(self._plain, size):
+            parts = None if member.isdir() else split_name(member.name)
+            key = parts[0] if parts else None
+            if key is not None and key != self._key:
+                self._end_sample()
+                self._begin_sample(key, member)
+            # Global headers before a member belong to all later ones.
+            self._copy_blocks(end, member.offset)
+            if self._keeps(parts, outside):
+                self._copy_blocks(member.offset, stop)
+            end = stop
         self._end_sample()
         self._write(b"\0" * (2 * tarfile.BLOCKSIZE))
         self._write(b"\0" * (-self._num_bytes % tarfile.RECORDSIZE))
@@ -178,10 +179,9 @@ class _Copier:
     def _find_outside(self) -> Collection[str]:
         """Return the keys with `..` or an absolute path."""
         found = set()
-        with tarfile.open(fileobj=self._plain, mode="r:", tarinfo=Header, errors="surrogateescape") as tar:
-            for member, _ in _members(tar, access.size_of(self._plain)):
-                if member.name.startswith("/") or ".." in member.name.split("/"):
-                    found.add((split_name(member.name) or (member.name, ""))[0])
+        for member, _ in _members(self._plain, access.size_of(self._plain)):
+            if member.name.startswith("/") or ".." in member.name.split("/"):
+                found.add((split_name(member.name) or (member.name, ""))[0])
         return found
 
     def _begin_sample(self, key: str, member: tarfile.TarInfo) -> None:
@@ -240,9 +240,12 @@ class _Copier:
         self._num_bytes += len(data)
 
 
-def _members(tar: tarfile.TarFile, size: int) -> Iterator[tuple[tarfile.TarInfo, int]]:
+def _members(plain: BinaryIO, size: int) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Yield each complete member and the offset behind its last block; ends where the archive is cut short."""
-    with contextlib.suppress(*CUT_SHORT):
+    with (
+        contextlib.suppress(*CUT_SHORT),
+        tarfile.open(fileobj=plain, mode="r:", tarinfo=Header, errors="surrogateescape") as tar,
+    ):
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]
             stop = tar.offset

@@ -102,24 +102,23 @@ class Ledger:
         return CLAIM in self.output.list_files(self.folder)
 
     def refuse_moved(self, place: FolderId | None, earlier: Iterable[FolderId], where: str) -> None:
-        """Raise ConfigError, which begins with `where`, if the folder at the export's path is none of the `earlier`
-        ones (if there are any), or not that of earlier runs."""
+        """Raise ConfigError, which begins with `where`, if the folder at the export's path is not that of earlier runs;
+        before the first run, if it is none of the `earlier` ones, if there are any."""
         if place is None or self.accepts_moved:
             return
         relative = f"{self.folder}/{PLACE}"
         advice = "remove it, if the folder is the right one"
-        known = [list(earlier)]
+        known = list(earlier)
         with contextlib.suppress(FileNotFoundError):
             found = FolderId.parse(self.output.read_json(relative, advice))
             if found is None:
                 raise DamagedFile(self.output.shown(relative), relative, "it is no identity of a folder", advice)
-            known.append([found])
-        for some in known:
-            if some and not any(one.is_same(place) for one in some):
-                raise ConfigError(
-                    f"{where} was replaced by another folder: it is {place.path}, and was {some[-1].path}; move the "
-                    "folder back, or accept the new one by jobs.export --accept-moved"
-                )
+            known = [found]
+        if known and not any(one.is_same(place) for one in known):
+            raise ConfigError(
+                f"{where} was replaced by another folder: it is {place.path}, and was {known[-1].path}; move the "
+                "folder back, or accept the new one by jobs.export --accept-moved"
+            )
 
     def claim(self, place: FolderId | None) -> None:
         """Record that what the target, in the folder `place`, holds from now on is of this export."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -74,10 +75,13 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _value(scalar: Any) -> Any:
-    try:
+    """Return the value of a scalar; as text, if Python has no type for it."""
+    with contextlib.suppress(ValueError, OverflowError, ArithmeticError):
         return scalar.as_py()
-    except (ValueError, OverflowError, ArithmeticError):
-        return str(scalar.cast(pa.int64()).as_py()) if pa.types.is_temporal(scalar.type) else repr(scalar)
+    for kind in (pa.int64(), pa.int32(), pa.string()):
+        with contextlib.suppress(pa.ArrowException, ValueError, OverflowError):
+            return str(scalar.cast(kind).as_py())
+    return None
 
 
 @lru_cache(maxsize=1)
