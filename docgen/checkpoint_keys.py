@@ -19,9 +19,11 @@ def checkpoint_keys_page() -> str:
     ]
     return page(
         "Checkpoint keys",
-        "These keys, at any depth of their files, make transformers load code or reach a network. A dropped key has no effect; a checkpoint with a "
-        "refused key is refused by its name. See [checkpoints of strangers](../guides/storage.md#checkpoints-of-strangers).",
+        "These keys, at any depth of their files, make transformers load code or reach a network. A dropped key has no "
+        "effect; a checkpoint with a refused key is refused by its name. "
+        "See [checkpoints of strangers](../guides/storage.md#checkpoints-of-strangers).",
         table(("key", "file", "effect in transformers", "treatment"), rules),
-        f"`quant_method` is refused for {', '.join(f'`{name}`' for name in sorted(KERNEL_METHODS))}, unless `dequantize` is true.",
+        f"`quant_method` is refused for {', '.join(f'`{name}`' for name in sorted(KERNEL_METHODS))}, unless "
+        "`dequantize` is true.",
         *(f"`{name}`: refused, because {reason}." for name, reason in FORBIDDEN_FILES.items()),
     )
