@@ -20,6 +20,7 @@ from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.reports.outcome import Verdict, judge_json
+from pipeline.reports.summary import count
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest_parts import missing_files, with_counts, write_parts
@@ -283,17 +284,19 @@ def is_complete(plan: JobPlan) -> bool:
 
 
 def read_summary(output: OutputDir) -> dict[str, Any]:
-    """Read the summary that the newest attempt has written, which it does last; empty if it has not, or if it is
-    damaged."""
+    """Read the summary of the newest attempt, which it writes last; empty if it has not, or if the file is damaged."""
     try:
         summary = output.read_json(f"{JOB}/{SUMMARY}")
-        is_newest = summary["attempt"] == output.list_attempts()[-1]
-        counts = (summary["num_samples"], *summary["errors_by_type"].values())
-    except (FileNotFoundError, DamagedFile, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, DamagedFile):
         return {}
-    return summary if is_newest and all(isinstance(count, int) for count in counts) else {}
+    is_newest = isinstance(summary, dict) and summary.get("attempt") == output.list_attempts()[-1]
+    return summary if is_newest else {}
 
 
 def verdict_of(plan: JobPlan) -> Verdict:
-    """Return the verdict over a complete output; errors of earlier attempts count as well."""
-    return judge_json(read_summary(plan.output), plan.config.job.max_error_share)
+    """Return the verdict over a complete output, by its summary, or by its rows if the summary does not count them."""
+    max_error_share = plan.config.job.max_error_share
+    try:
+        return judge_json(read_summary(plan.output), max_error_share)
+    except (KeyError, TypeError, AttributeError):
+        return count(plan.output, plan.empty_summary()).judge(max_error_share)
