@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from configs.section import Place, Section
 from files.local import read_regular
 from files.strict_json import JsonError, parse_json
 
 MAX_SCHEMA_BYTES = 1 << 20
+MAX_SCHEMA_DEPTH = 200
+"""Most levels of nesting of a schema; the grammar library has a lower limit of its own."""
+MAX_EXACT = 2**53
+"""Largest magnitude of integers that doubles hold without gaps."""
+_MAXIMA = ("maximum", "exclusiveMaximum")
+_INSIDE = {
+    **dict.fromkeys(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"), "names"),
+    **dict.fromkeys(("const", "enum"), "value"),
+}
+"""What keywords of a schema hold, if not a schema: schemas by name, or values."""
+_REMARKS = ("default", "examples", "example", "title", "description", "$comment")
+"""Keywords that restrict no values."""
 
 
 def _read_schema(value: Any) -> Any:
@@ -32,10 +46,54 @@ def _read_schema(value: Any) -> Any:
     return schema
 
 
+def _check_numbers(schema: Any) -> Any:
+    """Return a schema unchanged; ValueError, with its path, for a number that the grammar library would change. It
+    computes with doubles, and lowers a maximum of 64 bits to the largest signed one."""
+    for path, value in _numbers(schema):
+        where, keyword = ".".join(path), path[-1]
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{where}: {value} is no number of JSON")
+        if isinstance(value, int) and not _is_exact(value, keyword):
+            about = (
+                f"{value}"
+                if abs(value) < 10**30
+                else f"an integer of {1 + int(value.bit_length() * math.log10(2))} digits"
+            )
+            raise ValueError(f"{where}: {about} is beyond ±2**53, and the grammar would round it")
+    return schema
+
+
+def _is_exact(value: int, keyword: str) -> bool:
+    if abs(value) <= MAX_EXACT:
+        return True
+    if keyword in _MAXIMA and value >= 2**63 - 1:
+        return value < 2**64
+    return -(2**63) <= value < 2**63 and int(float(value)) == value
+
+
+def _numbers(schema: Any) -> Iterator[tuple[tuple[str, ...], int | float]]:
+    """Yield the numbers that restrict values, with their paths; does not recurse."""
+    stack: list[tuple[tuple[str, ...], Any, str]] = [((), schema, "schema")]
+    while stack:
+        path, value, kind = stack.pop()
+        if len(path) > MAX_SCHEMA_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_SCHEMA_DEPTH} levels deep")
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if kind == "schema" and name in _REMARKS:
+                    continue
+                inside = {"schema": _INSIDE.get(name, "schema"), "names": "schema", "value": "value"}[kind]
+                stack.append(((*path, name), inner, inside))
+        elif isinstance(value, list):
+            stack += [((*path, f"{place}"), inner, kind) for place, inner in enumerate(value)]
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, value
+
+
 class Output(Section):
     """[Structured output](../guides/structured-output.md): exactly one of the keys. Texts are free without it."""
 
-    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema)] = None
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema), AfterValidator(_check_numbers)] = None
     """A JSON schema, or the path of a JSON file with one; texts are JSON values that it describes, on one line."""
     regex: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
     """A regular expression that texts match as a whole, in the syntax of Rust's `regex`, without look-around."""

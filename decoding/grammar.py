@@ -33,7 +33,8 @@ class GrammarError(ValueError):
 
 def schema_source(schema: dict[str, Any]) -> str:
     """Return the grammar source of JSON values that a JSON schema describes."""
-    return LLMatcher.grammar_from_json_schema(schema, overrides=SEPARATORS)  # type: ignore[arg-type]
+    # As text, in which numbers that restrict nothing, such as a default, may have any size.
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=SEPARATORS)  # type: ignore[arg-type]
 
 
 def regex_source(regex: str) -> str:

@@ -145,6 +145,10 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
         overrides("output.json_schema={type: strng}"),
         ["output.json_schema: ", "Invalid type: strng"],
     ),
+    "a schema with an integer of 31 digits": (
+        overrides("output.json_schema={type: integer, maximum: 1000000000000000000000000000000}"),
+        ["output.json_schema: maximum: an integer of 31 digits is beyond"],
+    ),
     "a schema that no value follows": (
         overrides("output.json_schema={type: integer, minimum: 5, maximum: 3}"),
         ["output.json_schema: ", "Unsatisfiable schema"],

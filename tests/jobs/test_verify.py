@@ -201,3 +201,28 @@ def test_an_audited_job_is_compared_by_its_loss(
     capsys.readouterr()
     assert verify.main([str(tmp_path / "out"), "--share", "1", "--metric", "edit"]) == verify.EQUAL
     assert f"retention    {1 - mean:.2%} [" in capsys.readouterr().out
+
+
+def test_rows_with_one_id_are_reported(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One row is there twice, with other tokens the second time."""
+    path = sorted((copy / "data").glob("*.parquet"))[0]
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("token_ids")
+    tokens = table["token_ids"].to_pylist()
+    again = table.slice(2, 1).set_column(place, table.schema.field(place), pa.array([tokens[3]], pa.list_(pa.int32())))
+    pq.write_table(pa.concat_tables([table, again]).replace_schema_metadata(table.schema.metadata), path)
+    assert verify.main([str(copy), "--share", "1"]) == verify.DIFFERENT
+    out = capsys.readouterr().out
+    own = table["sample_id"][2].as_py()
+    assert f"repeated     1 ids have several rows: {own}" in out
+    assert f"damaged      1 files (jobs.check): data/{path.name}: it" in out
+    assert [one["sample_id"] for one in differences(copy)] == [own]
+    record = json.loads(next(copy.glob("_job/verify/*/verification.json")).read_text())
+    assert (record["num_repeated_ids"], record["num_damaged_files"], record["num_equal"]) == (1, 1, 24)
+
+
+def test_repeated_ids_outside_of_the_share_are_reported(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = sorted((copy / "data").glob("*.parquet"))[1]
+    path.with_name("part-000090.parquet").write_bytes(path.read_bytes())
+    assert verify.main([str(copy), "--share", "0.1", "--seed", "3"]) == verify.DIFFERENT
+    assert "repeated     8 ids have several rows: " in capsys.readouterr().out

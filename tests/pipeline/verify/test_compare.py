@@ -106,3 +106,21 @@ def test_prompts_of_one_sample_count_as_one_sample() -> None:
 
 def test_the_first_difference_of_sequences() -> None:
     assert [first_difference("abc", other) for other in ("xbc", "abd", "ab", "abcd", "")] == [0, 2, 2, 3, 0]
+
+
+def test_rows_with_one_id_are_all_compared() -> None:
+    """The same row twice, one of them with other tokens, and the id at another place of the source."""
+    old = [row("0", [1, 2]), row("0", [1, 3]), row("1", [4]), row("0", [1, 2]) | {"row_index": 7}]
+    found = compared(old, [row("1", [4]), row("0", [1, 2])])
+    assert found.counts == {"equal": 2, "different": 1, "not_compared": 1, "by_tokens": 3}
+    outcomes = [(one["outcome"], one["row_index"], one["error_type"]) for one in found.table().to_pylist()]
+    assert outcomes == [("different", 0, None), ("not_compared", 7, "missing")]
+
+
+def test_the_margin_of_one_row_is_not_that_of_another_with_its_id() -> None:
+    old = [row("0", [1, 2]), row("0", [1, 3]), row("1", [4])]
+    found = compared(old, [row("1", [5]), row("0", [1, 9])])
+    assert found.asked()["sample_id"].to_pylist() == ["1"]
+    margins = pa.table([["1"], [0.0], [1.0]], schema=MARGINS)
+    found.add_margins(margins, None)
+    assert found.counts == {"different": 2, "tie": 1, "by_tokens": 3}
