@@ -100,6 +100,8 @@ class Target(TargetModel):
         if self.reads_inputs:
             self.front_end = other.front_end
             self.front_end.keep(max_bytes)
+        else:
+            self.front_end.follow(other.front_end)
 
     def keep_features(self, max_bytes: int) -> None:
         """Cache visual features of prompts from now on, up to `max_bytes`; 0 disables the cache."""

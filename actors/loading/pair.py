@@ -67,6 +67,8 @@ def check(config: CaptionJob) -> PairInfo:
     target_config, front_end, target_revision = _describe("model.target", target)
     check_output(config, front_end.tokenizer, target_config.get_text_config().vocab_size)
     revisions = {"target": target_revision}
+    if front_end.special_tokens_changed:
+        revisions["special_tokens"] = "as apply_chat_template"
     drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
         assert drafter is not None

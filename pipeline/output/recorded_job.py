@@ -40,7 +40,8 @@ def keys_of(rows: pa.Table, salt: str = "") -> Hashes:
 @dataclass(frozen=True)
 class RecordedJob:
     """The record of a caption job: its output, or the views of its shards, its newest configuration with fingerprint
-    and target revision, and its manifest."""
+    and target revision, and its manifest. `special_tokens` is that of the recorded revisions (`actors.loading.pair`).
+    """
 
     output: OutputDir
     views: tuple[OutputDir, ...]
@@ -48,6 +49,7 @@ class RecordedJob:
     fingerprint: str
     target_revision: str
     manifest: Manifest
+    special_tokens: str | None = None
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -160,9 +162,10 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
             f"{dotted}: {output.shown()} is the output of a synthesis job, and texts are in outputs of "
             "caption jobs; its rows are read with source.kind parquet"
         )
-    revision = str(record.get("content", {}).get("revisions", {}).get("target"))
+    revisions = record.get("content", {}).get("revisions", {})
     config = validate(CaptionJob, data, where)
-    return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest)
+    known = (fingerprints.pop(), str(revisions.get("target")), manifest, revisions.get("special_tokens"))
+    return RecordedJob(output, tuple(newest), config, *known)
 
 
 def mixed(output: OutputDir, dotted: str, how: str) -> ConfigError:
