@@ -52,6 +52,8 @@ class Engine:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
+        if target.max_context_tokens is not None and max_context_tokens > target.max_context_tokens:
+            raise ValueError(f"{target.name} was loaded for contexts up to {target.max_context_tokens} tokens")
         self.target, self.method = target, method
         self.max_context_tokens = max_context_tokens
         self.max_row_s = max_row_s

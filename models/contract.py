@@ -30,12 +30,14 @@ class TargetModel(ABC):
     `num_lanes` is the number of KV cache rows of one sample: two for classifier-free guidance, the conditional row
     first. `eos_ids` are the tokens that end an output. If the output length is fixed, `eos_ids` is empty and
     `max_new_tokens` is that length; otherwise `max_new_tokens` is None. `grid` is the number of codes in a row of an
-    image, None for texts. `prompt_thread` encodes prompts while steps run; it is None without prefetch.
+    image, None for texts. `max_context_tokens` is the longest context for which the model was checked at load time,
+    None if any. `prompt_thread` encodes prompts while steps run; it is None without prefetch.
     """
 
     name: str
     num_lanes: int = 1
     max_new_tokens: int | None = None
+    max_context_tokens: int | None = None
     grid: int | None = None
     decoder: nn.Module
     head: nn.Module

@@ -1,7 +1,8 @@
 """Compare the engine's logits with those of the model's own `forward` at load time, on text and on a small image.
 
 The engine runs a ragged prefill of two prompts and then a step of several tokens; the model runs its own `forward`
-over the same tokens.
+over the same tokens. A text prompt is longer than the windows and other thresholds in the configuration, if the work
+allows it, and the masks that the attention of the model receives are compared with a causal mask.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.kv.lanes import LaneModel, SlotBatch
+from models.loading.attention_calls import recorded
 from models.loading.checkpoints import CheckpointError, first_line
+from models.loading.thresholds import prompt_length
 
 NUM_NODES = 4
 """Number of tokens of the step that follows the prompts."""
 TEXT_LENGTHS = (16, 4)
-"""Lengths in tokens of the two text prompts, which share one ragged prefill."""
+"""Least lengths in tokens of the two text prompts, which share one ragged prefill."""
 PASSAGE = (
     "The old mill stands by the river, and its wheel turns slowly while the miller counts his sacks of grain before "
     "the carts leave for the town."
@@ -38,11 +41,18 @@ that are one too high or too low cause 0.26 and more in SmolLM2-135M.
 
 
 def prove(
-    model: nn.Module, decoder: nn.Module, head: nn.Module, front_end: FrontEnd, visual_ids: frozenset[int], name: str
+    model: nn.Module,
+    decoder: nn.Module,
+    head: nn.Module,
+    front_end: FrontEnd,
+    visual_ids: frozenset[int],
+    name: str,
+    max_context_tokens: int | None = None,
 ) -> None:
     """Compare the engine's logits with the model's own, for text prompts and for an image if the model takes images.
 
-    Raises: CheckpointError if they differ by more than `BOUNDS`, or if the model cannot run over the engine's KV cache.
+    No context is longer than `max_context_tokens`. Raises: CheckpointError if they differ by more than `BOUNDS`, or if
+    the model cannot run over the engine's KV cache.
     """
     device, dtype = next(decoder.parameters()).device, next(decoder.parameters()).dtype
     before = decoder.config._attn_implementation  # type: ignore[union-attr]
@@ -53,9 +63,10 @@ def prove(
     plain = [token for token in range(vocab_size) if token not in reserved][: 1 << 16]
     if not plain:
         raise _refusal(name, "its vocabulary holds special tokens alone")
-    read = _passage(front_end, plain, max(TEXT_LENGTHS) + NUM_NODES)
+    longest = prompt_length(model, decoder, TEXT_LENGTHS[0], NUM_NODES, max_context_tokens)
+    read = _passage(front_end, plain, TEXT_LENGTHS[0] + NUM_NODES, longest - TEXT_LENGTHS[0])
     tokens, nodes = (torch.tensor([part], device=device) for part in (read[:-NUM_NODES], read[-NUM_NODES:]))
-    prompts = {"text": [{"input_ids": tokens[:, -length:]} for length in TEXT_LENGTHS]}
+    prompts = {"text": [{"input_ids": tokens[:, -length:]} for length in (longest, TEXT_LENGTHS[1])]}
     if front_end.takes_images:
         placed = {
             key: value.to(device, dtype if value.is_floating_point() else None)
@@ -94,19 +105,23 @@ def _problem(
         lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
     )
     try:
-        extended = [_reference_logits(model, _extend(inputs, nodes)) for inputs in prompts]
         changed = [_reference_logits(model, _extend(inputs, nodes.flip(1))) for inputs in prompts]
         alone = [_reference_logits(model, inputs) for inputs in prompts]
     finally:
         handle.remove()
     if any(_looks_ahead(mask) for mask in masks):
         return "its decoder receives a mask that is not causal: tokens look at later ones"
+    with recorded(decoder) as seen:
+        extended = [_reference_logits(model, _extend(inputs, nodes)) for inputs in prompts]
     for long, other, short in zip(extended, changed, alone, strict=True):
         if not long.isfinite().all():
             return "its own logits are not finite"
         known = long[: len(short)]
         if _difference(short, known) > bound or _difference(other[: len(short)], known) > bound:
             return "logits of earlier tokens change with later ones"
+    received = {id(call.mask): call.mask for call in seen.calls if call.mask is not None}
+    if reason := next(filter(None, map(_why_not_causal, received.values())), None):
+        return reason
     prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
     prefilled, stepped = _engine_logits(decoder, head, prefixes, nodes)
     for long, first, then in zip(extended, prefilled, stepped, strict=True):
@@ -173,19 +188,39 @@ def _looks_ahead(mask: Any) -> bool:
         return mask is not None
     if mask.dim() < 3:
         return False
+    seen, causal = _seen(mask)
+    return bool((seen & ~causal).any())
+
+
+def _why_not_causal(mask: Tensor) -> str | None:
+    """Return why a mask (…, N, M) that attention receives is not a causal mask; None if it is."""
+    seen, causal = _seen(mask)
+    if bool((seen & ~causal).any()):
+        return "its attention receives a mask that is not causal: tokens look at later ones"
+    if bool((causal & ~seen).any()):
+        return f"its attention receives a mask that hides earlier tokens from some of {causal.shape[1]} tokens"
+    if mask.dtype != torch.bool and bool(mask[seen].any()):
+        return "its attention receives a mask that changes scores"
+    return None
+
+
+def _seen(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which positions a mask (…, N, M) leaves visible, and which ones a causal mask (N, M) does."""
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     queries, keys = seen.shape[-2:]
-    later = torch.ones(queries, keys, dtype=torch.bool, device=seen.device).triu(1 + keys - queries)
-    return bool((seen & later).any())
+    return seen, torch.ones(queries, keys, dtype=torch.bool, device=seen.device).tril(keys - queries)
 
 
-def _passage(front_end: FrontEnd, plain: list[int], length: int) -> list[int]:
-    """Return the first `length` tokens of the passage, or different tokens if the vocabulary does not cover it."""
+def _passage(front_end: FrontEnd, plain: list[int], length: int, num_before: int = 0) -> list[int]:
+    """Return the first `length` tokens of the passage behind `num_before` tokens of repeated passages, or different
+    tokens if the vocabulary does not cover it."""
     known = set(plain)
-    tokens = front_end.tokenizer(PASSAGE, add_special_tokens=False)["input_ids"][:length]
+    whole = front_end.tokenizer(PASSAGE, add_special_tokens=False)["input_ids"]
+    tokens = whole[:length]
     if len(set(tokens) & known) * 2 > length:
-        return [token if token in known else plain[0] for token in tokens]
-    return [plain[(7919 + 104_729 * step) % len(plain)] for step in range(length)]
+        repeated = whole * (num_before // len(whole) + 1)
+        return [token if token in known else plain[0] for token in repeated[len(repeated) - num_before :] + tokens]
+    return [plain[(7919 + 104_729 * step) % len(plain)] for step in range(num_before + length)]
 
 
 def _picture_prompt(front_end: FrontEnd, name: str) -> dict[str, Tensor]:

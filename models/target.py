@@ -37,11 +37,13 @@ class Target(TargetModel):
 
     reads_inputs = True
 
-    def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
+    def __init__(
+        self, model: nn.Module, front_end: FrontEnd, name: str = "", max_context_tokens: int | None = None
+    ) -> None:
         self.model, self.front_end, self.name = model, front_end, name
         label = name or type(model).__name__
         self.decoder, self.head = parts_of(model, label)
-        check_decoder(model, self.decoder, self.head, label)
+        self.max_context_tokens = check_decoder(model, self.decoder, self.head, label, max_context_tokens)
         weight = next(self.decoder.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size, self.hidden_size = map(int, self.head.weight.shape)  # type: ignore[arg-type]
@@ -49,7 +51,7 @@ class Target(TargetModel):
         self.video_id: int | None = getattr(model.config, "video_token_id", None)
         visual_ids = (getattr(model.config, "image_token_id", None), self.video_id)
         self.visual_ids = frozenset(int(i) for i in visual_ids if i is not None)
-        prove(model, self.decoder, self.head, front_end, self.visual_ids, label)
+        prove(model, self.decoder, self.head, front_end, self.visual_ids, label, max_context_tokens)
         self._features: FeatureCache | None = None
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
@@ -63,10 +65,12 @@ class Target(TargetModel):
         num_devices: int = 1,
         reserved_bytes: int = 0,
         quantization: str = "none",
+        max_context_tokens: int | None = None,
     ) -> Target:
         """Load a checkpoint onto `device`, or onto the first `num_devices` CUDA devices if `num_devices` > 1.
 
-        Of the first one, `reserved_bytes` are used by other models. Raises: CheckpointError if fewer are visible.
+        Of the first one, `reserved_bytes` are used by other models. No context is longer than `max_context_tokens`.
+        Raises: CheckpointError if fewer are visible.
         """
         place = resolve_device(device)
         others: list[torch.device] = []
@@ -78,7 +82,7 @@ class Target(TargetModel):
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
         model = load_weights(ref, config, dtype, place, others, reserved_bytes, quantization)
-        return cls(model, front_end, ref.path)
+        return cls(model, front_end, ref.path, max_context_tokens)
 
     @property
     def num_bytes(self) -> int:
@@ -96,6 +100,8 @@ class Target(TargetModel):
         if self.reads_inputs:
             self.front_end = other.front_end
             self.front_end.keep(max_bytes)
+        else:
+            self.front_end.follow(other.front_end)
 
     def keep_features(self, max_bytes: int) -> None:
         """Cache visual features of prompts from now on, up to `max_bytes`; 0 disables the cache."""

@@ -71,6 +71,8 @@ def check(config: CaptionJob) -> PairInfo:
     check_output(config, front_end.tokenizer, vocab_size)
     generation = follow(config, "model.target", vocab_size)
     revisions = {"target": target_revision}
+    if front_end.special_tokens_changed:
+        revisions["special_tokens"] = "as apply_chat_template"
     drafter_id, shares_front_end = "", True
     if method.needs_checkpoint:
         assert drafter is not None
@@ -95,13 +97,13 @@ def check(config: CaptionJob) -> PairInfo:
 
 def load(config: CaptionJob) -> Pair:
     """Load the pair that `config` names onto its devices; raise ConfigError as `check`."""
-    info, model = check(config), config.model
+    info, model, longest = check(config), config.model, config.pool.max_context_tokens
     smaller: Target | None = None
     if model.drafter is not None and config.method.needs_checkpoint and not is_head(config):
-        smaller = load_target(model.drafter, "model.drafter")
+        smaller = load_target(model.drafter, "model.drafter", max_context_tokens=longest)
     # A drafter runs on the first GPU, so the target's layers leave room for it there.
     reserved_bytes = 0 if smaller is None else smaller.num_bytes
-    target = load_target(model.target, "model.target", max(1, int(config.pool.gpus)), reserved_bytes)
+    target = load_target(model.target, "model.target", max(1, int(config.pool.gpus)), reserved_bytes, longest)
     models, head = [target], None
     if smaller is not None:
         smaller.share_front_end(target, SHARED_INPUT_BYTES)
@@ -119,10 +121,16 @@ def load(config: CaptionJob) -> Pair:
     return Pair(config, target, smaller or head, info, grammar=grammar)
 
 
-def load_target(checkpoint: Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:
+def load_target(
+    checkpoint: Checkpoint,
+    where: str,
+    num_devices: int = 1,
+    reserved_bytes: int = 0,
+    max_context_tokens: int | None = None,
+) -> Target:
     """Load one model with `Target.load`; `where` is its dotted path in the job file, named in a ConfigError."""
     quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpoint) else "none"
-    options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization)
+    options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization, max_context_tokens)
     return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))
 
 

@@ -48,9 +48,8 @@ class Caption(Context):
 
 def prompt_tokens(request: Request, model: Target) -> list[int]:
     """Return the prompt's token ids with one placeholder per image and video; raise PromptError if they do not fit."""
-    tokenizer = model.front_end.tokenizer
-    bos = tokenizer.bos_token
-    ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
+    front_end = model.front_end
+    ids = front_end.tokenizer(request.prompt, **front_end.special_tokens_option(request.prompt))["input_ids"]
     num_videos = sum(token == model.video_id for token in ids)
     num_images = sum(token in model.visual_ids for token in ids) - num_videos
     for kind, found, given in (

@@ -39,6 +39,7 @@ class FrontEnd:
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
+        self._leader: FrontEnd | None = None
         self._recent: Recent[dict[str, Tensor]] = Recent(0)
         # Target and drafter may share this object and encode prompts on different threads.
         self._is_used = threading.Lock()
@@ -72,6 +73,41 @@ class FrontEnd:
         found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}
         return tuple(sorted(text for text in found if isinstance(text, str) and text))
 
+    @property
+    def reads_chats(self) -> bool:
+        """Whether prompts are rendered chats of a text model, which contain all their special tokens."""
+        if self._leader is not None:
+            return self._leader.reads_chats
+        return not self.takes_images and bool(getattr(self.tokenizer, "chat_template", None))
+
+    def follow(self, other: FrontEnd) -> None:
+        """Encode the prompts that `other` renders."""
+        self._leader = other
+
+    def special_tokens_option(self, prompt: str) -> dict[str, bool]:
+        """Return the option of the tokenizer or processor with which it encodes a prompt as transformers does.
+
+        `apply_chat_template` of tokenizers adds no special tokens to a chat. That of processors lets the processor add
+        them unless the template writes the BOS; a text without a chat template is encoded likewise.
+        """
+        bos = self.tokenizer.bos_token
+        begins = bos is not None and prompt.startswith(bos) and (bool(bos) or self.takes_images)
+        return {"add_special_tokens": False} if self.reads_chats or begins else {}
+
+    @property
+    def special_tokens_changed(self) -> bool:
+        """Whether chats are encoded otherwise than by versions that let tokenizers add special tokens to all chats
+        without a BOS."""
+        bos = self.tokenizer.bos_token
+        try:
+            prompt = self.render([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
+            before = {"add_special_tokens": not (bos and prompt.startswith(bos))}
+            options = (before, self.special_tokens_option(prompt))
+            then, now = (list(self.processor(text=prompt, **one)["input_ids"]) for one in options)
+        except Exception:  # no chat template, or a processor that refuses prompts without images
+            return False
+        return then != now
+
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Render messages and the generation prompt with the chat template; raises PromptError on failure."""
         turns: list[dict[str, Any]] = list(messages)
@@ -104,9 +140,6 @@ class FrontEnd:
             return dict(outputs)
 
     def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:
-        bos = self.tokenizer.bos_token
-        # Templates that write the BOS themselves must not get a second one.
-        special = not (bos and prompt.startswith(bos))
         if images and not self.takes_images:
             raise PromptError(f"the model takes text only, but the sample has {len(images)} image(s)")
         if videos and not self.takes_videos:
@@ -118,7 +151,7 @@ class FrontEnd:
             shown["videos"] = [clip.frames for clip in videos]
             shown["video_metadata"] = [video.metadata(clip) for clip in videos]
         try:
-            inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
+            inputs = self.processor(text=prompt, return_tensors="pt", **self.special_tokens_option(prompt), **shown)
         except Exception as error:  # third-party processors may raise any error; fail the row, not the job
             raise PromptError(f"the processor refuses the prompt: {error}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}

@@ -45,7 +45,8 @@ def keys_of(rows: pa.Table, salt: str = "") -> Hashes:
 @dataclass(frozen=True)
 class RecordedJob:
     """The record of a caption job: its output, the views of its shards (or the output alone), its newest configuration
-    with fingerprint and target revision, and its manifest."""
+    with fingerprint and target revision, and its manifest. `special_tokens` is that of the recorded revisions
+    (`actors.loading.pair`)."""
 
     output: OutputDir
     views: tuple[OutputDir, ...]
@@ -55,6 +56,7 @@ class RecordedJob:
     manifest: Manifest
     source_folders: tuple[FolderId, ...] = ()
     """Identities of the source's local root when attempts read it."""
+    special_tokens: str | None = None
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -171,10 +173,11 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     if isinstance(data.get("sampling"), dict):
         # A key that the job did not have yet is at its default, and not the target's generation setting.
         data["sampling"] = Sampling().model_dump(mode="json") | data["sampling"]
-    revision = str(record.get("content", {}).get("revisions", {}).get("target"))
+    revisions = record.get("content", {}).get("revisions", {})
     config = validate(CaptionJob, data, where, recorded=True)
+    known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
-    return RecordedJob(output, tuple(newest), config, fingerprints.pop(), revision, manifest, folders)
+    return RecordedJob(output, tuple(newest), config, *known, folders, revisions.get("special_tokens"))
 
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:

@@ -26,6 +26,7 @@ from configs.training import TrainDrafterJob
 from models.heads.training.teacher import RowStates, Sample, TrainingSample, teach_rows
 from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
+from models.target import Target
 from pipeline.source.row_stream import Draw, Spans
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs
@@ -207,6 +208,8 @@ def _identity(job: TrainDrafterJob, inputs: Inputs, learner: Learner, revision: 
     parts |= {"read": inputs.source.model_dump(mode="json"), "image": image, "revision": revision}
     parts |= {"asked": [part and part.model_dump(mode="json") for part in (options.prompt, options.columns)]}
     parts |= {"max_tokens": job.training.max_tokens, "layers": learner.task.feature_layers}
+    if isinstance(learner.target, Target) and learner.target.front_end.special_tokens_changed:
+        parts |= {"special_tokens": "as apply_chat_template"}
     parts |= {"dtypes": [str(learner.target.dtype), job.workers.teacher_cache.dtype]}
     return json.dumps(parts, sort_keys=True)
 

@@ -197,6 +197,11 @@ def prepare(settings: Settings) -> Prepared:
             f"model.target: {config.model.target.path} is revision {revision}, and the output was decoded by revision "
             f"{job.target_revision}; restore it, or compare with another target by --against"
         )
+    if settings.against is None and pair.revisions.get("special_tokens") != job.special_tokens:
+        raise ConfigError(
+            f"model.target: {config.model.target.path} reads other tokens than when the output was decoded, because "
+            "chats have only the special tokens of the chat template now; verify it with the version that made it"
+        )
     plan = Plan(config, pair, job.manifest, job.output, resources=resources)
     inexact = _inexact(job.config) or (_inexact(config) and f"the second decoding: {_inexact(config)}")
     repeated = ids_of_several_rows(job.output, list_published(job.output, DATA))

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import caption, verify
+from models.inputs.processing import FrontEnd
 from zoo.text.samples import held_out_questions
 from zoo.world import listing
 
@@ -159,6 +160,14 @@ def test_what_cannot_be_verified_is_refused_before_ray_starts(
     monkeypatch.setattr(verify, "verify", lambda *_: pytest.fail("the rows are decoded"))
     assert verify.main([str(clean), *arguments]) == verify.REFUSED
     assert reason in capsys.readouterr().err
+
+
+def test_an_output_whose_prompts_had_other_special_tokens_is_refused(
+    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FrontEnd, "special_tokens_changed", True)
+    assert verify.main([str(copy), "--share", "1"]) == verify.REFUSED
+    assert "text_target reads other tokens than when the output was decoded" in capsys.readouterr().err
 
 
 def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

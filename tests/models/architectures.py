@@ -1,10 +1,13 @@
 """Every text architecture of transformers that can be made tiny, and what the engine makes of each.
 
 python -m tests.models.architectures [NAME ...]    # prints a line for each; 1 if an accepted one differs
+
+Architectures with windows are tried with windows that are shorter than the longest prompt, too.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from typing import Any
@@ -24,7 +27,9 @@ from models.target import Target
 from tests import toys
 
 NUM_TOKENS = 12
-LENGTHS = (3, 9, 14)
+LENGTHS = (3, 9, 14, 60)
+WINDOW = 40
+WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "index_topk", "floor_scale")
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "decoder_vocab_size"), toys.VOCAB_SIZE),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "embedding_size"), 32),
@@ -44,9 +49,12 @@ def make(kind: str, **changes: Any) -> nn.Module:
     default = AutoConfig.for_model(kind)
     sizes = {name: value for name, value in SIZES.items() if hasattr(default, name)}
     config = AutoConfig.for_model(kind, **{**sizes, **changes})
-    model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
-    if sum(parameter.numel() for parameter in model.parameters()) > 3_000_000:
+    options: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
+    with torch.device("meta"):
+        outline: nn.Module = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)
+    if sum(parameter.numel() for parameter in outline.parameters()) > 3_000_000:
         raise ValueError("it does not become tiny")
+    model: nn.Module = AutoModelForCausalLM.from_config(config, **options).eval()
     toys.randomise(model, 0)
     return model
 
@@ -72,7 +80,7 @@ def outcome(kind: str, **changes: Any) -> str:
     except CheckpointError as error:
         return f"refused: {str(error).removeprefix(kind + ': ')}"
     drafter = ModelDrafter(Target(third, front_end, kind), [Full()], toys.VOCAB_SIZE)
-    engine = Engine(target, Method(drafter, Chain(3), Exact()), 2, 64)
+    engine = Engine(target, Method(drafter, Chain(3), Exact()), 2, 96)
     requests = [Request(str(n), text, (), Sampling(max_new_tokens=NUM_TOKENS)) for n, text in enumerate(prompts)]
     done = {int(one.sample_id): list(one.token_ids) for one in engine.run(requests)}
     got = [done[number] for number in range(len(prompts))]
@@ -83,15 +91,24 @@ def main(names: list[str]) -> int:
     """Print what becomes of each architecture; 1 if an accepted one gives other tokens."""
     wrong = 0
     for kind in names or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = outcome(kind)
-        except Exception as error:  # not made tiny, or not generated from, by its own code
-            found = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
-        wrong += found.startswith("DIFFERENT")
-        print(f"{kind:28} {found}", flush=True)
+        for changes in variants(kind):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found = outcome(kind, **changes)
+            except Exception as error:  # not made tiny, or not generated from, by its own code
+                found = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
+            wrong += found.startswith("DIFFERENT")
+            print(f"{kind:28} {' '.join(changes):40} {found}", flush=True)
     return int(wrong > 0)
+
+
+def variants(kind: str) -> list[dict[str, Any]]:
+    """The changes of an architecture to try: none, short windows, and short windows without layers that name them."""
+    default = AutoConfig.for_model(kind)
+    windows: dict[str, Any] = {name: WINDOW for name in WINDOWS if hasattr(default, name)}
+    full = {"layer_types": ["full_attention"] * 2} if getattr(default, "layer_types", None) else {}
+    return [{}, *([windows] if windows else []), *([windows | full] if full else [])]
 
 
 if __name__ == "__main__":

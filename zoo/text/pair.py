@@ -21,7 +21,7 @@ SPECIALS = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 # Vicuna's turns; an answer ends in eos. A message's content is a plain string.
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"
     "{{ m['content'] + (eos_token if m['role'] == 'assistant' else ' ') }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
@@ -34,8 +34,8 @@ ARCHITECTURES = {
 
 
 def render(prompt: str) -> str:
-    """Render one question by the chat template, without the bos that the tokenizer adds."""
-    return f"USER: {prompt} ASSISTANT:"
+    """Render one question by the chat template."""
+    return f"{SPECIALS['bos']}USER: {prompt} ASSISTANT:"
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -46,7 +46,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         scene = listing.draw_listed_scene(rng, "train")
         for phrasing in listing.ASKED:
             answer = listing.write_answer(scene, phrasing, rng)
-            texts.append(f"{render(listing.write_prompt(scene, phrasing))} {answer}")
+            texts.append(f"{render(listing.write_prompt(scene, phrasing)).removeprefix(SPECIALS['bos'])} {answer}")
     tokens: dict[str, Any] = {f"{name}_token": word for name, word in SPECIALS.items()}
     return train_tokenizer(
         texts,

@@ -27,13 +27,13 @@ def held_out_questions(num: int, seed: int, split: str = "held_out") -> list[tup
 
 
 def held_out_prompts(num: int, seed: int) -> list[str]:
-    """Return `num` distinct prompts, rendered by the chat template (the tokenizer adds the bos), from a seed."""
+    """Return `num` distinct prompts, rendered by the chat template, from a seed."""
     return [render(listing.write_prompt(*asked)) for asked in held_out_questions(num, seed)]
 
 
 def encode(prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
     """Return the ids of a conversation of one turn, laid out as by the chat template, and their loss weights."""
-    return encode_turn(tokenizer.bos_token + render(prompt), f" {answer}", tokenizer)
+    return encode_turn(render(prompt), f" {answer}", tokenizer)
 
 
 def draw_batches(

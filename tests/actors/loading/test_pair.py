@@ -10,6 +10,8 @@ import pytest
 from actors.loading import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
+from pipeline.run.resume import refuse_other_content
+from pipeline.storage.output_dir import OutputDir
 from tests import toys
 
 
@@ -55,6 +57,31 @@ def test_a_pair_with_one_vocabulary_is_taken_and_each_side_is_named_with_its_rev
     info = pair.check(job(target, drafter))
     assert info.target_id == f"{target}@{info.revisions['target']}"
     assert info.drafter_id == f"{drafter}@{info.revisions['drafter']}"
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}", ""])
+def test_outputs_whose_prompts_had_more_special_tokens_are_of_another_configuration(
+    template: str, target: Path
+) -> None:
+    """A resume names `revisions.special_tokens`; with unchanged prompts the configuration has no such key."""
+    file = target / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+    }
+    file.write_text(json.dumps(tokenizer))
+    (target / "chat_template.jinja").write_text(template + "{{ messages[0].content }}")
+    revisions = pair.check(job(target, None)).revisions
+    assert revisions.get("special_tokens") == (None if template else "as apply_chat_template")
+    before = job(target, None).content({"target": revisions["target"]})
+    if template:
+        assert job(target, None).content(revisions) == before
+    else:
+        with pytest.raises(ConfigError, match=r"revisions\.special_tokens: absent then, 'as apply_chat_template' now"):
+            refuse_other_content(before, job(target, None).content(revisions), OutputDir(str(target)))
 
 
 def test_a_drafter_with_other_token_ids_is_refused_with_examples(target: Path, tmp_path: Path) -> None:
