@@ -83,17 +83,19 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
         self._events = Events(stamp, config.job.log == "json")
-        self._pair: Pair = load(config, torch_threads(config.pool))
+        self._journal = JournalClient(journal)
         slots = config.pool.slots
-        if slots == "auto":
-            slots, reason = self._pair.count_slots()
-            self._events.emit("slots_counted", num_slots=slots, reason=reason)
+        with self._journal.loading():
+            self._pair: Pair = load(config, torch_threads(config.pool))
+            if slots == "auto":
+                slots, reason = self._pair.count_slots()
+                self._events.emit("slots_counted", num_slots=slots, reason=reason)
+            engine = self._make_engine(slots)
         self._metrics = engine_metrics(stamp, config.method.label, slots)
         verify_mode, target_id = config.method.verify_mode, self._pair.target_id
         self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}
-        self._journal = JournalClient(journal)
         self._engine = EngineThread(
-            self._make_engine(slots),
+            engine,
             mark=functools.partial(self._journal.running, "engine"),
             max_step_s=config.pool.max_step_s,
         )

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from actors.results import result_table, torch_threads
 from actors.serving.engine_thread import end_process
+from actors.serving.journal import Journal, JournalClient
 from configs.synthesis import SynthesizeJob
 
 FAILURE = {
@@ -43,10 +44,17 @@ class Paint:
     Smaller batches are padded with copies of an image, so that pixels do not depend on the batch size.
     """
 
-    def __init__(self, config: SynthesizeJob, schema: pa.Schema, load: LoadPainter = load_painter) -> None:
+    def __init__(
+        self,
+        config: SynthesizeJob,
+        schema: pa.Schema,
+        load: LoadPainter = load_painter,
+        journal: Journal | None = None,
+    ) -> None:
         self._schema = schema
         self._batch_rows = config.vq.batch_rows
-        self._painter = load(config, torch_threads(config.vq))
+        with JournalClient(journal).loading():
+            self._painter = load(config, torch_threads(config.vq))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Decode one table of the stage `coded`; rows with an error get no pixels."""

@@ -18,7 +18,7 @@ from ray.data import Dataset
 
 from actors.losses import MetricError
 from actors.results import torch_threads
-from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
+from actors.serving.journal import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
 from pipeline.cluster import signals
@@ -38,7 +38,12 @@ from pipeline.storage import retries
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.shard import WHOLE, Shard
 
-ENDED = {ErrorBudgetSpent: TOO_MANY_ERRORS, LossBudgetExceeded: TOO_LOSSY, MetricError: FAILED}
+ENDED: dict[type[Exception], int] = {
+    ErrorBudgetSpent: TOO_MANY_ERRORS,
+    LossBudgetExceeded: TOO_LOSSY,
+    EngineFailed: FAILED,
+    MetricError: FAILED,
+}
 """Exit status by the error that ended a job."""
 FINISHED = {Outcome.DONE: DONE, Outcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, Outcome.NO_RESULT: NO_RESULT}
 """Exit status by the outcome of a finished job."""
@@ -148,9 +153,9 @@ class Command(Generic[Config, AnyPlan]):
             print(f"comparing methods takes at least {needed:,} rows: --estimate {needed}", flush=True)
         try:
             rows, verdict = run_pilot(plan, self.build, pilot)
-        except ErrorBudgetSpent as error:
+        except tuple(ENDED) as error:
             print(f"the pilot was ended, as the job would be: {error}", file=sys.stderr)
-            return TOO_MANY_ERRORS
+            return ENDED[type(error)]
         except Exception:
             traceback.print_exc()
             print("the pilot failed, as the job would", file=sys.stderr)
@@ -170,7 +175,7 @@ class Command(Generic[Config, AnyPlan]):
         try:
             done = self.run(plan)
             exported = self.export(plan)
-        except (ErrorBudgetSpent, LossBudgetExceeded, MetricError) as error:
+        except tuple(ENDED) as error:
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
             return ENDED[type(error)]

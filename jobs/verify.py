@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.losses import MetricError
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.journal import EngineFailed, ErrorBudgetSpent
 from configs.load import ConfigError
 from jobs.caption import results
 from pipeline.cluster import signals
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
             return REFUSED
-        except (MetricError, ErrorBudgetSpent) as error:
+        except (MetricError, ErrorBudgetSpent, EngineFailed) as error:
             print(f"the verification was ended: {error}", file=sys.stderr)
             return FAILED
         except (Exception, KeyboardInterrupt) as error:

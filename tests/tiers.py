@@ -159,6 +159,7 @@ SLOW = (
     "tests/jobs/test_caption_videos.py",
     "tests/jobs/test_cluster.py",
     "tests/jobs/test_deaths.py",
+    "tests/jobs/test_engine_start.py",
     "tests/jobs/test_demo.py",
     "tests/jobs/test_estimate.py",
     "tests/jobs/test_frozen.py",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 from uuid import uuid4
 
@@ -14,11 +15,21 @@ ALONE_FROM_DEATHS = 2
 GIVEN_UP_FROM_DEATHS = 3
 """A row that was in flight at this number of process deaths is not run again and becomes an error row."""
 
+MAX_LOAD_DEATHS = 3
+"""Process deaths of one actor, one after the other while it loaded its models, at which the job ends."""
+HOPELESS_FROM_ROWS = 10
+"""Number of rows of a stage that were given up, without a row that survived, at which the job ends."""
+MAX_REASON_CHARS = 1000
+
 ENGINE_DIED = "engine_died"
 
 
 class ErrorBudgetSpent(RuntimeError):
     """Raised if more rows failed than the job allows; the message has their number and causes."""
+
+
+class EngineFailed(RuntimeError):
+    """Raised if the models of a job cannot be loaded, or every row ends its process; the message has the reason."""
 
 
 class LossBudgetExceeded(RuntimeError):
@@ -28,8 +39,18 @@ class LossBudgetExceeded(RuntimeError):
 class Journal(Protocol):
     """Crash journal of one stage. Every call returns after its entry is durable."""
 
+    def begin_load(self) -> int:
+        """Record that this actor loads its models; return how many of its processes have died in loading since the
+        last that did not."""
+        ...
+
+    def end_load(self, failure: str = "") -> None:
+        """Record that this actor has loaded its models, or the `failure` that ends the job."""
+        ...
+
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        """Record that process `who` takes these rows; return for each row at how many deaths it was in flight."""
+        """Record that process `who` takes these rows; return for each row at how many deaths it was in flight. Raise
+        EngineFailed if every row ends its process."""
         ...
 
     def running(self, who: str, keys: Sequence[str]) -> None:
@@ -78,6 +99,28 @@ class JournalClient:
 
     def begin(self, keys: Sequence[str]) -> list[int]:
         return [0] * len(keys) if self._journal is None else self._journal.begin(self._who, keys)
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Load models in the block. An error of the block is recorded, and so is a block that ended the processes of
+        this actor `MAX_LOAD_DEATHS` times: EngineFailed."""
+        if self._journal is None:
+            yield
+            return
+        if (num_deaths := self._journal.begin_load()) >= MAX_LOAD_DEATHS:
+            reason = (
+                f"the process of an actor ended {num_deaths} times while it loaded the models, as it does if the "
+                "machine's memory does not hold them; the log of the attempt has its last lines"
+            )
+            self._journal.end_load(reason)
+            raise EngineFailed(reason)
+        try:
+            yield
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
+            self._journal.end_load(f"an actor cannot load the models: {reason}")
+            raise
+        self._journal.end_load()
 
     def running(self, part: str, keys: Sequence[str]) -> None:
         """Record that this part of the process currently runs exactly these suspect rows."""

@@ -19,6 +19,8 @@ import ray
 
 from actors.serving.journal import (
     GIVEN_UP_FROM_DEATHS,
+    HOPELESS_FROM_ROWS,
+    EngineFailed,
     ErrorBudgetSpent,
     Journal,
     LossBudgetExceeded,
@@ -59,6 +61,10 @@ class Ledger:
         losses: Losses | None = None,
     ) -> None:
         self._audit, self._losses, self._failure = audit, losses or Losses(), ""
+        self._loads: dict[str, tuple[int, str]] = {}
+        self._engine_failure = ""
+        self._given_up: dict[str, set[str]] = {}
+        self._survived: set[str] = set()
         self._rows: dict[str, _Row] = {}
         self._running: dict[str, set[str]] = {}
         self._spared: set[str] = set()
@@ -74,9 +80,40 @@ class Ledger:
         """Do not count deaths on these nodes from now on."""
         self._spared.update(nodes)
 
+    def begin_load(self, actor: str, node: str = "") -> int:
+        """See `Journal.begin_load`; `actor` is the id of the actor, which it keeps when Ray restarts it on a `node`."""
+        num_deaths, before = self._loads.get(actor, (-1, node))
+        num_deaths += num_deaths < 0 or before not in self._spared
+        self._loads[actor] = (num_deaths, node)
+        return num_deaths
+
+    def end_load(self, actor: str, failure: str = "") -> None:
+        """See `Journal.end_load`."""
+        self._loads.pop(actor, None)
+        self._engine_failure = self._engine_failure or failure
+
+    def engine_failure(self) -> str:
+        """Return why the models cannot be loaded, or that every row ends its process; empty without either."""
+        return self._engine_failure
+
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
         """See `Journal.begin`; `node` is the node of `who`."""
-        return [self._begin(who, key, node) for key in keys]
+        found = [self._begin(who, key, node) for key in keys]
+        for key, num_deaths in zip(keys, found, strict=True):
+            if num_deaths >= GIVEN_UP_FROM_DEATHS:
+                self._give_up(key)
+        return found
+
+    def _give_up(self, key: str) -> None:
+        """Note a row that was given up; the job ends if there are many of a stage, and no row has survived it."""
+        stage = _stage_of(key)
+        rows = self._given_up.setdefault(stage, set())
+        rows.add(key)
+        if len(rows) >= HOPELESS_FROM_ROWS and stage not in self._survived:
+            self._engine_failure = (
+                f"{len(rows)} rows each ended the process of the stage {stage!r} {GIVEN_UP_FROM_DEATHS} times, and no "
+                "other row was finished; the log of the attempt has its last lines"
+            )
 
     def _begin(self, who: str, key: str, node: str) -> int:
         row = self._rows.setdefault(key, _Row())
@@ -89,7 +126,8 @@ class Ledger:
 
     def running(self, who: str, keys: Sequence[str]) -> None:
         """See `Journal.running`."""
-        self._running.pop(who, None)
+        ended = self._running.pop(who, set()) - set(keys)
+        self._survived.update(map(_stage_of, ended))
         if keys:
             self._running[who] = set(keys)
 
@@ -105,6 +143,7 @@ class Ledger:
             if row.num_deaths >= GIVEN_UP_FROM_DEATHS:
                 row.holder = ""
             else:
+                self._survived.add(_stage_of(key))
                 del self._rows[key]
         return self.verdict()
 
@@ -142,6 +181,10 @@ class Ledger:
         return f"{outcome.excess(failed, num_results, self._max_error_share)}: {codes}"
 
 
+def _stage_of(key: str) -> str:
+    return key.partition("\n")[0]
+
+
 @dataclass(frozen=True)
 class CrashLedger:
     """Client of the ledger's actor that implements `Journal` for one stage; cheap to send to workers."""
@@ -153,10 +196,22 @@ class CrashLedger:
         """Return a client for another stage; a row has one entry per stage."""
         return replace(self, stage=stage)
 
+    def begin_load(self) -> int:
+        """See `Journal.begin_load`."""
+        context = ray.get_runtime_context()
+        found: int = ray.get(self.actor.begin_load.remote(context.get_actor_id(), context.get_node_id()))
+        return found
+
+    def end_load(self, failure: str = "") -> None:
+        """See `Journal.end_load`."""
+        ray.get(self.actor.end_load.remote(ray.get_runtime_context().get_actor_id(), failure))
+
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
         """See `Journal.begin`."""
         node = ray.get_runtime_context().get_node_id()
         found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
+        if max(found, default=0) >= GIVEN_UP_FROM_DEATHS and (reason := ray.get(self.actor.engine_failure.remote())):
+            raise EngineFailed(reason)
         return found
 
     def running(self, who: str, keys: Sequence[str]) -> None:
@@ -193,6 +248,10 @@ class CrashLedger:
     def failure(self) -> str:
         """Return `Ledger.failure()`, as `verdict` does."""
         return self._answer("failure")
+
+    def engine_failure(self) -> str:
+        """Return `Ledger.engine_failure()`, as `verdict` does."""
+        return self._answer("engine_failure")
 
     def _answer(self, name: str) -> str:
         try:

@@ -16,7 +16,7 @@ from ray.data import Dataset, Datasource
 from actors.events import Events
 from actors.losses import MetricError
 from actors.serving.engine_thread import Waits
-from actors.serving.journal import ErrorBudgetSpent, LossBudgetExceeded
+from actors.serving.journal import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
 from pipeline.cluster.partitions import Workers
@@ -78,6 +78,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
+        EngineFailed: the models cannot be loaded, or every row ends the process of its engine.
         MetricError: the metric of the audit failed.
         LossBudgetExceeded: the loss of the audited rows exceeds `audit.max_loss`.
         RuntimeError: rows are missing from the output, or occur twice in it.
@@ -183,13 +184,15 @@ def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
 
 @contextlib.contextmanager
 def job_error(log: CrashLedger) -> Iterator[None]:
-    """Raise `ErrorBudgetSpent` or `LossBudgetExceeded` in place of Ray's error if the ledger ended the job, or the
-    `MetricError` that ended it."""
+    """Raise `ErrorBudgetSpent`, `LossBudgetExceeded` or `EngineFailed` in place of Ray's error if the ledger ended the
+    job, or the `MetricError` that ended it."""
     try:
         yield
     except Exception:
         if failure := log.failure():
             raise MetricError(failure) from None
+        if reason := log.engine_failure():
+            raise EngineFailed(reason) from None
         if exceeded := log.loss_verdict():
             raise LossBudgetExceeded(exceeded) from None
         if verdict := log.verdict():

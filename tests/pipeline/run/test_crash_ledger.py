@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.journal import HOPELESS_FROM_ROWS, ErrorBudgetSpent
 from pipeline.rows.schemas import ERROR_CODES
 from pipeline.run.crash_ledger import Ledger, journalled
 from tests.actors.fakes import decoded_table
@@ -51,6 +51,49 @@ def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
     book.begin("new", ["a"])
     book.end("old", ["a"], 1, {})
     assert book.begin("newer", ["a"]) == [1]
+
+
+def test_deaths_in_loading_count_until_an_actor_has_loaded_and_not_on_a_drained_node() -> None:
+    book = Ledger()
+    assert [book.begin_load("a", "n1") for _ in range(3)] == [0, 1, 2]
+    assert book.begin_load("b", "n1") == 0
+    book.end_load("a")
+    assert [book.begin_load("a", node) for node in ("n1", "n2")] == [0, 1]
+    book.spare(["n2"])
+    assert [book.begin_load("a", node) for node in ("n1", "n1")] == [1, 2]
+    assert book.engine_failure() == ""
+    book.end_load("a", "the first reason")
+    book.end_load("b", "the second")
+    assert book.engine_failure() == "the first reason"
+
+
+def kill(book: Ledger, keys: list[str], num_deaths: int = 3) -> None:
+    """Processes that each die with all of these rows running."""
+    for life in range(num_deaths + 1):
+        book.begin(f"{keys[0]}-{life}", keys)
+        book.running(f"{keys[0]}-{life}", keys)
+
+
+@pytest.mark.parametrize("num_rows", [HOPELESS_FROM_ROWS - 1, HOPELESS_FROM_ROWS])
+@pytest.mark.parametrize("survivor", ["", "engine\ngood", "decode\ngood"])
+def test_rows_that_all_end_their_process_end_the_job(num_rows: int, survivor: str) -> None:
+    book = Ledger()
+    if survivor:
+        book.begin("early", [survivor])
+        book.end("early", [survivor], 1, {})
+    kill(book, [f"engine\n{number}" for number in range(num_rows)])
+    is_hopeless = num_rows == HOPELESS_FROM_ROWS and survivor != "engine\ngood"
+    assert ("no other row was finished" in book.engine_failure()) == is_hopeless
+
+
+def test_a_suspect_that_is_finished_shows_that_not_every_row_ends_its_process() -> None:
+    book = Ledger()
+    keys = [f"engine\n{number}" for number in range(HOPELESS_FROM_ROWS)]
+    book.begin("one", keys)
+    book.running("one", keys[:1])
+    book.running("one", keys[1:2])
+    kill(book, keys)
+    assert book.engine_failure() == ""
 
 
 def test_a_share_of_errors_counts_from_the_least_number_of_rows_on() -> None:
