@@ -117,8 +117,11 @@ SETTINGS = {
     "constraints": Setting("refused", note="constrained beam search"),
     "force_words_ids": Setting("refused", note="constrained beam search"),
     "prefill_chunk_size": Setting("none", note=_MEMORY),
+    # Not of `GenerationConfig`: of single architectures, and of a checkpoint's own code.
+    "no_repeat_ngram_window_size": Setting("refused", note="n-grams of the last tokens only"),
+    "custom_generate": Setting("refused", note="code of the checkpoint in place of `generate`"),
 }
-"""Every setting of transformers' `GenerationConfig`; settings of a newer transformers are refused."""
+"""Every setting of transformers' `GenerationConfig`, and further ones; settings of a newer transformers are refused."""
 UNKNOWN = Setting("refused", note="unknown to this version")
 
 

@@ -106,7 +106,7 @@ def check_target(job: TrainDrafterJob) -> str:
                     f"head.kind: layer_cut cannot cut {job.target.path}, whose first layers receive visual features"
                 )
             _layers(job.head, config.get_text_config().num_hidden_layers)
-        measured_options("target", job.target, config.get_text_config().vocab_size)
+        _processors(job, config.get_text_config().vocab_size)
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, config))
     shape = read_at("target", job.target, gpt_files.read_gpt_shape)
     revision = read_at("target", job.target, gpt_files.revision_of)
@@ -123,12 +123,17 @@ def check_target(job: TrainDrafterJob) -> str:
     return revision
 
 
+def _processors(job: TrainDrafterJob, vocab_size: int) -> dict[str, Any]:
+    """Return `Learner.processors`; none if acceptance is not measured."""
+    return measured_options("target", job.target, vocab_size) if job.acceptance.num_rows else {}
+
+
 def load_learner(job: TrainDrafterJob) -> Learner:
     """Load the target, a new head, and the mapping of rows to training samples; raise ConfigError as `check_target`."""
     image = job.image
     if image is None:
         target = load_target(job.target, "target")
-        processors = measured_options("target", job.target, target.vocab_size)
+        processors = _processors(job, target.vocab_size)
         return Learner(target, fresh_head(job, target), TextSamples(target, job), processors=processors)
     gpt = load_gpt_target("target", job.target, guided=True).gpt
     encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)

@@ -130,9 +130,9 @@ class Admission:
             raise PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
         if limit is not None and sampling.max_new_tokens != limit:
             raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
-        if sampling.max_token_id >= self._target.vocab_size:
+        if (token := sampling.max_token_id) >= 0 and token >= self._target.vocab_size:
             names = "bad_words_ids, sequence_bias or forced tokens"
-            raise PromptError(f"{names} contain {sampling.max_token_id}, and the target has no such token")
+            raise PromptError(f"{names} contain {token}, and the target has no such token")
 
     def too_long(self, model: str, lanes: list[Prefix], request: Request) -> str:
         """Return a message if the longest prompt plus the output exceed the context window, else an empty string."""

@@ -122,3 +122,16 @@ def test_relaxed_rules_accept_no_removed_token(rule: Acceptance) -> None:
             assert not 4 <= token < 30
             assert (text[-1], token) not in pairwise(text)
             text.append(token)
+
+
+def test_a_token_that_the_target_lacks_fails_its_row_only() -> None:
+    good, bad = (
+        Request(name, *toys.prompt("llama", 1), Sampling(max_new_tokens=4, bad_words_ids=((5, token),)))
+        for name, token in (("good", 9), ("bad", MOST))
+    )
+    engine = Engine(toys.target("llama"), methods.METHODS["plain"][0]("llama"), 2, 64)
+    done = {one.sample_id: one for one in engine.run([bad, good])}
+    assert done["good"].error is None
+    assert done["bad"].error is not None
+    assert done["bad"].error.code == "prompt_refused"
+    assert f"contain {MOST}, and the target has no such token" in done["bad"].error.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 import transformers
 
 from actors.loading import pair
-from actors.loading.generation import SETTINGS, Generation, measured_options, resolve
+from actors.loading.generation import SETTINGS, Generation, measured_options, read_active, resolve
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob, Sampling
 from decoding import Request
 from decoding import Sampling as Options
-from models.loading.generation_settings import OWN_FIELDS
+from models.loading.generation_settings import MODEL_FIELDS, OWN_FIELDS
 from tests import toys
 from tests.conformance import grammars
 
@@ -101,7 +102,7 @@ def generated(target: Path, family: str = "llama", **options: Any) -> list[tuple
 
 
 def test_every_setting_of_transformers_has_one_entry() -> None:
-    assert SETTINGS.keys() == OWN_FIELDS - METADATA
+    assert SETTINGS.keys() == (OWN_FIELDS - METADATA) | MODEL_FIELDS | {"custom_generate"}
     names = {setting.key or name for name, setting in SETTINGS.items() if setting.use in ("processor", "sampling")}
     assert names <= Sampling.model_fields.keys()
     assert all(setting.note for setting in SETTINGS.values() if setting.use in ("none", "refused", "sampler"))
@@ -166,7 +167,7 @@ REFUSED: dict[str, Any] = {
     "num_beams": 4, "penalty_alpha": 0.6, "guidance_scale": 2.0, "max_time": 3.0, "stop_strings": ["w9"],
     "encoder_repetition_penalty": 1.2, "encoder_no_repeat_ngram_size": 3, "token_healing": True, "is_assistant": True,
     "exponential_decay_length_penalty": [5, 1.1], "dola_layers": "high", "cache_implementation": "quantized",
-    "watermarking_config": {"greenlist_ratio": 0.25}, "force_words_ids": [[5]],
+    "watermarking_config": {"greenlist_ratio": 0.25}, "force_words_ids": [[5]], "no_repeat_ngram_window_size": 9,
 }  # fmt: skip
 
 
@@ -256,6 +257,27 @@ def test_a_broken_file_is_refused_and_not_taken_for_none(saved: Path, tmp_path: 
     (target / "generation_config.json").write_text('{"repetition_penalty": ')
     with pytest.raises(ConfigError, match=r"its generation settings cannot be read: .* is not a valid JSON file"):
         pair.check(job(target))
+
+
+def test_what_is_no_file_of_settings_is_refused_unread(saved: Path, tmp_path: Path) -> None:
+    target = written(saved, tmp_path, None)
+    os.mkfifo(target / "generation_config.json")
+    with pytest.raises(ConfigError, match=r"generation_config\.json: it is no file of at most 16 MiB"):
+        read_active("model.target", job(target).model.target)
+    (target / "generation_config.json").unlink()
+    (target / "generation_config.json").write_text("{" + " " * (1 << 24) + "}")
+    with pytest.raises(ConfigError, match=r"generation_config\.json: it is no file of at most 16 MiB"):
+        read_active("model.target", job(target).model.target)
+
+
+def test_code_in_place_of_generate_is_refused_where_remote_code_may_run(saved: Path, tmp_path: Path) -> None:
+    target = written(saved, tmp_path, {})
+    (target / "custom_generate").mkdir()
+    (target / "custom_generate/generate.py").write_text("def generate(model, **options): ...\n")
+    assert pair.check(job(target)).generation == Generation()
+    model = {"target": {"path": str(target), "allow_remote_code": True}}
+    with pytest.raises(ConfigError, match=r"custom_generate True .code of the checkpoint in place of `generate`\."):
+        pair.check(job(target, model=model))
 
 
 def test_a_structure_takes_no_minimum_length(saved: Path, tmp_path: Path) -> None:

@@ -82,12 +82,27 @@ def test_replayed_steps_equal_launched_ones(
     assert got == expected
 
 
-@pytest.mark.parametrize("name", ["sd-chain", "dynamic", "lookup"])
-def test_steps_with_processors_are_replayed(name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampling = Sampling(
-        repetition_penalty=1.4, no_repeat_ngram_size=2, bad_words_ids=((9, 11), (5,)), min_new_tokens=9,
-        suppress_tokens=tuple(range(20, 40)), forced_eos_token_id=(2,),
-    )  # fmt: skip
+PROCESSED = Sampling(
+    repetition_penalty=1.4,
+    no_repeat_ngram_size=2,
+    bad_words_ids=((9, 11), (5,)),
+    min_new_tokens=9,
+    suppress_tokens=tuple(range(20, 40)),
+    forced_eos_token_id=(2,),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("sd-chain", Sampling(repetition_penalty=1.2)),
+        ("sd-chain", Sampling(temperature=0.9, repetition_penalty=1.2)),
+        *((name, PROCESSED) for name in ("sd-chain", "dynamic", "lookup")),
+    ],
+)
+def test_steps_with_processors_are_replayed(
+    name: str, sampling: Sampling, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     got, runner = decode(name, "llama", sampling)
     assert runner.num_recordings > 1
@@ -218,15 +233,6 @@ def test_a_step_that_cannot_be_recorded_is_launched(
         "steps are launched kernel by kernel, which is slower: this method cannot be recorded: "
         "operation not permitted when stream is capturing"
     ]
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(repetition_penalty=1.2), Sampling(temperature=0.9, repetition_penalty=1.2)]
-)
-def test_steps_with_a_repetition_penalty_are_launched(sampling: Sampling, backend: CudaBackend) -> None:
-    _, runner = decode("sd-chain", "llava", sampling)
-    assert runner.num_recordings == 0
-    assert not runner._counts
 
 
 @pytest.mark.parametrize(
