@@ -184,7 +184,8 @@ def test_inputs_that_are_not_contiguous_are_read_correctly() -> None:
         for _ in range(2):
             lanes.admit(slots, [[prefix] for prefix in prefixes])
         dense = [lanes.forward_embeds(slots, wide.contiguous(), depth, visible) for _ in range(3)][-1]
-        assert torch.equal(lanes.forward_embeds(slots, wide, depth, visible), dense)
+        # Sums over inputs with other strides may be taken in another order.
+        torch.testing.assert_close(lanes.forward_embeds(slots, wide, depth, visible), dense, atol=1e-5, rtol=1e-5)
 
 
 def test_a_frame_with_other_states_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
