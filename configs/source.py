@@ -103,6 +103,9 @@ class Fetch(Section):
 
 MAX_IMAGES_PER_ROW = 64
 MAX_DECODED_BYTES = 1536 * 1024**2
+SHARES = 6
+"""Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels or processor outputs, and Ray's copy of
+these take two shares each, because a task has rows of one share and one further row of at most one share."""
 
 
 class Source(Section):
@@ -151,6 +154,11 @@ class Source(Section):
     def paths(self) -> tuple[str, ...]:
         """`path` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def max_row_bytes(self) -> int:
+        """Most bytes of one row's encoded images, and of their pixels."""
+        return max(1, self.max_decoded_bytes // SHARES)
 
 
 class JobOutput(Section):

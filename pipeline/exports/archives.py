@@ -17,23 +17,18 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from pipeline.sources.lines import MAX_EXPANSION
-from pipeline.sources.tars import MIN_EXPANDED_BYTES, ZSTD_MAGIC, Header, split_name
+from pipeline.sources.limits import MAX_EXPANSION, max_expanded
+from pipeline.sources.tar_archive import Archive, Compression, compression_of, decompressed
+from pipeline.sources.tar_headers import Member
+from pipeline.sources.tars import split_name
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024**2
 EXPAND_BYTES = 64 * 1024
-Compression = Literal["", "gzip", "bz2", "xz", "zstd"]
-MAGIC: tuple[tuple[bytes, Compression], ...] = (
-    (b"\x1f\x8b", "gzip"),
-    (b"BZh", "bz2"),
-    (b"\xfd7zXZ\0", "xz"),
-    (ZSTD_MAGIC, "zstd"),
-)
 CUT_SHORT = (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException, gzip.BadGzipFile)
 """Errors of archives that are damaged or cut short; decompressors also raise OSError without a number."""
 
@@ -65,23 +60,15 @@ def copy_with(
         return _Copier(plain, target, captions, extension, overwrite).copy()
 
 
-def compression_of(file: BinaryIO) -> Compression:
-    """Return the compression of a file from its first bytes; the file's position is then 0."""
-    file.seek(0)
-    start = file.read(8)
-    file.seek(0)
-    return next((name for magic, name in MAGIC if start.startswith(magic)), "")
-
-
 @contextlib.contextmanager
 def _plain(file: BinaryIO, compression: Compression) -> Iterator[BinaryIO]:
     """Provide the archive as a plain file: a temporary copy if it is compressed, up to where it is damaged."""
     if not compression:
         yield file
         return
-    max_bytes = max(MIN_EXPANDED_BYTES, MAX_EXPANSION * access.size_of(file))
+    max_bytes = max_expanded(access.size_of(file))
     with tempfile.TemporaryFile(prefix="draftfleet-") as copy:
-        with _until_damage(), _decompressed(file, compression) as stream:
+        with _until_damage(), decompressed(file, compression) as stream:
             read = getattr(stream, "read1", stream.read)  # `read` loses what it has read before damage
             while block := read(EXPAND_BYTES):
                 copy.write(block)
@@ -101,13 +88,6 @@ def _until_damage() -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise
-
-
-def _decompressed(file: BinaryIO, compression: Compression) -> Any:
-    if compression == "zstd":
-        return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
-    opener: Any = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}[compression]
-    return opener(file, "rb")
 
 
 @contextlib.contextmanager
@@ -152,16 +132,13 @@ class _Copier:
         self._key: str | None = None
         self._num_bytes = 0
         self._has_member = False
-        self._mtime = 0.0
+        self._mtime = 0
 
     def copy(self) -> Copied:
-        size = access.size_of(self._plain)
-        self._plain.seek(0)
         outside = self._find_outside()
-        self._plain.seek(0)
         end = 0
-        for member, stop in _members(self._plain, size):
-            parts = None if member.isdir() else split_name(member.name)
+        for member in _members(self._plain):
+            parts = None if member.is_folder else split_name(member.name)
             key = parts[0] if parts else None
             if key is not None and key != self._key:
                 self._end_sample()
@@ -169,8 +146,8 @@ class _Copier:
             # Global headers before a member belong to all later ones.
             self._copy_blocks(end, member.offset)
             if self._keeps(parts, outside):
-                self._copy_blocks(member.offset, stop)
-            end = stop
+                self._copy_blocks(member.offset, member.end)
+            end = member.end
         self._end_sample()
         self._write(b"\0" * (2 * tarfile.BLOCKSIZE))
         self._write(b"\0" * (-self._num_bytes % tarfile.RECORDSIZE))
@@ -179,12 +156,12 @@ class _Copier:
     def _find_outside(self) -> Collection[str]:
         """Return the keys with `..` or an absolute path."""
         found = set()
-        for member, _ in _members(self._plain, access.size_of(self._plain)):
+        for member in _members(self._plain):
             if member.name.startswith("/") or ".." in member.name.split("/"):
                 found.add((split_name(member.name) or (member.name, ""))[0])
         return found
 
-    def _begin_sample(self, key: str, member: tarfile.TarInfo) -> None:
+    def _begin_sample(self, key: str, member: Member) -> None:
         self._indices.setdefault(key, len(self._indices))
         self._key, self._has_member, self._mtime = key, False, member.mtime
 
@@ -218,7 +195,7 @@ class _Copier:
             return
         data = self._captions[index]
         header = tarfile.TarInfo(f"{self._key}.{self._extension}")
-        header.size, header.mtime, header.mode = len(data), int(self._mtime), 0o644
+        header.size, header.mtime, header.mode = len(data), self._mtime, 0o644
         self._write(header.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         self._write(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
         self._copied.written.add(index)
@@ -240,15 +217,11 @@ class _Copier:
         self._num_bytes += len(data)
 
 
-def _members(plain: BinaryIO, size: int) -> Iterator[tuple[tarfile.TarInfo, int]]:
-    """Yield each complete member and the offset behind its last block; ends where the archive is cut short."""
-    with (
-        contextlib.suppress(*CUT_SHORT),
-        tarfile.open(fileobj=plain, mode="r:", tarinfo=Header, errors="surrogateescape") as tar,
-    ):
-        while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]
-            stop = tar.offset
-            if stop > size:
+def _members(plain: BinaryIO) -> Iterator[Member]:
+    """Yield each complete member; ends where the archive is cut short."""
+    size = access.size_of(plain)
+    with contextlib.suppress(*CUT_SHORT):
+        for member in Archive(plain, size):
+            if member.end > size:
                 return
-            yield member, stop
+            yield member

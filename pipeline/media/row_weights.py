@@ -16,7 +16,7 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 
 from actors.media import FILLER_INDEX, without_fillers
-from configs.source import Source
+from configs.source import SHARES, Source
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
 from pipeline.media.video.clips import MediaOptions
@@ -26,9 +26,6 @@ from pipeline.rows.schemas import RowError
 if TYPE_CHECKING:
     from models.inputs.output_size import OutputSizes
 
-SHARES = 6
-"""Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels or processor outputs, and Ray's copy of
-these take two shares each, because a task has rows of one share and one further row of at most one share."""
 CHANNELS = 3
 
 

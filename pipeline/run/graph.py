@@ -157,8 +157,8 @@ def synthesis_dataset(
     if not config.sink.images:
         return drawn
     images = cut(drawn, image_rows)
-    arguments = {"load": load_painter, "journal": None if log is None else log.of("paint")}
-    pixels = map_actors(images, Paint, (config, painted), arguments, config.vq, batch_rows=image_rows)
+    painting = {"load": load_painter, "journal": None if log is None else log.of("paint")}
+    pixels = map_actors(images, Paint, (config, painted), painting, config.vq, batch_rows=image_rows)
     return map_tasks(pixels, encode, "encode", image_rows, config.image.encode_cpus)
 
 

@@ -7,9 +7,15 @@ The table has `schemas.read_schema` and its rows in manifest order, even if file
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from math import inf
+from threading import Condition
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +28,8 @@ from pipeline.sources.kind import Chunk, FilePiece, ReadSpec, Sample, byte_of, m
 from pipeline.storage import access
 
 NUM_PIECE_THREADS = 8
+ROW_BYTES = 512
+"""Memory that each row counts, at least, if the number of rows was not planned."""
 MAX_MESSAGE_CHARS = 500
 NoteCount = Callable[[int, int, bool], None]
 """Stores a file's ordinal, its number of samples, and whether the file is broken."""
@@ -34,44 +42,123 @@ def opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
 
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
-    """Read all samples of a span as one table with `schemas.read_schema`; errors in files become error rows."""
-    with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool:  # starts at most one thread per piece
-        parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
-    tables = [schemas.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
+    """Read all samples of a span as one table with `schemas.read_schema`; errors in files become error rows. Rows
+    beyond the memory limit of the span are error rows, too."""
+    tables = [schemas.read_schema(spec.keep).empty_table()]
+    num_left = max_bytes_of(spec, [piece.size_bytes for piece in pieces])
+    gate, waiting, pending = _Gate(num_left), deque(enumerate(pieces)), deque[Future[_PieceRows]]()
+    with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool, closing(gate):  # starts at most one thread per piece
+        for piece in pieces:
+            while waiting and len(pending) < NUM_PIECE_THREADS:
+                pending.append(pool.submit(_read_piece, spec, *waiting.popleft(), gate))
+            rows = pending.popleft().result()
+            gate.leave(rows.num_bytes)
+            rows = rows.limited(num_left, "the rows of its span take more memory than allowed")
+            tables += rows.tables
+            num_left -= rows.num_bytes
+            if rows.error is not None:
+                tables.append(_lost_rows(spec, piece, rows))
+            if note_count is not None and piece.stop is None and piece.num_samples is None:
+                note_count(piece.ordinal, rows.next_row + (rows.error is not None), rows.error is not None)
     return _with_unique_ids(pa.concat_tables(tables).combine_chunks())
 
 
-def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) -> list[pa.Table]:
-    """Read the rows of a piece that are not done; if reading fails, return an error row for every lost row.
+@dataclass
+class _PieceRows:
+    """Rows of a piece up to `next_row`, and why the rows from there on cannot be read."""
 
-    If the number of lost rows is unknown, one error row represents all of them.
-    """
-    tables: list[pa.Table] = []
-    next_row = piece.start
-    num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
-    is_broken = False
+    next_row: int
+    row_bytes: int = 0
+    """Bytes that each row counts besides its table."""
+    tables: list[pa.Table] = field(default_factory=list)
+    num_bytes: int = 0
+    error: Exception | None = None
+
+    def limited(self, max_bytes: int, message: str) -> _PieceRows:
+        """Return these rows without those that exceed `max_bytes`, with a ValueError in their place."""
+        if self.num_bytes <= max_bytes:
+            return self
+        found = _PieceRows(self.next_row, self.row_bytes, error=self.error)
+        for table in self.tables:
+            size_of = partial(self._first_size, table)
+            num_rows = bisect_right(range(1, table.num_rows + 1), max_bytes - found.num_bytes, key=size_of)
+            found.add(table.slice(0, num_rows))
+            if num_rows < table.num_rows:
+                found.next_row, found.error = table["row_index"][num_rows].as_py(), ValueError(message)
+                break
+        return found
+
+    def add(self, table: pa.Table) -> int:
+        """Add a table; return the bytes that it counts."""
+        self.tables.append(table)
+        self.num_bytes += self._size(table)
+        return self._size(table)
+
+    def _first_size(self, table: pa.Table, num_rows: int) -> int:
+        return self._size(table.slice(0, num_rows))
+
+    def _size(self, table: pa.Table) -> int:
+        return int(table.nbytes) + self.row_bytes * int(table.num_rows)
+
+
+class _Gate:
+    """Makes pieces wait that are read ahead while all pieces that are being read hold more than `max_bytes`. The first
+    one, whose rows are wanted next, never waits."""
+
+    def __init__(self, max_bytes: float) -> None:
+        self._condition = Condition()
+        self._max_bytes = max_bytes
+        self._num_bytes = self._first = 0
+
+    def wait(self, order: int, num_bytes: int) -> None:
+        """Add bytes of the piece with this order, and wait."""
+        with self._condition:
+            self._num_bytes += num_bytes
+            self._condition.wait_for(lambda: order <= self._first or self._num_bytes <= self._max_bytes)
+
+    def leave(self, num_bytes: int) -> None:
+        """Take away the bytes of the first piece, which has been read; the next one becomes the first."""
+        with self._condition:
+            self._num_bytes -= num_bytes
+            self._first += 1
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Let all pieces pass."""
+        with self._condition:
+            self._max_bytes = inf
+            self._condition.notify_all()
+
+
+def _read_piece(spec: ReadSpec, order: int, piece: FilePiece, gate: _Gate) -> _PieceRows:
+    """Read the rows of a piece that are not done, up to where reading fails or the memory limit of a piece."""
+    is_planned = piece.stop is not None or piece.num_samples is not None
+    rows, max_bytes = _PieceRows(piece.start, 0 if is_planned else ROW_BYTES), max_bytes_of(spec, [piece.size_bytes])
     try:
         filesystem, rooted = opened(spec)
         for chunk in kind_of(spec.source.kind).read(filesystem, rooted, piece):
-            table = _table(spec, piece, chunk)
-            num_bytes += table.nbytes
-            if num_bytes > max_bytes:
-                raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
-            tables.append(table)
-            next_row = chunk.samples[-1].row_index + 1 if chunk.samples else next_row
+            gate.wait(order, rows.add(_table(spec, piece, chunk)))
+            rows.next_row = chunk.samples[-1].row_index + 1 if chunk.samples else rows.next_row
+            if rows.num_bytes > max_bytes:
+                return rows.limited(max_bytes, f"the data read so far takes more than {max_bytes} bytes")
     except Exception as error:  # decoders of damaged files raise any error; it goes into the row
-        known = piece.num_samples if piece.stop is None else piece.stop
-        message = f"{piece.path}: cannot be read from row {next_row} on: {access.reason_of(error)}"
-        if known is None:
-            message += f"; {missing_rows(piece, next_row, byte_of(error))}"
-        broken = RowError("broken_shard", message)
-        lost = range(next_row, next_row + 1 if known is None else known)
-        samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
-        tables.append(_table(spec, piece, Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep])))
-        next_row, is_broken = lost.stop, True
-    if note_count is not None and piece.stop is None and piece.num_samples is None:
-        note_count(piece.ordinal, next_row, is_broken)
-    return tables
+        rows.error = error
+    return rows
+
+
+def _lost_rows(spec: ReadSpec, piece: FilePiece, rows: _PieceRows) -> pa.Table:
+    """Return an error row for every row of a piece that could not be read; one for all if their number is unknown."""
+    assert rows.error is not None
+    next_row, known = rows.next_row, piece.num_samples if piece.stop is None else piece.stop
+    message = f"{piece.path}: cannot be read from row {next_row} on: {access.reason_of(rows.error)}"
+    if known is None:
+        message += f"; {missing_rows(piece, next_row, byte_of(rows.error))}"
+    broken = RowError("broken_shard", message)
+    samples = [
+        Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken)
+        for row_index in range(next_row, next_row + 1 if known is None else known)
+    ]
+    return _table(spec, piece, Chunk(samples, [pa.nulls(len(samples), kind) for kind in spec.keep.types]))
 
 
 def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
@@ -104,7 +191,7 @@ def _table(spec: ReadSpec, piece: FilePiece, chunk: Chunk) -> pa.Table:
         [sample.row_index for sample in samples],
         [[] if sample.error else _image_cell(sample) for sample in samples],
         [[] if sample.error else [asdict(ref) for ref in sample.videos] for sample in samples],
-        [json.dumps(sample.fields) for sample in samples],
+        [sample.fields if isinstance(sample.fields, str) else json.dumps(sample.fields) for sample in samples],
         [sample.error.code if sample.error else "" for sample in samples],
         [_message(sample.error) if sample.error else "" for sample in samples],
     ]

@@ -66,9 +66,27 @@ _LISTS = (
 )
 
 
+def without_dictionaries(kind: pa.DataType) -> pa.DataType:
+    """Replace dictionary types inside lists, maps and structs by the types of their values."""
+    if pt.is_dictionary(kind):
+        return kind.value_type
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(without_dictionaries(field.type)) for field in kind.fields])
+    if pt.is_map(kind):
+        return pa.map_(without_dictionaries(kind.key_type), without_dictionaries(kind.item_type))
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(without_dictionaries(kind.value_type)), kind.list_size)
+    for check, make in _LISTS:
+        if check(kind):
+            return make(kind.value_field.with_type(without_dictionaries(kind.value_type)))
+    return kind
+
+
 def plain_values(values: pa.Array) -> pa.Array:
-    """Cast the values to their type `without_views`."""
+    """Cast the values to their type `without_views` and `without_dictionaries`."""
     kind = without_views(values.type)
+    if "dictionary<" in str(kind):
+        kind = without_dictionaries(kind)
     if kind.equals(values.type):
         return values
     if "list_view<" in str(values.type):  # Arrow's own cast fails if some of the lists are null

@@ -21,6 +21,7 @@ from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Needs, ReadSpec
 from pipeline.sources.lines import COMPRESSED, LineFormat, Record, open_bytes, split_lines
 from pipeline.sources.records import Row
+from pipeline.sources.tables import needed_columns
 
 
 def delimiter_of(source: Source, path: str) -> str:
@@ -45,6 +46,10 @@ def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
     return not _whole(delimiter).fullmatch(b'"' + line if inside else line)
 
 
+def _may_open(record: Record) -> bool:
+    return record.data is not None and b'"' in record.data
+
+
 class Csv(LineFormat):
     """Parses records of delimited fields."""
 
@@ -67,31 +72,51 @@ class Csv(LineFormat):
 
     def join(self, lines: Iterable[Record], delimiter: str) -> Iterator[Record]:
         """Join lines with line feeds to a record while a quoted field is open. If the joined lines are no valid record,
-        the first line has a stray quote: it becomes a record of its own, and the following lines are parsed again."""
-        stream, waiting, separator = iter(lines), deque[Record](), delimiter.encode()
+        the first line has a stray quote: it becomes a record of its own, and the following lines are parsed again.
+
+        Every line is examined once as a first line, and once as a line that begins inside a field."""
+        stream, waiting = iter(lines), deque[Record]()
+        # The first `num_open` of the waiting lines, of `open_bytes`, leave a field open that is open before them. The
+        # next one, if it is there, does not, or is no line of a valid record, in which case `is_end` is false.
+        num_open = open_bytes = 0
+        is_end = False
         while (first := waiting.popleft() if waiting else next(stream, None)) is not None:
-            parts, size = [first], first.num_bytes
-            inside = first.data is not None and b'"' in first.data and ends_inside(first.data, False, separator)
-            while inside and size <= self.max_bytes:
-                following = waiting.popleft() if waiting else next(stream, None)
+            if num_open:
+                num_open, open_bytes = num_open - 1, open_bytes - first.num_bytes
+            is_valid, is_open = self.examine(first, False, delimiter) if _may_open(first) else (False, False)
+            size = first.num_bytes + open_bytes
+            while is_valid and is_open and len(waiting) == num_open and size <= self.max_bytes:
+                following = next(stream, None)
                 if following is None:
                     break
-                parts.append(following)
-                if following.data is None:
-                    break
-                size += following.num_bytes
-                inside = ends_inside(following.data, True, separator)
-            if len(parts) > 1:
-                data = b"\n".join(part.data or b"" for part in parts)
-                record = Record(first.line, data, size, sum(part.num_lines for part in parts))
-                try:
-                    if not inside:
-                        self.fields(record, delimiter)
-                        first, parts = record, []
-                except RowError:
-                    pass
-                waiting.extendleft(reversed(parts[1:]))
+                waiting.append(following)
+                continues, stays_open = self.examine(following, True, delimiter)
+                is_end = continues and not stays_open
+                if continues and stays_open:
+                    num_open, open_bytes = num_open + 1, open_bytes + following.num_bytes
+                    size += following.num_bytes
+            if is_valid and is_open and is_end and len(waiting) > num_open:
+                size += waiting[-1].num_bytes
+                if size <= self.max_bytes:
+                    parts = [first, *waiting]
+                    data = b"\n".join(part.data or b"" for part in parts)
+                    first = Record(first.line, data, size, sum(part.num_lines for part in parts))
+                    waiting.clear()
+                    num_open = open_bytes = 0
             yield first
+
+    def examine(self, record: Record, inside: bool, delimiter: str) -> tuple[bool, bool]:
+        """Return whether a line can be part of a valid record, and whether a quoted field is open at its end; if
+        `inside`, one is open at its start."""
+        if record.data is None:
+            return False, False
+        is_open = ends_inside(record.data, inside, delimiter.encode())
+        quoted = b'"' * inside + record.data + b'"' * is_open
+        try:
+            self.fields(record._replace(data=quoted), delimiter)
+        except RowError:
+            return False, is_open
+        return True, is_open
 
     def fields(self, record: Record, delimiter: str) -> list[str]:
         """Parse a record to fields; RowError `broken_line` with the line number if its quotes are invalid."""
@@ -131,13 +156,15 @@ class Csv(LineFormat):
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
         delimiter = delimiter_of(spec.source, path)
         header = self.header(filesystem, path, delimiter)
+        needed = set(needed_columns(spec))
+        places = {name: place for place, name in enumerate(header) if name in needed}
 
         def parse(record: Record) -> Row:
             fields = self.fields(record, delimiter)
             if len(fields) != len(header):
                 message = f"line {record.line} has {len(fields)} fields, and the header {len(header)}"
                 raise RowError("broken_line", message)
-            return dict(zip(header, fields, strict=True))
+            return {name: fields[place] for name, place in places.items()}
 
         return parse
 

@@ -78,8 +78,8 @@ def media_features(filesystem: Any, path: str) -> list[str]:
     """Return the columns that a file's schema marks as images or videos; empty if the schema cannot be read."""
     try:
         if _suffix(path) == ".arrow":
-            with arrow.open_batches(filesystem, path) as (found, _):
-                schema = found
+            with arrow.open_arrow(filesystem, path) as found:
+                schema = found.schema
         elif _suffix(path) == ".parquet":
             with access.open_file(filesystem, path) as file:
                 schema = pq.read_schema(file)

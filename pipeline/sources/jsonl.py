@@ -14,10 +14,13 @@ from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Needs, ReadSpec
 from pipeline.sources.lines import LineFormat, Record, open_bytes, split_lines
 from pipeline.sources.records import Row
+from pipeline.sources.tables import needed_columns
 from pipeline.storage import access
 
 NUM_PEEKED_ROWS = 100
 """Number of lines that are read to find the columns of a source."""
+MAX_PEEKED_BYTES = 32 * 1024 * 1024
+"""Bytes of lines after which no further ones are read for that."""
 _NAMES = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
@@ -39,9 +42,13 @@ class Jsonl(LineFormat):
         names: set[str] = set()
         with suppress(Exception), open_bytes(filesystem, path) as stream:  # the read task reports the error
             records = (one for one in split_lines(stream, self.max_bytes) if not one.is_blank)
+            num_bytes = 0
             for record in islice(records, NUM_PEEKED_ROWS):
                 with suppress(RowError):
                     names |= set(self.parse(record))
+                num_bytes += record.num_bytes
+                if num_bytes > MAX_PEEKED_BYTES:
+                    break
         return names
 
     def parse(self, record: Record) -> dict[str, Any]:
@@ -56,7 +63,13 @@ class Jsonl(LineFormat):
         return value
 
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
-        return self.parse
+        names = needed_columns(spec)
+
+        def parse(record: Record) -> Row:
+            value = self.parse(record)
+            return {name: value[name] for name in names if name in value}
+
+        return parse
 
 
 KIND = Jsonl().kind

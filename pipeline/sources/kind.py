@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from configs.load import ConfigError
 from configs.source import Source, SourceColumns
 from pipeline.rows.schemas import RowError
+from pipeline.sources.limits import MAX_EXPANSION, MAX_SPAN_EXPANSION, MIN_SPAN_BYTES
 from pipeline.storage.listing import Listed
-
-MIN_SPAN_BYTES = 16 * 1024 * 1024
-MAX_EXPANSION = 8
-TEXT_MAX_BYTES = 16 * 1024 * 1024
-"""Maximum size of a line, or of a text or JSON member of a tar sample."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +178,8 @@ class Sample:
     row_index: int
     images: list[bytes | str] = field(default_factory=list)
     videos: list[VideoRef] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] | str = field(default_factory=dict)
+    """The prompt's values by name, or a JSON object of them, which takes less memory."""
     id_value: str | None = None
     error: RowError | None = None
 
@@ -287,9 +284,11 @@ def count_of(samples: Iterator[Any], at_most: int) -> int:
     return count
 
 
-def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
-    """Return the memory limit of a piece in bytes; reading a file fails beyond it."""
-    return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
+def max_bytes_of(spec: ReadSpec, sizes_bytes: Sequence[int]) -> int:
+    """Return the memory limit in bytes of rows from files of these sizes (0: unknown); reading fails beyond it."""
+    size, at_least = sum(sizes_bytes), MAX_SPAN_EXPANSION * MIN_SPAN_BYTES
+    most = max(at_least, MAX_SPAN_EXPANSION * spec.source.span_max_bytes, 2 * size)
+    return most if 0 in sizes_bytes else min(most, max(at_least, MAX_EXPANSION * size))
 
 
 _BYTE = "draftfleet_byte"

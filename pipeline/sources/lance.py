@@ -10,7 +10,7 @@ import pyarrow as pa
 from configs.load import ConfigError
 from pipeline.sources.arrow import check_batch
 from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
-from pipeline.sources.tables import DistinctSchemas, chunk_of, needed_columns
+from pipeline.sources.tables import DistinctSchemas, chunks_of, needed_columns
 from pipeline.storage import access
 from pipeline.storage.listing import Listed, is_folder
 from pipeline.storage.retries import retried
@@ -94,7 +94,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     first = piece.start
     for batch in dataset.scanner(columns=names, **options).to_batches():
         check_batch(batch)
-        yield chunk_of(spec, piece.path, batch, first)
+        yield from chunks_of(spec, piece.path, batch, first)
         first += batch.num_rows
     if first != stop:
         raise ValueError(f"the dataset ends at row {first}, and had {stop} when the job began")

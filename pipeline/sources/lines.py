@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from configs.source import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import (
     RANGES,
-    TEXT_MAX_BYTES,
     Chunk,
     FilePiece,
     Index,
@@ -28,6 +28,8 @@ from pipeline.sources.kind import (
     noting_byte,
     survey_of,
 )
+from pipeline.sources.limits import MAX_EXPANSION, TEXT_MAX_BYTES, max_expanded, max_rows
+from pipeline.sources.line_ranges import line_ranges
 from pipeline.sources.records import Row, chunks_of
 from pipeline.storage import access
 
@@ -35,9 +37,8 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 """Maps file suffixes to Arrow codec names."""
 CHUNK_BYTES = 1024 * 1024
 NUM_INDEX_THREADS = 8
-MAX_EXPANSION = 200
-"""A compressed file that expands to more than this many times its size counts as a decompression bomb."""
 BOM = b"\xef\xbb\xbf"
+_TOO_MANY = "the file has more than {} rows, too many for its size"
 
 
 class Record(NamedTuple):
@@ -91,7 +92,7 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
             file.seek(offset)
             yield file
             return
-        max_bytes = MAX_EXPANSION * max(access.size_of(file), CHUNK_BYTES)
+        max_bytes = max_expanded(access.size_of(file), MAX_EXPANSION * CHUNK_BYTES)
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) as plain:
             stream = _Limited(plain, max_bytes)
             while offset:
@@ -103,11 +104,12 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
                 yield stream
 
 
-def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Iterator[Record]:
+def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1, cut: int | None = None) -> Iterator[Record]:
     """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None. A line
-    ends at LF or CR LF. A byte order mark before line 1 is dropped."""
+    ends at LF or CR LF. A byte order mark before line 1 is dropped. Blank lines may be joined to one record, but none
+    before byte `cut` of the stream with one behind it."""
     pending: list[bytes] = []
-    num_pending = 0
+    num_pending = position = 0
 
     def close(tail: bytes, end_bytes: int) -> Record:
         nonlocal pending, num_pending
@@ -121,12 +123,24 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
         return Record(line, data, num_bytes + end_bytes, 1)
 
     while chunk := stream.read(CHUNK_BYTES):
-        *complete, rest = chunk.split(b"\n")
-        for tail in complete:
-            yield close(tail, 1)
+        content = np.frombuffer(chunk, np.uint8)
+        ends = np.flatnonzero(content == ord("\n"))
+        if len(ends):
+            yield close(chunk[: ends[0]], 1)
             line += 1
+            for start, stop, num_lines in line_ranges(
+                content, ends, max_bytes, None if cut is None else cut - position
+            ):
+                if num_lines == 1:
+                    yield close(chunk[start : stop - 1], 1)
+                else:
+                    blank = chunk[start : stop - 1].replace(b"\r\n", b"\n").removesuffix(b"\r")
+                    yield Record(line, blank, stop - start, num_lines)
+                line += num_lines
+        rest = chunk[ends[-1] + 1 :] if len(ends) else chunk
         num_pending += len(rest)
         pending = [*pending, rest] if num_pending <= max_bytes + 1 else []
+        position += len(chunk)
     if num_pending:
         yield close(b"", 0)
 
@@ -158,14 +172,18 @@ def beginning_before(records: Iterable[Record], position: int, stop: int | None)
         position += record.num_bytes
 
 
-def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> Index:
-    """Group records into at most `max_rows` samples and `max_bytes` bytes (or one larger sample) per group."""
+def index_records(records: Iterable[Record], max_rows: int, max_bytes: int, max_total: int | None = None) -> Index:
+    """Group records into at most `max_rows` samples and `max_bytes` bytes (or one larger sample) per group; ValueError
+    for more than `max_total` samples."""
     index = Index()
-    rows = size = lines = 0
+    rows = size = lines = num_total = 0
     for record in records:
         if rows and (rows == max_rows or size + record.num_bytes > max_bytes):
             index.add(rows, size, lines)
+            num_total += rows
             rows = size = lines = 0
+        if max_total is not None and num_total + rows > max_total:
+            raise ValueError(_TOO_MANY.format(max_total))
         rows += not record.is_blank
         size += record.num_bytes
         lines += record.num_lines
@@ -175,6 +193,11 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
         index.num_bytes[-1] += size
         index.lines[-1] += lines
     return index
+
+
+def most_rows(path: str, size_bytes: int) -> int | None:
+    """Return the maximum number of rows of a compressed file; None for a plain file, or one of unknown size."""
+    return max_rows(size_bytes) if size_bytes and codec_of(path) is not None else None
 
 
 class LineFormat(ABC):
@@ -218,9 +241,9 @@ class LineFormat(ABC):
     def survey(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         """Check the columns, and index every file or range by reading it once, in `NUM_INDEX_THREADS` threads."""
         source = needs.source
-        columns = [files[name].to_pylist() for name in ("path", *RANGES.names)]
+        columns = [files[name].to_pylist() for name in ("path", "size_bytes", *RANGES.names)]
 
-        def index(path: str, start: int, stop: int | None) -> Index | None:
+        def index(path: str, size_bytes: int, start: int, stop: int | None) -> Index | None:
             whole_path = access.join(root, path)
             if start == 0:
                 self.check(filesystem, whole_path, needs, path)
@@ -229,9 +252,11 @@ class LineFormat(ABC):
                     if (begin := first_line(stream, start, stop)) is None:
                         return Index()
                     # Lines after the first range are numbered from 2.
-                    lines = split_lines(stream, self.max_bytes, 2 if start else 1)
+                    cut = None if stop is None else stop - begin
+                    lines = split_lines(stream, self.max_bytes, 2 if start else 1, cut)
                     records = beginning_before(self.split(lines, source, path), begin, stop)
-                    found = index_records(records, source.span_max_rows, source.span_max_bytes)
+                    limits = source.span_max_rows, source.span_max_bytes, most_rows(path, size_bytes)
+                    found = index_records(records, *limits)
                     if self.has_header and not start and stop is not None and not any(found.rows):
                         return None  # the header may be in a later range
                     return Index() if start and found.lines == [0] else replace(found, begin=begin)
@@ -245,9 +270,9 @@ class LineFormat(ABC):
         """Read the rows of a piece; a record that cannot be parsed becomes a `broken_line` row."""
         return chunks_of(spec, self._rows(filesystem, spec, piece))
 
-    def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row]]:
+    def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row, int]]:
         path = access.join(spec.root, piece.path)
-        parse = self.parser(filesystem, spec, path)
+        parse, max_total = self.parser(filesystem, spec, path), most_rows(path, piece.size_bytes)
         with open_bytes(filesystem, path, piece.entry.offset) as stream:
             row_index = piece.entry.row
             for record in self.split(split_lines(stream, self.max_bytes, piece.entry.line), spec.source, path):
@@ -255,11 +280,13 @@ class LineFormat(ABC):
                     continue
                 if piece.stop is not None and row_index >= piece.stop:
                     return
+                if max_total is not None and row_index >= max_total:
+                    raise ValueError(_TOO_MANY.format(max_total))
                 if row_index >= piece.start:
                     try:
                         row = parse(record)
                     except RowError as error:
                         row = error
-                    yield row_index, row
+                    yield row_index, row, record.num_bytes
                 row_index += 1
         piece.check_end(row_index)

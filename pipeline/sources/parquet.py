@@ -1,12 +1,13 @@
-"""Reads the source kind `parquet`: one row is one sample. The survey reads footers; samples are read page by page from
-the needed columns only. If a row group is cut into several pieces, a process continues at its last position."""
+"""Reads the source kind `parquet`: one row is one sample. Samples are read page by page from the needed columns only;
+pages are checked before they are decompressed. If a row group is cut into several pieces, a process continues at its
+last position."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -14,64 +15,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.sources import columns
-from pipeline.sources.kind import Chunk, FilePiece, IdRows, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
-from pipeline.sources.tables import DistinctSchemas, chunk_of, id_rows, needed_columns
+from pipeline.sources.kind import Chunk, FilePiece, IdRows, Kind, ReadSpec, Sample
+from pipeline.sources.limits import MAX_BLOCK_BYTES, MAX_EXPANSION
+from pipeline.sources.parquet_footers import (
+    bytes_behind_chunks,
+    check_footer,
+    is_part_of,
+    leaves_of,
+    row_groups_of,
+    survey,
+)
+from pipeline.sources.parquet_pages import BATCH_BYTES, CheckedFile, ColumnChunk, Restart
+from pipeline.sources.tables import chunks_of, id_rows, lost_chunk, needed_columns
 from pipeline.storage import access
 
-NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
 """Maximum number of rows decoded at a time; limits memory besides the table that is being built."""
 ID_BATCH_ROWS = 65_536
-"""Maximum number of rows decoded at a time if only ids are read, a multiple of `BATCH_ROWS`."""
-BATCH_BYTES = 64 * 1024 * 1024
-"""Maximum bytes of a batch in the worst case that every row has the largest value of its row group."""
+"""Maximum number of rows decoded at a time if only ids are read, or if a column is read as dictionary, because each
+batch has the whole dictionary; a multiple of `BATCH_ROWS`."""
 BUFFER_BYTES = 4 * 1024 * 1024
 """Bytes of each column chunk that are read at a time."""
-MAX_ROWS_PER_BYTE = 1000
-"""A footer with more rows than this per byte of the file counts as damaged."""
 SUSPICIOUS_RATIO = 50
 """A column chunk with a higher compression ratio may repeat one large value many times."""
-
-
-def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
-    """Return metadata and Arrow schema; None for an unreadable file, whose read task reports the reason."""
-    try:
-        with access.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
-            check_footer(parquet.metadata, access.size_of(file))
-            return parquet.metadata, parquet.schema_arrow
-    except Exception:  # the read task reports the error
-        return None
-
-
-def _groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
-    return [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-
-
-def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
-    """Raise ValueError for a footer whose row counts are inconsistent or too large for the file."""
-    rows = [group.num_rows for group in _groups_of(metadata)]
-    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise ValueError(f"the footer promises {metadata.num_rows} rows, and its row groups {sum(rows)}")
-    if metadata.num_rows > MAX_ROWS_PER_BYTE * size_bytes:
-        raise ValueError(f"the footer promises {metadata.num_rows} rows in a file of {size_bytes} bytes")
-
-
-def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Read row groups and schemas from the footers."""
-    schemas, indices = DistinctSchemas(), list[Index | None]()
-    names = files["path"].to_pylist()
-    with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
-        footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
-        for path, footer in zip(names, footers, strict=True):
-            if footer is None:
-                indices.append(None)
-                continue
-            metadata, schema = footer
-            groups = _groups_of(metadata)
-            sizes = [max(0, group.total_byte_size) for group in groups]
-            indices.append(Index([group.num_rows for group in groups], sizes))
-            schemas.add(schema, path)
-    return survey_of(indices, schemas.found)
+MAX_DECODED_BYTES = 16 * 1024**3
+"""Maximum bytes that the rows of a row group may decode to, unless these are less than `MAX_EXPANSION` times its bytes;
+limits the time to reach a row."""
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -84,7 +53,10 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         stop = rows.num_rows if piece.stop is None else piece.stop
         if rows.names:
             for first, batch in rows.until(stop):
-                yield chunk_of(spec, piece.path, batch, first)
+                if isinstance(batch, Lost):
+                    yield lost_chunk(spec, piece.path, range(first, batch.stop), batch.error)
+                else:
+                    yield from chunks_of(spec, piece.path, batch, first)
         else:
             for first in range(piece.start, stop, BATCH_ROWS):
                 yield Chunk([Sample(index) for index in range(first, min(first + BATCH_ROWS, stop))], [])
@@ -100,23 +72,28 @@ def read_ids(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRo
     assert spec.source.id_column is not None
     path, names = access.join(spec.root, piece.path), [spec.source.id_column]
     next_row = piece.start
-    try:
-        for first, batch in _batches(filesystem, path, names, piece, ID_BATCH_ROWS):
-            yield id_rows(spec, piece.path, batch, first)
-            next_row = first + batch.num_rows
-    except Exception:
-        for first, batch in _batches(filesystem, path, names, piece, BATCH_ROWS):
-            num_yielded = max(0, next_row - first)
-            if num_yielded < batch.num_rows:
-                yield id_rows(spec, piece.path, batch.slice(num_yielded), first + num_yielded)
+    for max_rows in (ID_BATCH_ROWS, BATCH_ROWS):
+        with closing(RowsOfFile(filesystem, path, names, piece, max_rows)) as rows:
+            stop = (rows.num_rows if piece.stop is None else piece.stop) if rows.names else piece.start
+            for first, batch in rows.until(stop):
+                if isinstance(batch, Lost):
+                    if max_rows == BATCH_ROWS:
+                        continue
+                    break
+                num_yielded = max(0, next_row - first)
+                if num_yielded < batch.num_rows:
+                    for next_row, ids in id_rows(spec, piece.path, batch.slice(num_yielded), first + num_yielded):  # noqa: B007
+                        yield ids
+            else:
+                return
 
 
-def _batches(
-    filesystem: Any, path: str, names: list[str], piece: FilePiece, max_rows: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    with closing(RowsOfFile(filesystem, path, names, piece, max_rows)) as rows:
-        if rows.names:
-            yield from rows.until(rows.num_rows if piece.stop is None else piece.stop)
+@dataclass(frozen=True)
+class Lost:
+    """Rows up to `stop` (exclusive) that cannot be read because of an error."""
+
+    stop: int
+    error: Exception
 
 
 class RowsOfFile:
@@ -126,33 +103,43 @@ class RowsOfFile:
     def __init__(
         self, filesystem: Any, path: str, names: list[str], piece: FilePiece, max_rows: int = BATCH_ROWS
     ) -> None:
-        self._file = access.open_file(filesystem, path)
+        self._file = CheckedFile(access.open_file(filesystem, path))
         self._parquet: pq.ParquetFile | None = None
+        self._as_dictionary: set[str] = set()
+        self._max_rows = self._group_rows = max_rows
+        self._num_decoded = self._max_decoded = 0
+        self._has_failed = False
         try:
-            # Without checksums a flipped byte inside a compressed page can pass as other values.
-            self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
-            metadata, schema = self._parquet.metadata, self._parquet.schema_arrow
-            check_footer(metadata, access.size_of(self._file))
+            self._open()
+            size = self._file.size
+            metadata = self._metadata
+            check_footer(metadata, size)
             self.num_rows: int = metadata.num_rows
             if piece.num_samples is not None and self.num_rows != piece.num_samples:
                 raise ValueError(f"the file has {self.num_rows} rows and had {piece.num_samples} when the job began")
-            self.names = [name for name in names if name in schema.names]
-            self._starts = list(accumulate((group.num_rows for group in _groups_of(metadata)), initial=0))[:-1]
-            first = max((index for index, start in enumerate(self._starts) if start <= piece.start), default=0)
-            groups = list(range(first, metadata.num_row_groups))
-            self._position = self._starts[first] if self._starts else 0
+            self.names = [name for name in names if name in self._schema.names]
+            self._leaves = leaves_of(metadata, self.names)
+            self._starts: list[int] = list(accumulate((group.num_rows for group in row_groups_of(metadata)), initial=0))
+            self._group = max((index for index, start in enumerate(self._starts) if start <= piece.start), default=0)
+            self._position = self._starts[self._group]
+            self._batches: Iterator[pa.RecordBatch] | None = None
             self._rest: pa.RecordBatch | None = None
             self.skip_to = piece.start
             """Rows before this one are skipped."""
-            self._batches = self._parquet.iter_batches(
-                batch_rows(metadata, groups, self.names, schema, max_rows),
-                row_groups=groups,
-                columns=self.names,
-                use_threads=False,
-            )
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        # Without checksums a flipped byte inside a compressed page can pass as other values.
+        self._parquet = pq.ParquetFile(
+            self._file,
+            page_checksum_verification=True,
+            buffer_size=BUFFER_BYTES,
+            pre_buffer=False,
+            read_dictionary=sorted(self._as_dictionary) or None,
+        )
+        self._metadata, self._schema = self._parquet.metadata, self._parquet.schema_arrow
 
     @property
     def position(self) -> int:
@@ -160,16 +147,28 @@ class RowsOfFile:
 
     @property
     def in_a_group(self) -> bool:
-        """Whether the next row is inside a row group and not its first row."""
-        return self.position < self.num_rows and self.position not in self._starts
+        """Whether the next row is inside a row group and not its first row, and no row group has failed."""
+        return not self._has_failed and self.position < self.num_rows and self.position not in self._starts
 
-    def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (first row, batch) from the current position up to `stop`; ValueError if the file ends before."""
-        while self._position < stop:
-            batch = self._rest if self._rest is not None else next(self._batches, None)
+    def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch | Lost]]:
+        """Yield (first row, batch) from the current position up to `stop`. The rows of a row group from an error on are
+        `Lost`. Raises ValueError if the file ends before, and the error of the file itself if it cannot be read."""
+        while self._position < min(stop, self.num_rows):
+            try:
+                batch = self._rest if self._rest is not None else self._next_batch()
+            except Restart as restart:
+                self._restart(restart)
+                continue
+            except Exception as error:
+                if not self._file.is_readable:
+                    raise
+                first, end = self.position, self._starts[self._group + 1]
+                self._has_failed = True
+                self._group, self._position, self._batches = self._group + 1, end, None
+                if first < min(end, stop):
+                    yield first, Lost(min(end, stop), error)
+                continue
             self._rest = None
-            if batch is None:
-                raise ValueError(f"the file ends at row {self._position} although its footer promises {self.num_rows}")
             low, high = max(self.skip_to - self._position, 0), min(stop - self._position, batch.num_rows)
             first = self._position + low
             if high < batch.num_rows:
@@ -177,6 +176,65 @@ class RowsOfFile:
             self._position += high
             if low < high:
                 yield first, batch.slice(low, high - low)
+        if stop > self.num_rows:
+            raise ValueError(f"the file ends at row {self.num_rows}, and row {stop} was asked for")
+
+    def _next_batch(self) -> pa.RecordBatch:
+        """Decode the next rows of the row group, or of the next one that has rows."""
+        while self._position >= self._starts[self._group + 1]:
+            self._group, self._batches, self._group_rows = self._group + 1, None, self._max_rows
+        self._batches = self._batches or self._start_group()
+        try:
+            batch = next(self._batches, None)
+        except Exception:
+            if self._file.error is not None:
+                raise self._file.error from None
+            raise
+        if batch is None:
+            promised = self._starts[self._group + 1]
+            raise ValueError(f"the row group ends at row {self._position} although its footer promises {promised}")
+        self._num_decoded += batch.nbytes
+        if self._num_decoded > self._max_decoded:
+            raise ValueError(f"the rows of the row group decode to more than {self._max_decoded} bytes")
+        return batch
+
+    def _start_group(self) -> Iterator[pa.RecordBatch]:
+        """Begin to decode a row group, and watch its column chunks."""
+        assert self._parquet is not None
+        metadata, group = self._metadata, self._metadata.row_group(self._group)
+        names = [name for name in self.names if not any(is_part_of(path, [name]) for path in self._as_dictionary)]
+        most = ID_BATCH_ROWS if self._as_dictionary else self._max_rows
+        num_rows = min(self._group_rows, batch_rows(metadata, [self._group], names, self._schema, most))
+        chunks, num_bytes = [], 0
+        for leaf in self._leaves:
+            column, kind = group.column(leaf), metadata.schema.column(leaf)
+            if kind.length > MAX_BLOCK_BYTES:
+                raise ValueError(f"the column {kind.path!r} has values of {kind.length} bytes")
+            num_rows = min(num_rows, max(1, BATCH_BYTES // max(1, kind.length)))
+            start = column.data_page_offset
+            if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+                start = column.dictionary_page_offset
+            size = max(0, min(column.total_compressed_size, self._file.size - start))
+            num_bytes += size
+            as_dictionary = kind.path in self._as_dictionary
+            chunks.append(ColumnChunk(start, size, kind, as_dictionary, num_rows, bytes_behind_chunks(metadata)))
+        for chunk in chunks:
+            chunk.max_rows = num_rows
+        self._file.watched, self._file.error = chunks, None
+        self._num_decoded, self._max_decoded = 0, max(MAX_DECODED_BYTES, MAX_EXPANSION * num_bytes)
+        return iter(self._parquet.iter_batches(num_rows, [self._group], self.names, use_threads=False))
+
+    def _restart(self, restart: Restart) -> None:
+        """Read the row group again from its beginning, up to the current position without yielding rows."""
+        if restart.max_rows is not None:
+            self._group_rows = restart.max_rows
+        else:
+            self._as_dictionary.add(restart.as_dictionary)
+            self._group_rows = ID_BATCH_ROWS
+            self._file.watched = []
+            self._open()
+        self.skip_to = self.position
+        self._position, self._batches = self._starts[self._group], None
 
     def close(self) -> None:
         if self._parquet is not None:
@@ -187,20 +245,23 @@ class RowsOfFile:
 def batch_rows(
     metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema, max_rows: int = BATCH_ROWS
 ) -> int:
-    """Return the number of rows to decode at a time. Every row may reference the same huge value of a dictionary page;
-    for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within `BATCH_BYTES`
-    then. Other columns with a dictionary reduce it to `BATCH_ROWS` at most. Larger batches are multiples of
-    `BATCH_ROWS`, so that damage is met at the same rows."""
+    """Return the number of rows to decode at a time, from the footer. Every row may reference the same huge value of a
+    dictionary page; for bytes columns and suspiciously compressed columns with a dictionary, the batch stays within
+    `BATCH_BYTES` then. Other columns with a dictionary reduce it to `BATCH_ROWS` at most. Large values reduce it by
+    their mean size. Larger batches are multiples of `BATCH_ROWS`, so that damage is met at the same rows."""
     num_rows = max_rows
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
+    leaves = leaves_of(metadata, names)
     for group in (metadata.row_group(index) for index in groups):
-        for column in (group.column(index) for index in range(group.num_columns)):
-            name = column.path_in_schema.partition(".")[0]
-            if name not in names or column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
+        for column in (group.column(index) for index in leaves):
+            if column.physical_type != "BYTE_ARRAY":
                 continue
             size = max(1, column.total_uncompressed_size)
-            is_suspicious = name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size)
-            num_rows = min(num_rows, max(1 if is_suspicious else BATCH_ROWS, BATCH_BYTES // size))
+            num_rows = min(num_rows, max(1, BATCH_BYTES * max(1, group.num_rows) // size))
+            if column.has_dictionary_page:
+                is_suspicious = is_part_of(column.path_in_schema, binary)
+                is_suspicious = is_suspicious or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size)
+                num_rows = min(num_rows, max(1 if is_suspicious else BATCH_ROWS, BATCH_BYTES // size))
     return num_rows if num_rows < BATCH_ROWS else num_rows // BATCH_ROWS * BATCH_ROWS
 
 

@@ -4,6 +4,7 @@ bytes, a URI, `struct<bytes, path>`, or a list of these."""
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,28 +16,45 @@ from pipeline.sources.kind import Chunk, ReadSpec, Sample, VideoRef, resolve_id
 
 Row = Mapping[str, Any] | RowError
 CHUNK_ROWS = 256
+CHUNK_BYTES = 1024 * 1024
+"""Bytes of text after which a chunk ends; parsed JSON may take 30 times its text."""
 
 
 def kept_arrays(spec: ReadSpec, rows: Sequence[Mapping[str, Any]]) -> list[pa.Array]:
-    """Build one string array per kept column of these rows; values that are no strings are stored as JSON."""
-
-    def text(value: Any) -> str | None:
-        if value is None:
-            return None
-        return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-    return [pa.array([text(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
+    """Build one string array per kept column of these rows."""
+    return [pa.array([text_of(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
 
 
-def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
-    """Group (row index, row) into chunks; if `rows` raises, the rows before are yielded first."""
-    pending: list[tuple[int, Row]] = []
+def text_of(value: Any) -> str | None:
+    """Return a value as text: JSON if it is no string, None for null; RowError like `json_of`."""
+    if value is None:
+        return None
+    return whole_text(value if isinstance(value, str) else json_of(value, ensure_ascii=False))
+
+
+def json_of(value: Any, ensure_ascii: bool = True) -> str:
+    """Return JSON; RowError `invalid_value` for a value that is nested too deeply."""
     try:
-        for row in rows:
-            pending.append(row)
-            if len(pending) == CHUNK_ROWS:
+        return json.dumps(value, ensure_ascii=ensure_ascii)
+    except RecursionError:
+        raise RowError("invalid_value", "a value is nested too deeply") from None
+
+
+def _shown(value: Any) -> str:
+    return reprlib.repr(value)[:100]
+
+
+def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row, int]]) -> Iterator[Chunk]:
+    """Group (row index, row, bytes of its text) into chunks; if `rows` raises, the rows before are yielded first."""
+    pending: list[tuple[int, Row]] = []
+    num_bytes = 0
+    try:
+        for row_index, row, row_bytes in rows:
+            pending.append((row_index, row))
+            num_bytes += row_bytes
+            if len(pending) == CHUNK_ROWS or num_bytes > CHUNK_BYTES:
                 yield _chunk_of(spec, pending)
-                pending = []
+                pending, num_bytes = [], 0
     except Exception:
         yield _chunk_of(spec, pending)
         raise
@@ -44,25 +62,27 @@ def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk
 
 
 def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
-    samples, values = [], []
-    for row_index, row in rows:
-        sample, mapping = Sample(row_index), {} if isinstance(row, RowError) else row
+    samples, kept = [], []
+    values = [{} if isinstance(row, RowError) else row for _, row in rows]
+    for (row_index, row), mapping in zip(rows, values, strict=True):
+        sample, texts = Sample(row_index, fields=dict.fromkeys(spec.fields)), dict[str, str | None]()
         try:
             if isinstance(row, RowError):
                 raise row
+            texts = {name: text_of(mapping.get(name)) for name in spec.keep.names}
+            sample.fields = json_of({name: mapping.get(name) for name in spec.fields})
             if (column := spec.source.id_column) is not None:
-                value = row.get(column)
+                value = mapping.get(column)
                 if isinstance(value, bool | float | list | dict):
-                    message = f"the id column {column!r} holds {value!r:.100}; ids are text or integers"
+                    message = f"the id column {column!r} holds {_shown(value)}; ids are text or integers"
                     raise RowError("invalid_value", message)
                 sample.id_value = whole_text(resolve_id(value, column))
         except RowError as error:
             sample.error = error
-        sample.fields = {name: mapping.get(name) for name in spec.fields}
         samples.append(sample)
-        values.append(mapping)
+        kept.append(texts)
     add_media(spec, samples, lambda column, offset: values[offset].get(column))
-    return Chunk(samples, kept_arrays(spec, values))
+    return Chunk(samples, kept_arrays(spec, kept))
 
 
 def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
@@ -97,4 +117,4 @@ def _check_part(part: Any, column: str, kind: str, max_bytes: int) -> bytes | st
         raise RowError(f"missing_{kind}", f"the column {column!r} has no {kind} in this row")
     if isinstance(part, str):
         return whole_text(part)
-    raise RowError("invalid_value", f"the column {column!r} holds {part!r:.100}, which is neither bytes nor a URI")
+    raise RowError("invalid_value", f"the column {column!r} holds {_shown(part)}, which is neither bytes nor a URI")

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,8 +15,10 @@ import pyarrow.types as pt
 
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
+from pipeline.sources.cells import Cells
 from pipeline.sources.kind import Chunk, IdRows, Needs, ReadSpec, Sample, resolve_id
-from pipeline.sources.records import add_media
+from pipeline.sources.records import add_media, json_of
+from pipeline.storage import access
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -83,78 +86,89 @@ def needed_columns(spec: ReadSpec) -> list[str]:
     return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
 
 
-def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Chunk:
-    """Convert a batch to a chunk; needed columns are in the batch or are partition columns of `path`."""
-    samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
+def chunks_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Iterator[Chunk]:
+    """Convert a batch to chunks of a limited size; needed columns are in the batch or are partition columns of `path`.
+    A value that is too large becomes its row's error."""
+    cells = Cells(spec, batch, needed_columns(spec))
+    for low, high in cells.ranges():
+        yield _chunk_of(spec, path, cells, first_index, low, high)
+
+
+def _chunk_of(spec: ReadSpec, path: str, cells: Cells, first_index: int, low: int, high: int) -> Chunk:
+    samples = [Sample(first_index + row) for row in range(low, high)]
     partitions = partition_values(path)
 
-    def usable(name: str) -> tuple[pa.Array, set[int]]:
-        """Return a column and the rows with invalid text; these rows get an error."""
-        index = batch.schema.get_field_index(name)
-        if index < 0:
-            return pa.array([partitions[name]] * batch.num_rows, pa.string()), set()
-        values: pa.Array = batch.column(index)
-        values = columns.plain_values(values.dictionary_decode() if pt.is_dictionary(values.type) else values)
-        invalid = invalid_rows(values)
-        for offset in invalid:
-            message = f"the column {name!r} holds text that is not valid UTF-8"
-            samples[offset].error = samples[offset].error or RowError("invalid_value", message)
-        return values, invalid
+    @cache
+    def column(name: str) -> tuple[pa.Array, dict[int, RowError]]:
+        if name in cells.names:
+            return cells.column(name, low, high)
+        return pa.array([partitions[name]] * (high - low), pa.string()), {}
+
+    def note_errors(name: str) -> None:
+        for row, error in column(name)[1].items():
+            samples[row].error = samples[row].error or error
 
     if (id_column := spec.source.id_column) is not None:
-        values, invalid = usable(id_column)
+        values, errors = column(id_column)
+        note_errors(id_column)
         for offset, sample in enumerate(samples):
-            if offset not in invalid:
+            if offset not in errors:
                 try:
                     sample.id_value = resolve_id(_value(values, offset, id_column), id_column)
                 except RowError as error:
                     sample.error = error
     for name in spec.fields:
-        values, invalid = usable(name)
-        for offset, sample in enumerate(samples):
+        note_errors(name)
+    for offset, sample in enumerate(samples):
+        fields: dict[str, Any] = dict.fromkeys(spec.fields)
+        for name in spec.fields:
+            values, errors = column(name)
             try:
-                sample.fields[name] = None if offset in invalid else plain_value(_value(values, offset, name))
+                fields[name] = None if offset in errors else plain_value(_value(values, offset, name))
             except RowError as error:
                 sample.error = sample.error or error
+        sample.fields = json_of(fields)
     keep: list[pa.Array] = []
     for field in spec.keep:
-        values, invalid = usable(field.name)
-        if invalid:
-            values = values.take(pa.array([None if row in invalid else row for row in range(len(values))], pa.int64()))
+        values, errors = column(field.name)
+        if field.name not in cells.media:
+            note_errors(field.name)
+        if errors:
+            values = values.take(pa.array([None if row in errors else row for row in range(len(values))], pa.int64()))
         keep.append(values.cast(field.type))
-    media = {name: usable(name)[0] for name in (spec.source.columns.image, spec.source.columns.video) if name}
-    add_media(spec, samples, lambda name, offset: media[name][offset].as_py())
+
+    def cell_of(name: str, offset: int) -> Any:
+        values, errors = column(name)
+        if offset in errors:
+            raise errors[offset]
+        return values[offset].as_py()
+
+    add_media(spec, samples, cell_of)
     return Chunk(samples, keep)
 
 
-def id_rows(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> IdRows:
-    """Return the ids of a batch with the id column, equal to those that `chunk_of` makes, without a sample per row if
-    the column holds text or integers."""
-    values: pa.Array = batch.column(0)
-    values = columns.plain_values(values.dictionary_decode() if pt.is_dictionary(values.type) else values)
-    if not (columns.is_text(values.type) or pt.is_integer(values.type)) or invalid_rows(values):
-        return IdRows.of(chunk_of(spec, path, batch, first_index))
-    ids = values.cast(pa.large_string())
-    has_id = pc.fill_null(pc.not_equal(ids, ""), False)
-    rows = np.arange(first_index, first_index + batch.num_rows)
-    return IdRows(rows[np.asarray(has_id)], ids.filter(has_id))
+def lost_chunk(spec: ReadSpec, path: str, rows: range, error: Exception) -> Chunk:
+    """Return an error row for every row that cannot be read because of an error."""
+    message = f"{path}: rows {rows[0]} to {rows[-1]} cannot be read: {access.reason_of(error)}"
+    broken = RowError("broken_shard", message)
+    samples = [Sample(row, fields=dict.fromkeys(spec.fields), error=broken) for row in rows]
+    return Chunk(samples, [pa.nulls(len(samples), kind) for kind in spec.keep.types])
 
 
-def invalid_rows(values: pa.Array) -> set[int]:
-    """Return the rows whose values fail Arrow's validation, in practice text that is not UTF-8."""
-
-    def is_valid(part: pa.Array) -> bool:
-        try:
-            part.validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-        return True
-
-    if is_valid(values):
-        return set()
-    # A slice shares the buffers of its parent, so only a copy is validated row by row.
-    rows = ((index, values.slice(index, 1)) for index in range(len(values)))
-    return {index for index, row in rows if not is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
+def id_rows(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Iterator[tuple[int, IdRows]]:
+    """Yield the ids of a batch with the id column, as `chunks_of` makes them, without a sample per row if the column
+    has text or integers. Each comes with the index of the row behind its last one."""
+    name = batch.schema.names[0]
+    cells = Cells(spec, batch, [name])
+    for low, high in cells.ranges():
+        values, errors = cells.column(name, low, high)
+        if errors or not (columns.is_text(values.type) or pt.is_integer(values.type)):
+            yield first_index + high, IdRows.of(_chunk_of(spec, path, cells, first_index, low, high))
+            continue
+        ids = values.cast(pa.large_string())
+        has_id = pc.fill_null(pc.not_equal(ids, ""), False)
+        rows = np.arange(first_index + low, first_index + high)
+        yield first_index + high, IdRows(rows[np.asarray(has_id)], ids.filter(has_id))
 
 
 def _value(values: pa.Array, offset: int, name: str) -> Any:

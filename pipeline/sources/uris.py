@@ -19,6 +19,7 @@ from configs.source import Source
 from files.local import OutsideRoots
 from pipeline.rows.schemas import RowError
 from pipeline.sources import web
+from pipeline.sources.limits import DATA_URI_FACTOR
 from pipeline.storage import access
 from pipeline.storage.retries import RetryPolicy, retried
 
@@ -154,7 +155,7 @@ def scheme_of(uri: str) -> str:
 def read_data_uri(uri: str, max_bytes: int) -> bytes:
     """Decode a `data:` URI to bytes; RowError `invalid_value` or `image_too_large`."""
     head, comma, body = uri.partition(",")
-    if len(body) > 4 * max_bytes:
+    if len(body) > DATA_URI_FACTOR * max_bytes:
         raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")
     try:
         if not comma:

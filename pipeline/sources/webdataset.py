@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,7 +32,8 @@ from pipeline.sources.kind import (
     resolve_id,
     survey_of,
 )
-from pipeline.sources.records import kept_arrays
+from pipeline.sources.limits import MAX_SPAN_EXPANSION, MIN_SPAN_BYTES
+from pipeline.sources.records import json_of, kept_arrays, text_of
 from pipeline.sources.tars import Run, Selection, index_runs, read_runs
 from pipeline.storage import access
 
@@ -78,7 +80,8 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
     """Return the fields of the first samples; None if the shard has no sample with readable fields."""
     names: set[str] | None = None
     with suppress(Exception), access.open_file(filesystem, path) as file:  # the read task reports the error
-        for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
+        selection = Selection(with_text=True, max_bytes=MAX_SPAN_EXPANSION * MIN_SPAN_BYTES)
+        for run in islice(read_runs(file, selection), NUM_PEEKED_SAMPLES):
             with suppress(RowError):
                 names = (names or set()) | set(_fields(run))
     return names
@@ -102,14 +105,14 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the samples of a piece of a tar in one chunk; `row_index` counts samples in the order of their first member.
     A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member."""
     samples: list[Sample] = []
-    fields: list[dict[str, Any]] = []
+    kept: list[dict[str, str | None]] = []
     offsets: dict[str, int] = {}
     first = piece.entry.row
     failure: Exception | None = None
-    num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
     selection, source = Selection(spec.needs_text), spec.source
     if spec.with_images:
         selection = Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
+    selection = replace(selection, max_bytes=max_bytes_of(spec, [piece.size_bytes]))
     try:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
             for run in read_runs(file, selection, piece.entry.offset):
@@ -120,25 +123,23 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
                 row_index = first + len(samples)
                 if piece.stop is not None and row_index >= piece.stop:
                     break
-                num_bytes += run.num_bytes
-                if num_bytes > max_bytes:
-                    raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
                 offsets[run.key] = len(samples)
-                sample, sample_fields = _sample(run, row_index, spec)
+                sample, sample_kept = _sample(run, row_index, spec)
                 samples.append(sample)
-                fields.append(sample_fields)
+                kept.append(sample_kept)
         piece.check_end(first + len(samples), "archive")
     except Exception as error:
         failure = error
     piece_rows = slice(piece.start - first, None)
-    yield Chunk(samples[piece_rows], kept_arrays(spec, fields[piece_rows]))
+    yield Chunk(samples[piece_rows], kept_arrays(spec, kept[piece_rows]))
     if failure is not None:
         raise failure
 
 
-def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:
-    """Convert a run to a sample; return it with all its fields."""
-    sample, fields = Sample(row_index), dict[str, Any]()
+def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, str | None]]:
+    """Convert a run to a sample; return it with its kept columns. Parsed JSON may take 30 times its text, so none of it
+    is kept."""
+    sample, kept = Sample(row_index), dict[str, str | None]()
     try:
         if run.error is not None:
             raise run.error
@@ -146,14 +147,15 @@ def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str,
             raise RowError("missing_image", f"the sample {whole_text(run.key)!r} has no image or video member")
         if spec.needs_text:
             fields = _fields(run)
-            sample.fields = {name: fields.get(name) for name in spec.fields}
+            sample.fields = json_of({name: fields.get(name) for name in spec.fields})
+            kept = {name: text_of(fields.get(name)) for name in spec.keep.names}
             if spec.source.id_column is not None:
                 sample.id_value = whole_text(resolve_id(fields.get(spec.source.id_column), spec.source.id_column))
         sample.images = [run.images[extension] for extension in sorted(run.images)]
         sample.videos = [run.videos[extension] for extension in sorted(run.videos)]
     except RowError as error:
         sample.error = error
-    return sample, fields
+    return sample, kept
 
 
 def _fields(run: Run) -> dict[str, Any]:

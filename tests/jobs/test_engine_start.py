@@ -48,7 +48,11 @@ def _build(fake: Any, /, *arguments: Any, **named: Any) -> Any:
     ("kind", "num_loads", "reason"),
     [
         (LoadRaising, 1, "an actor cannot load the models: RuntimeError: model.target: weights are damaged"),
-        (LoadKilled, MAX_LOAD_DEATHS, f"the process of an actor ended {MAX_LOAD_DEATHS} times while it loaded the models"),
+        (
+            LoadKilled,
+            MAX_LOAD_DEATHS,
+            f"the process of an actor ended {MAX_LOAD_DEATHS} times while it loaded the models",
+        ),
     ],
 )
 def test_an_engine_that_cannot_be_loaded_ends_the_job(

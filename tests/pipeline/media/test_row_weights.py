@@ -14,9 +14,9 @@ from PIL import Image
 
 from actors.media import FILLER_INDEX, without_fillers
 from configs.schema import Prompt, RowColumns
-from configs.source import Source
+from configs.source import SHARES, Source
 from pipeline.media.image_size import size_of
-from pipeline.media.row_weights import SHARES, Weigher, padded, share_of
+from pipeline.media.row_weights import Weigher, padded, share_of
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 
