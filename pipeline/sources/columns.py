@@ -9,6 +9,10 @@ from configs.load import ConfigError
 from pipeline.sources.kind import Needs
 
 
+NULL_MAX_BYTES = 1024 * 1024
+"""Maximum bytes of null values: rows that cannot be read have null in every kept column."""
+
+
 def is_bytes(kind: pa.DataType) -> bool:
     return any(check(kind) for check in (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary))
 
@@ -28,6 +32,15 @@ def holds_bytes(kind: pa.DataType) -> bool:
     if pt.is_struct(kind):
         return any(holds_bytes(field.type) for field in kind.fields)
     return is_bytes(unpacked(kind))
+
+
+def null_bytes(kind: pa.DataType) -> int:
+    """Return the bytes that a null of this type takes; an item of a list of fixed size takes one at least."""
+    if pt.is_fixed_size_list(kind):
+        return int(kind.list_size) * max(1, null_bytes(kind.value_type))
+    if pt.is_struct(kind):
+        return sum(null_bytes(field.type) for field in kind.fields)
+    return int(kind.byte_width) if pt.is_fixed_size_binary(kind) else 16
 
 
 def is_media(kind: pa.DataType) -> bool:
@@ -106,6 +119,9 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
     for name, dotted in needs.columns().items():
         if len(schema.get_all_field_indices(name)) > 1:
             raise ConfigError(f"{dotted}: {where} has several columns named {name!r}")
+        if (size := null_bytes(kind := schema.field(name).type)) > NULL_MAX_BYTES:
+            message = f"a value of which takes {size} bytes even if it is null, more than {NULL_MAX_BYTES}"
+            raise ConfigError(f"{dotted}: {name!r} in {where} is {kind}, {message}")
     for what, column in (("image", source.columns.image), ("video", source.columns.video)):
         if column is None:
             continue

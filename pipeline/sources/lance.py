@@ -10,6 +10,7 @@ import pyarrow as pa
 from configs.load import ConfigError
 from pipeline.sources.arrow import check_batch
 from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
+from pipeline.sources.limits import max_rows
 from pipeline.sources.tables import DistinctSchemas, chunks_of, needed_columns
 from pipeline.storage import access
 from pipeline.storage.listing import Listed, is_folder
@@ -17,6 +18,8 @@ from pipeline.storage.retries import retried
 
 SUFFIX = ".lance"
 BATCH_ROWS = 128
+BATCH_BYTES, BUFFER_BYTES, READ_AHEAD = 64 * 1024 * 1024, 256 * 1024 * 1024, 1
+"""Bytes of a batch and of what is read before it is decoded, and batches and fragments that are read ahead."""
 
 
 def library(dotted: str = "source.kind") -> Any:
@@ -78,19 +81,25 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         index = Index()
         for fragment in dataset.get_fragments():
             index.add(fragment.count_rows(), _num_bytes(fragment), 0)
-        indices.append(index)
+        is_possible = sum(index.rows) <= max_rows(sum(index.num_bytes))
+        indices.append(index if is_possible else None)  # the read task reports the error
     return survey_of(indices, schemas.found)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """Read the rows of a piece from the listed version of the dataset."""
     dataset = _dataset(filesystem, spec.root, piece.path, piece.token)
-    stop = dataset.count_rows() if piece.stop is None else piece.stop
+    num_rows = dataset.count_rows()
+    if num_rows > max_rows(piece.size_bytes):
+        raise ValueError(f"the dataset promises {num_rows} rows in {piece.size_bytes} bytes")
+    stop = num_rows if piece.stop is None else piece.stop
     names = [name for name in needed_columns(spec) if name in dataset.schema.names]
     if not names:
         yield Chunk([Sample(index) for index in range(piece.start, stop)], [])
         return
-    options = {"offset": piece.start, "limit": stop - piece.start, "batch_size": BATCH_ROWS, "scan_in_order": True}
+    options = {"offset": piece.start, "limit": stop - piece.start, "scan_in_order": True}
+    options |= {"batch_size": BATCH_ROWS, "batch_size_bytes": BATCH_BYTES, "io_buffer_size": BUFFER_BYTES}
+    options |= {"batch_readahead": READ_AHEAD, "fragment_readahead": READ_AHEAD}
     first = piece.start
     for batch in dataset.scanner(columns=names, **options).to_batches():
         check_batch(batch)

@@ -182,9 +182,9 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int, max_
             index.add(rows, size, lines)
             num_total += rows
             rows = size = lines = 0
+        rows += not record.is_blank
         if max_total is not None and num_total + rows > max_total:
             raise ValueError(_TOO_MANY.format(max_total))
-        rows += not record.is_blank
         size += record.num_bytes
         lines += record.num_lines
     if rows or not index.rows:

@@ -184,6 +184,8 @@ class RowsOfFile:
         while self._position >= self._starts[self._group + 1]:
             self._group, self._batches, self._group_rows = self._group + 1, None, self._max_rows
         self._batches = self._batches or self._start_group()
+        if self._num_decoded > self._max_decoded:
+            raise ValueError(f"the rows of the row group decode to more than {self._max_decoded} bytes")
         try:
             batch = next(self._batches, None)
         except Exception:
@@ -194,8 +196,6 @@ class RowsOfFile:
             promised = self._starts[self._group + 1]
             raise ValueError(f"the row group ends at row {self._position} although its footer promises {promised}")
         self._num_decoded += batch.nbytes
-        if self._num_decoded > self._max_decoded:
-            raise ValueError(f"the rows of the row group decode to more than {self._max_decoded} bytes")
         return batch
 
     def _start_group(self) -> Iterator[pa.RecordBatch]:

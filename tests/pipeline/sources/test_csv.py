@@ -230,3 +230,67 @@ def test_a_file_whose_ranges_stay_wrong_is_counted_when_it_is_read(tmp_path, mon
     assert frozen.files["num_samples"].to_pylist() == [None, num_lines]
     assert len(rounds) == survey.MAX_ROUNDS + 2
     assert len(outcomes(read_all(source, "{q}"))) == num_lines // 2 + num_lines
+
+
+class Slow(csv.Csv):
+    """Joins lines as the docstring of `Csv.join` says, from each line again; all records are small."""
+
+    def join(self, lines_, delimiter):
+        waiting = list(lines_)
+        while waiting:
+            parts: list[lines.Record] = []
+            for record in waiting:
+                parts.append(record)
+                data = b"\n".join(part.data or b"" for part in parts)
+                is_open = csv.ends_inside(data.replace(b"\n", b" "), False, delimiter.encode())
+                if record.data is None or not is_open:
+                    break
+            joined = lines.Record(parts[0].line, data, sum(part.num_bytes for part in parts), len(parts))
+            is_valid = len(parts) == 1 or not (record.data is None or is_open or joined.num_bytes > self.max_bytes)
+            if is_valid and len(parts) > 1:
+                try:
+                    self.fields(joined, delimiter)
+                except csv.RowError:
+                    is_valid = False
+            yield joined if is_valid and len(parts) > 1 else parts[0]
+            waiting = waiting[len(parts) if is_valid and len(parts) > 1 else 1 :]
+
+
+QUOTED = st.lists(
+    st.sampled_from(['"', "a", ",", "\n", '""', 'a"b,"', '","', "é", " ", "\n\n", '"\n', "x" * 9]), max_size=25
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(QUOTED)
+def test_records_are_joined_as_if_each_line_was_tried_again(text) -> None:
+    def joined(form: csv.Csv) -> list[tuple]:
+        form.max_bytes = 40
+        split = lines.split_lines(io.BytesIO(text.encode()), 40)
+        single = (one for one in split for one in unjoined(one))
+        return [(one.line, one.data) for one in form.join(single, ",") if not one.is_blank]
+
+    def unjoined(record: lines.Record) -> list[lines.Record]:
+        if record.num_lines == 1:
+            return [record]
+        parts = [] if record.data is None else record.data.split(b"\n")
+        return [lines.Record(record.line + place, data, len(data) + 1, 1) for place, data in enumerate(parts)]
+
+    assert joined(csv.Csv()) == joined(Slow())
+
+
+@pytest.mark.parametrize("end", ["", 'x",y"z\n', 'x"\n'])
+def test_the_work_for_stray_quotes_grows_with_the_number_of_lines(monkeypatch, end) -> None:
+    counts = [0]
+    original = csv.Csv.examine
+
+    def counted(self, *arguments):
+        counts[0] += 1
+        return original(self, *arguments)
+
+    monkeypatch.setattr(csv.Csv, "examine", counted)
+    num_lines = 20_000
+    text = 'a"b,"\n' * num_lines + end
+    records = list(csv.Csv().join(lines.split_lines(io.BytesIO(text.encode()), csv.Csv.max_bytes), ","))
+    assert num_lines <= len(records) <= num_lines + 1
+    assert counts[0] <= 2 * num_lines + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest, survey
-from pipeline.sources import csv, jsonl, lines, text
+from pipeline.sources import csv, jsonl, limits, lines, records, text
+from pipeline.sources.kind import FilePiece
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all
 
 
@@ -280,3 +282,101 @@ def test_text_is_counted_before_the_job_and_cut_at_lines(tmp_path) -> None:
         )
         == 7
     )
+
+
+# --- files that expand ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [b"\n", b" \t\r\n"])
+def test_blank_lines_are_joined_and_counted(end) -> None:
+    data = b"a\n" + end * 1_000_000 + b"b\n" + end * 9 + b"c"
+    records = list(lines.split_lines(io.BytesIO(data), lines.TEXT_MAX_BYTES))
+    assert len(records) < 40
+    assert [(one.line, one.data) for one in records if not one.is_blank] == [
+        (1, b"a"),
+        (1_000_002, b"b"),
+        (1_000_012, b"c"),
+    ]
+    assert sum(one.num_bytes for one in records) == len(data)
+    assert sum(one.num_lines for one in records) == 1_000_012
+
+
+def test_no_record_of_blank_lines_crosses_the_end_of_a_range() -> None:
+    data = b"a\n" + b"\n" * 100 + b"b\n"
+    for cut in range(len(data) + 1):
+        position, starts = 0, []
+        for one in lines.split_lines(io.BytesIO(data), 1000, cut=cut):
+            starts.append(position)
+            position += one.num_bytes
+        if 0 < cut < len(data) - 1:
+            assert cut in starts or cut == 1
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("blank", [b"\n", b" \r\n"])
+def test_a_file_of_blank_lines_that_expands_too_far_is_an_error_row_after_its_rows(
+    tmp_path, monkeypatch, suffix, blank
+) -> None:
+    monkeypatch.setattr(lines, "CHUNK_BYTES", 10_000)
+    data = b"one\ntwo\n" + blank * 3_000_000 + b"three\n"
+    (tmp_path / f"a.txt{suffix}").write_bytes(compressed(data, suffix))
+    table = read_all(text_source(tmp_path), "{text}")
+    assert list(outcomes(table).values()) == ["", "", "broken_shard"]
+    assert "expands to more than 200 times its size" in table["error_message"][2].as_py()
+
+
+@pytest.mark.parametrize("kind", ["text", "csv"])
+def test_a_compressed_file_has_a_bounded_number_of_rows_for_its_size(tmp_path, monkeypatch, kind) -> None:
+    monkeypatch.setattr(limits, "MIN_MAX_ROWS", 1000)
+    for number, num_rows in enumerate((1000, 1001)):
+        content = b"text\n" * (kind == "csv") + b"x\n" * num_rows
+        (tmp_path / f"{number}.{kind if kind == 'csv' else 'txt'}.gz").write_bytes(gzip.compress(content))
+    source = Source(kind=kind, path=str(tmp_path))
+    assert manifest.freeze(source, PromptOptions(Prompt(text="{text}"))).files["num_samples"].to_pylist() == [
+        1000,
+        None,
+    ]
+    table = read_all(source, "{text}")
+    assert list(outcomes(table).values()) == [""] * 2000 + ["broken_shard"]
+    assert "more than 1000 rows, too many for its size" in table["error_message"][2000].as_py()
+
+
+def test_a_value_that_is_nested_too_deeply_is_its_rows_error() -> None:
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    source = jsonl_source("x", image="i", id_column="id")
+    spec = datasource.ReadSpec(source, "x", ("q",), pa.schema([("k", pa.string())]))
+    rows = [
+        (0, {"q": deep, "id": "a", "i": "x"}, 1),
+        (1, {"k": deep, "id": "b", "i": "x"}, 1),
+        (2, {"id": deep, "i": "x"}, 1),
+        (3, {"id": "d", "i": {"bytes": deep}}, 1),
+        (4, {"q": [1], "k": "k", "id": "e", "i": "x"}, 1),
+    ]
+    samples = [sample for chunk in records.chunks_of(spec, rows) for sample in chunk.samples]
+    assert [sample.error.code if sample.error else "" for sample in samples] == ["invalid_value"] * 4 + [""]
+    assert samples[4].fields == '{"q": [1]}'
+
+
+def test_rows_of_much_text_are_not_held_together(tmp_path) -> None:
+    source = jsonl_source("x")
+    spec = datasource.ReadSpec(source, "x", ("q",), pa.schema([]))
+    rows = ((row, {"q": row}, 400_000) for row in range(10))
+    sizes = [len(chunk.samples) for chunk in records.chunks_of(spec, rows)]
+    assert sizes == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_only_needed_columns_of_a_row_are_held(tmp_path, kind) -> None:
+    names = [f"c{number}" for number in range(1000)]
+    if kind == "csv":
+        (tmp_path / "a.csv").write_text("\n".join([",".join(names)] + [",".join(map(str, range(1000)))] * 2))
+    else:
+        (tmp_path / "a.jsonl").write_text("\n".join([json.dumps({name: row for row, name in enumerate(names)})] * 2))
+    source = Source(kind=kind, path=str(tmp_path), id_column="c7")
+    spec = datasource.ReadSpec(source, str(tmp_path), ("c5",), pa.schema([("c3", pa.string())]))
+    form = {"jsonl": jsonl.Jsonl(), "csv": csv.Csv()}[kind]
+    filesystem = fsspec.filesystem("file")
+    found = [dict(row) for _, row, _ in form._rows(filesystem, spec, FilePiece(f"a.{kind}"))]
+    assert found == [{name: type(found[0][name])(name[1:]) for name in ("c5", "c3", "c7")}] * 2
