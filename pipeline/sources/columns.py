@@ -8,7 +8,6 @@ import pyarrow.types as pt
 from configs.load import ConfigError
 from pipeline.sources.kind import Needs
 
-
 NULL_MAX_BYTES = 1024 * 1024
 """Maximum bytes of null values: rows that cannot be read have null in every kept column."""
 

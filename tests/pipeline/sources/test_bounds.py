@@ -110,7 +110,8 @@ def test_a_column_that_is_read_as_dictionary_gives_the_same_values(tmp_path, mon
         parquet.RowsOfFile, "_restart", lambda self, one: (restarts.append(one.as_dictionary), original(self, one))
     )
     table = read_all(source_of(tmp_path, data, span_max_rows=span_rows), keep=("q", "n"))
-    assert restarts and all(path.startswith("q") for path in restarts)
+    assert restarts
+    assert all(path.startswith("q") for path in restarts)
     assert table["n"].to_pylist() == [0, 1, 2, 3]
     assert table["q"].to_pylist() == values.to_pylist()
 
@@ -304,7 +305,8 @@ def test_the_files_of_a_span_share_its_memory_and_give_the_same_rows_each_time(
     spans = datasource.SpanDatasource(source, frozen, ("q",))
     assert spans.num_spans == 1
     first, second, third = (spans.read(0) for _ in range(3))
-    assert second.equals(first) and third.equals(first)
+    assert second.equals(first)
+    assert third.equals(first)
     ids = [f"{number:02}.parquet#{row}" for number in range(12) for row in range(17 + number % 4)]
     codes = outcomes(first)
     assert list(codes) == ids
