@@ -72,13 +72,13 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
     """
     with retries.planning():
         resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
-        if line := resources.line():
-            print(f"gpus: {line}", file=sys.stderr, flush=True)
         job = resources.apply(on_device(job))
         inputs = open_inputs(job)
         job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
         inputs.check_target(job, found.revisions["target"])
         output = claim_output(job, inputs, found.revisions["target"])
+    if line := resources.line():
+        print(f"gpus: {line}", file=sys.stderr, flush=True)
     with sole_run(output), sole_cache(job, output):
         if job.workers.count > 1:
             train_on_workers(job, output)

@@ -19,7 +19,7 @@ from pipeline.storage.damage import NO_FILE_ERRNOS, DamagedFile, parse_json, pro
 from pipeline.storage.digests import DIGESTS, OTHER_BYTES, Digest, digest_name, parse_digests
 from pipeline.storage.folders import FolderId, open_folder, sync, temporary_file
 from pipeline.storage.listing import of_info
-from pipeline.storage.probe import problem_of_store
+from pipeline.storage.objects import problem_of_store
 from pipeline.storage.retries import retried
 from pipeline.storage.shard import WHOLE, Shard
 

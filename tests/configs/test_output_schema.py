@@ -43,7 +43,7 @@ def test_a_number_that_the_grammar_would_change_is_refused_with_its_path(case: s
 
 def test_a_schema_of_many_levels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text('{"items": ' * 300 + "{}" + "}" * 300)
-    with pytest.raises(ConfigError, match="json_schema: it is nested more than 200 levels deep"):
+    with pytest.raises(ConfigError, match=r"json_schema: .*it is nested more than 64 levels deep"):
         validate(Output, {"json_schema": str(tmp_path / "deep.json")}, "test")
     for text in ('{"maximum": 1e400}', '{"maximum": Infinity}'):
         (tmp_path / "s.json").write_text(text)

@@ -115,14 +115,14 @@ def test_errors_of_target_and_drafter_are_distinguished(target: Path, tmp_path: 
         pair.check(job(target, absent))
 
 
-def test_torn_weights_pass_the_check_and_are_refused_at_loading(target: Path, tmp_path: Path) -> None:
+def test_torn_weights_are_refused_by_the_check_and_at_loading(target: Path, tmp_path: Path) -> None:
     drafter = save_with_words(tmp_path / "drafter", words())
     weights = drafter / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     wanted = job(target, drafter)
-    assert pair.check(wanted).drafter_id
-    with pytest.raises(ConfigError, match=r"^model\.drafter: .*model\.safetensors is torn"):
-        pair.load(wanted)
+    for read in (pair.check, pair.load):
+        with pytest.raises(ConfigError, match=r"^model\.drafter: .*model\.safetensors is torn"):
+            read(wanted)
 
 
 def test_a_pair_without_a_drafter_loads_its_target_alone(target: Path) -> None:

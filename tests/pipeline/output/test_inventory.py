@@ -60,10 +60,12 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]
         damaged: Any = None,
         known: Any = None,
         workers: Any = IN_PROCESS,
+        unrecorded: Any = None,
     ) -> Inventory:
-        found = whole(output, manifest, rows, fingerprints, damaged, known, workers)
+        found = whole(output, manifest, rows, fingerprints, damaged, known, workers, unrecorded)
         if known is not None:
-            assert state_of(found) == state_of(whole(output, manifest, rows, fingerprints, damaged))
+            again = whole(output, manifest, rows, fingerprints, damaged, unrecorded=unrecorded)
+            assert state_of(found) == state_of(again)
             compared.append((found.num_files_read, len(list_published(output, DATA, ERRORS))))
         return found
 

@@ -240,7 +240,7 @@ def test_a_batch_of_arrow_that_expands_too_far_is_not_decompressed(tmp_path, mon
         fsspec.filesystem("memory").pipe_file("/bounds/x.arrow", sink.getvalue().to_pybytes())
         source = source.model_copy(update={"path": "memory://bounds/x.arrow"})
     table = read_all(source, "{q}")
-    # The number of rows of remote files is unknown, so one row stands for all that are lost.
+    # The number of rows of remote files is unknown, so one row reports all that are lost.
     assert codes_of(table) == ["", "", *["broken_shard"] * (3 if place == "local" else 1)]
     assert "expands to 2097" in table["error_message"][2].as_py()
 

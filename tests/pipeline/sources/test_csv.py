@@ -233,7 +233,7 @@ def test_a_file_whose_ranges_stay_wrong_is_counted_when_it_is_read(tmp_path, mon
 
 
 class Slow(csv.Csv):
-    """Joins lines as the docstring of `Csv.join` says, from each line again; all records are small."""
+    """Joins lines as the docstring of `Csv.join` describes, from each line again; all records are small."""
 
     def join(self, lines_, delimiter):
         waiting = list(lines_)
