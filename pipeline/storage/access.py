@@ -207,8 +207,9 @@ def read_bounded(
         with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:
             if is_local(filesystem) and os.fstat(file.fileno()).st_size > max_bytes:
                 return None
-            data: bytes = file.read(max_bytes + 1)
-            size = getattr(file, "size", None)
+            size = os.fstat(file.fileno()).st_size if is_local(filesystem) else getattr(file, "size", None)
+            # A read allocates what it is asked for.
+            data: bytes = file.read((max_bytes if size is None else min(max_bytes, size)) + 1)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
                 raise CutShort(f"received {len(data)} of {size} bytes")
         return data
