@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.cluster.partitions import IN_PROCESS, Workers
@@ -23,6 +24,7 @@ from pipeline.reports.outcome import Verdict, judge_json
 from pipeline.reports.summary import count
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
+from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import missing_files, with_counts, write_parts
 from pipeline.source.shards import plan_shard, rows_of
 from pipeline.storage import access
@@ -150,6 +152,14 @@ def _refuse_lost(plan: JobPlan, gone: Ints, done: DoneBitmap | None = None) -> N
         )
 
 
+def _really_gone(manifest: Manifest, missing: Ints) -> Ints:
+    """Return those of the files `missing` from a listing that do not exist; the others appeared after it."""
+    filesystem, root = access.open_url(manifest.root, "source.path")
+    paths = manifest.files["path"].take(pa.array(missing)).to_pylist()
+    exists = [filesystem.exists(access.join(root, path)) for path in paths]
+    return missing[~np.array(exists, bool)]
+
+
 def _is_done(done: DoneBitmap, file: int, start: int, stop: int | None) -> bool:
     return start == stop or done.is_complete(file, start, stop)
 
@@ -221,7 +231,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
         stored = write_parts(plan.manifest, output, plan.config.source, workers)
         gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
         # Files of parts that other attempts wrote after this one was planned.
-        gone = np.union1d(gone, missing_files(plan.manifest, stored))
+        gone = np.union1d(gone, _really_gone(stored, missing_files(plan.manifest, stored)))
         plan = replace(plan, manifest=stored, output=output)
         if attempt == 1:
             _refuse_lost(plan, gone)
