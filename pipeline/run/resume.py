@@ -156,8 +156,8 @@ def _really_gone(manifest: Manifest, missing: Ints) -> Ints:
     """Return those of the files `missing` from a listing that do not exist; the others appeared after it."""
     filesystem, root = access.open_url(manifest.root, "source.path")
     paths = manifest.files["path"].take(pa.array(missing)).to_pylist()
-    exists = [filesystem.exists(access.join(root, path)) for path in paths]
-    return missing[~np.array(exists, bool)]
+    is_gone = [not filesystem.exists(access.join(root, path)) for path in paths]
+    return np.asarray(missing[np.array(is_gone, bool)])
 
 
 def _is_done(done: DoneBitmap, file: int, start: int, stop: int | None) -> bool:

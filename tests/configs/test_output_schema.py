@@ -45,9 +45,12 @@ def test_a_schema_of_many_levels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text('{"items": ' * 300 + "{}" + "}" * 300)
     with pytest.raises(ConfigError, match=r"json_schema: .*it is nested more than 64 levels deep"):
         validate(Output, {"json_schema": str(tmp_path / "deep.json")}, "test")
-    for text in ('{"maximum": 1e400}', '{"maximum": Infinity}'):
+    for text, reason in (
+        ('{"maximum": 1e400}', "1e400, which is beyond the range"),
+        ('{"maximum": Infinity}', "Infinity"),
+    ):
         (tmp_path / "s.json").write_text(text)
-        with pytest.raises(ConfigError, match="maximum: inf is no number of JSON"):
+        with pytest.raises(ConfigError, match=f"json_schema: .*s.json is not JSON: .*{reason}"):
             validate(Output, {"json_schema": str(tmp_path / "s.json")}, "test")
 
 
