@@ -15,8 +15,8 @@ from models.loading.weight_headers import Stored
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "num_decoder_layers", "decoder_layers")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
-INNER = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 SQUARE_MASKS = frozenset(("bark", "clvp", "gpt_bigcode", "gpt_neo", "imagegpt", "openai-gpt"))
 """Architectures that allocate a mask of all positions times all positions."""
 LIMITS: tuple[tuple[re.Pattern[str], int, str], ...] = (
@@ -41,7 +41,7 @@ PROCESSOR_LIMITS: tuple[tuple[re.Pattern[str], int, str], ...] = (
 )
 TOKEN_IDS = 2**24
 """Upper bound of token ids: converters of slow tokenizers make one token for each id below the largest."""
-EXCESS = 2.0
+EXCESS = 3.0
 MIN_ELEMENTS = 2**24
 """A configuration may ask for `EXCESS` times the stored elements, and `MIN_ELEMENTS` more, because layers are counted
 roughly; the exact shapes are compared when the weights are loaded."""
@@ -110,11 +110,12 @@ def _check_parameters(settings: Mapping[str, Any], stored: Stored, file: str) ->
 
 
 def _least_parameters(owner: Mapping[str, Any]) -> int:
-    """Return a lower bound of the parameters of one model: token embedding, and two matrices of each layer."""
-    width, layers = _first(owner, WIDTHS), _first(owner, LAYERS)
-    inner = min((value for key in INNER if (value := _number(owner.get(key)))), default=width)
-    experts = max(1, _first(owner, EXPERTS))
-    return width * (_number(owner.get("vocab_size")) + layers * (inner + experts * inner))
+    """Return a lower bound of the parameters of one model: token embedding, and two matrices of each layer, or one of
+    each expert."""
+    width, layers, inner = (_first(owner, names) for names in (WIDTHS, LAYERS, INNER))
+    per_expert = _number(owner.get("moe_intermediate_size"))
+    each_layer = min(2 * (inner or width), _first(owner, EXPERTS) * per_expert or 2**62)
+    return width * (_number(owner.get("vocab_size")) + layers * each_layer)
 
 
 def _numbers(owner: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
