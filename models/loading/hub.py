@@ -20,9 +20,14 @@ DEEP = ("*/*/*",)
 def fetch(repository: str, revision: str | None, names: Sequence[str], left_out: Sequence[str] = ()) -> Path:
     """Download files of a repository whose names match patterns, unless they are cached; returns their folder, whose
     name is the commit. Raises any error of the hub, the network and the disk."""
-    return Path(
-        snapshot_download(repository, revision=revision, allow_patterns=[*names], ignore_patterns=[*left_out] or None)
+    folder: str = snapshot_download(
+        repository,
+        revision=revision,
+        allow_patterns=[*names],
+        ignore_patterns=[*left_out] or None,
+        local_files_only=constants.HF_HUB_OFFLINE,
     )
+    return Path(folder)
 
 
 def fetch_settings(repository: str, revision: str | None, with_code: bool) -> Path:
