@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,22 @@ class SettingsRefused(ValueError):
 
 
 def check_folder(folder: Path, allow_remote_code: bool = False) -> dict[str, dict[str, Any]]:
-    """Check all files of a checkpoint; returns the content of each settings file by name, without dropped keys.
+    """Check all files of a checkpoint; returns the content of each settings file by its path, without dropped keys.
 
     Raises: SettingsRefused for files that are not regular, too large, not strict JSON, or set a refused key.
     """
     found: dict[str, dict[str, Any]] = {}
     try:
-        for name, status in checked_files(folder):
-            if reason := FORBIDDEN_FILES.get(name):
-                raise SettingsRefused(f"it holds {name}: {reason}")
-            expect_bounds(name, status.st_size)
-            if name in PARSED:
-                found[name] = read_settings(folder / name)
-                treat(found[name], name, allow_remote_code)
-                check_processor_sizes(found[name], name)
-            elif name in TABLES and name.endswith(".json"):
-                _expect_table(folder / name)
+        for file in checked_files(folder):
+            if reason := FORBIDDEN_FILES.get(file.name):
+                raise SettingsRefused(f"it holds {file.name}: {reason}")
+            if file.name in PARSED:
+                settings = read_settings(file)
+                treat(settings, file.name, allow_remote_code)
+                check_processor_sizes(settings, file.name)
+                found[file.relative_to(folder).as_posix()] = settings
+            elif file.name in TABLES and file.suffix == ".json":
+                _expect_table(file)
     except (KeyRefused, SizeRefused) as error:
         raise SettingsRefused(str(error)) from None
     return found
@@ -64,14 +63,6 @@ def read_settings(file: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, 
         raise SettingsRefused(f"its {file.name} cannot be read: {error}") from None
 
 
-def expect_bounds(name: str, num_bytes: int) -> None:
-    """Raise SettingsRefused if a file that is no weight file is too large; `name` is its name."""
-    is_table = name in TABLES or name.endswith(TABLE_SUFFIXES)
-    limit = MAX_TABLE_BYTES if is_table else MAX_SETTINGS_BYTES
-    if name.endswith(SETTINGS_SUFFIXES) and num_bytes > limit:
-        raise SettingsRefused(f"its {name} has {num_bytes:,} bytes, and at most {limit:,} are read")
-
-
 def weight_files(index: Path) -> set[str]:
     """Return the file names in a shard index; raises SettingsRefused unless they are plain, so that none leaves the
     folder."""
@@ -85,24 +76,33 @@ def weight_files(index: Path) -> set[str]:
     return names
 
 
-def checked_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the files of a checkpoint with their status; SettingsRefused if one is not regular."""
-    templates = folder / TEMPLATES
+def checked_files(folder: Path) -> Iterator[Path]:
+    """Yield the settings and weights of a checkpoint, also those of additional templates and tokenizers in folders of
+    their own; SettingsRefused if one is not a regular file, or too large for settings."""
     count = 0
-    for place in (folder, templates) if templates.is_dir() else (folder,):
-        with os.scandir(place) as entries:
-            for entry in entries:
-                count += 1
-                if count > MAX_FILES:
-                    raise SettingsRefused(f"it holds more than {MAX_FILES:,} files")
-                if not entry.name.endswith((*SETTINGS_SUFFIXES, *WEIGHT_SUFFIXES)):
-                    continue
-                try:
-                    status = os.stat(entry.path)
-                    expect_regular(status)
-                except OSError as error:
-                    raise SettingsRefused(f"its {entry.name} cannot be read: {error.strerror or error}") from None
-                yield entry.name, status
+    folders = [folder]
+    for place in folders:
+        for file in place.iterdir():
+            count += 1
+            if count > MAX_FILES:
+                raise SettingsRefused(f"it holds more than {MAX_FILES:,} files")
+            if file.name.endswith((*SETTINGS_SUFFIXES, *WEIGHT_SUFFIXES)):
+                _expect_file(file)
+                yield file
+            elif place is folder and (file.name == TEMPLATES or "tokenizer" in file.name) and file.is_dir():
+                folders.append(file)
+
+
+def _expect_file(file: Path) -> None:
+    try:
+        status = file.stat()
+        expect_regular(status)
+    except OSError as error:
+        raise SettingsRefused(f"its {file.name} cannot be read: {error.strerror or error}") from None
+    is_table = file.name in TABLES or file.name.endswith(TABLE_SUFFIXES)
+    limit = MAX_TABLE_BYTES if is_table else MAX_SETTINGS_BYTES
+    if file.name.endswith(SETTINGS_SUFFIXES) and status.st_size > limit:
+        raise SettingsRefused(f"its {file.name} has {status.st_size:,} bytes, and at most {limit:,} are read")
 
 
 def _expect_table(file: Path) -> None:

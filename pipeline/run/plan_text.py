@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from actors.auto.trial import block_rows
+from actors.generate import render_prompt
+from actors.results import RowError
 from configs.drafters import NoDrafter
 from configs.method import Auto, Method
 from configs.pool import ActorPool, EnginePool
@@ -114,7 +116,7 @@ def first_prompt(plan: Plan) -> str:
         for table in plan.decode_first(num_shown(plan)):
             yield from table.select(columns).to_pylist()
 
-    return first_usable(read, lambda row: plan.pair.render(json.loads(row["messages"])))
+    return first_usable(read, lambda row: render_prompt(plan.pair.render, json.loads(row["messages"])))
 
 
 def num_shown(plan: JobPlan) -> int:
@@ -134,7 +136,11 @@ def first_usable(read: Callable[[], Iterable[dict[str, Any]]], show: Callable[[d
 def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
     problems = []
     for row in rows:
-        if not row["error_type"]:
-            return f"first prompt ({row['sample_id']}):\n{show(row)}"
-        problems.append(f"  {row['sample_id']}: {row['error_type']}: {row['error_message']}")
+        code, message = row["error_type"], row["error_message"]
+        if not code:
+            try:
+                return f"first prompt ({row['sample_id']}):\n{show(row)}"
+            except RowError as error:
+                code, message = error.code, str(error)
+        problems.append(f"  {row['sample_id']}: {code}: {message}")
     return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

@@ -188,6 +188,12 @@ def test_a_key_that_cannot_be_dropped_is_refused_by_its_name(file: str, key: str
     assert f"its {file} sets {key}" in message or f"it holds {file}: " in message
 
 
+def test_a_tokenizer_in_a_folder_of_its_own_is_checked(folder: Path) -> None:
+    (folder / "qformer_tokenizer").mkdir()
+    edit(folder, "qformer_tokenizer/tokenizer_config.json", gguf_file="../other.gguf")
+    assert "its tokenizer_config.json sets gguf_file" in refusal(folder)
+
+
 @pytest.mark.parametrize("part", ["text_config", "vision_config"])
 def test_a_refused_key_is_found_in_parts_and_named_by_its_path(part: str, visual: Path) -> None:
     edit_part(visual, part, backbone="hf-hub:owner/name")
