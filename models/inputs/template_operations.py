@@ -155,14 +155,15 @@ def _rows(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _to_json(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    width = 1
+    width = 0
     for option in (*args, *kwargs.values()):
         for part in option if isinstance(option, (tuple, list)) else (option,):
             number = len(part) if isinstance(part, str) else part if isinstance(part, int) else 0
             if number > CELL:
                 raise TemplateTooCostly(f"it writes JSON with separators of more than {CELL} characters")
             width = max(width, number)
-    meter.expect(meter.size(value) * (6 + 4 * width))
+    # JSON may write six characters for one; the result is checked again.
+    meter.expect(meter.size(value) * (1 + 4 * width))
 
 
 def _format(meter: Meter, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -205,6 +206,8 @@ FILTERS: Mapping[str, Check] = {
 """Filter → check of its arguments, which runs before it."""
 LAZY = frozenset(("map", "reject", "rejectattr", "select", "selectattr", "first", "default", "d"))
 """Filters that take their entries one by one, or none."""
+CONSTANT = frozenset(("attr", "count", "d", "default", "first", "last", "length"))
+"""Filters whose time does not depend on the number of entries."""
 COMPARISONS = frozenset(
     ("in", "eq", "equalto", "==", "ne", "!=", "gt", "greaterthan", ">", "ge", ">=", "lt", "lessthan", "<", "le", "<=")
 )
@@ -212,7 +215,7 @@ COMPARISONS = frozenset(
 
 def check_filter(meter: Meter, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count a filter and check its arguments; returns the value for the filter, an iterator's entries as a list."""
-    meter.step(meter.shallow(value))
+    meter.step(1 if name in CONSTANT else meter.shallow(value))
     if name not in LAZY:
         value = meter.collected(value)
     if name == "string" or (name == "list" and isinstance(value, str)):

@@ -163,7 +163,7 @@ class _Formatter(SandboxedFormatter):
         return meter().made(super().format_field(value, format_spec))
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        meter().expect(10 * meter().text_size(value))
+        meter().expect(meter().text_size(value) * (1 if conversion is None else 10))
         return super().convert_field(value, conversion)
 
 

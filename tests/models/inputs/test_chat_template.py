@@ -115,6 +115,25 @@ def test_a_long_honest_conversation_is_rendered() -> None:
     assert ours.render(turns(500)).count("<|im_start|>") == 1000
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("text|tojson|length", "'<{}>'.format(text)|length", "('%s.' % text)|length", "[text, text]|join('-')|length"),
+        *(
+            "text|indent(2)|length",
+            "text.split('\n')|length",
+            "text.replace('word', 'w')|length",
+            "text|trim|upper|length",
+        ),
+        *("(text ~ text)|length", "text.splitlines()|last|length", "('x' in text) ~ (text == text ~ '')"),
+    ],
+)
+def test_an_operation_on_a_text_of_16_mib_is_honest(expression: str) -> None:
+    ours = front_end("{% set text = messages[0].content %}{{ " + expression + " }}")
+    messages = [{"role": "user", "content": "a word of a row\n" * 2**20}]
+    assert ours.render(messages) == ours.processor.apply_chat_template(messages, tokenize=False)
+
+
 # --- templates and rows that explode -------------------------------------------------------------------------------
 
 EXPLOSIONS = {
