@@ -24,7 +24,10 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
 ) -> None:
     result = "412 of 1,000 rows failed (41.2 %), more than job.max_error_share (0.1) allows: 412 broken_image"
     plan: Any = SimpleNamespace(
-        manifest=SimpleNamespace(num_files=3), output=SimpleNamespace(shown=lambda: "somewhere"), limit=None
+        manifest=SimpleNamespace(num_files=3),
+        output=SimpleNamespace(shown=lambda: "somewhere"),
+        resources=SimpleNamespace(line=lambda: ""),
+        limit=None,
     )
 
     def ends(plan: Any) -> Any:

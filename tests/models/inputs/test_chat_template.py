@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ TEXT = "Describe  the picture.\n<think>\nno\n</think>\n "
 
 
 def front_end(template: str, family: str = "llama") -> FrontEnd:
-    processor = toys.processor(family)
+    processor = copy.deepcopy(toys.processor(family))  # other tests use the same one
     processor.chat_template = template
     return FrontEnd(processor)
 
