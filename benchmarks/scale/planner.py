@@ -107,6 +107,7 @@ def write_output(folder: Path, case: Case) -> None:
             "sample_id": [f"rows.txt#{row}" for row in rows],
             "source": ["rows.txt"] * len(rows),
             "row_index": list(rows),
+            "attempt": [1] * len(rows),
         }
         columns = [
             given[field.name]

@@ -23,6 +23,8 @@ Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inv
 Distance = Literal["kl", "tvd"]
 MAX_MIXED = 1 << 24
 """Most probabilities of candidate mixtures in memory at once: 64 MB."""
+TIE = 1e-5
+"""Errors of candidates that differ by at most this much per position are equal: rounding depends on the batch."""
 FLOOR = 1e-10
 """Minimum probability inside a logarithm; a lane that gives a token probability 0 would make the sum infinite."""
 
@@ -134,7 +136,7 @@ class Ensemble(Merge):
         seen = self._seen[index]
         counted = seen if options.window == 0 else seen.clamp_max(options.window)
         if options.policy in ("matches", "error"):
-            weights = pick_candidate(self._candidates, matches, errors, options.policy == "matches")
+            weights = pick_candidate(self._candidates, matches, errors, counted, options.policy == "matches")
             weights = torch.where((seen > 0)[:, None], weights, self._start)
         elif options.policy == "random":
             draws = [judgement.noise.uniform(Stream.RULE, lane)[:, 0] for lane in range(self._start.shape[0])]
@@ -162,21 +164,19 @@ def simplex_grid(num_lanes: int, steps: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float32) / steps
 
 
-def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, by_matches: bool) -> Tensor:
+def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, counted: Tensor, by_matches: bool) -> Tensor:
     """Return the best row of `grid` (J, R) for each sample, (b, R).
 
-    `matches` and `errors` (b, J) are summed over the window. With `by_matches` the most argmax matches win and the
-    smaller error breaks ties; otherwise the smaller error wins. Remaining ties go to the weights closest to equal
-    weights, so that a sample without history gets these.
+    `matches` and `errors` (b, J) are summed over the `counted` (b,) positions of the window. With `by_matches` the most
+    argmax matches win and the smaller error breaks ties; otherwise the smaller error wins. Remaining ties go to the
+    weights closest to equal weights, so that a sample without history, or whose lanes are equal, gets these.
     """
-    num_candidates = grid.shape[0]
-    imbalance = (grid - 1.0 / grid.shape[1]).square().sum(1)
-    # Three stable sorts, least significant key first; a weighted sum of the keys would lose the less significant ones.
-    order = imbalance.argsort(stable=True).expand(errors.shape[0], num_candidates)
-    order = order.gather(1, errors.gather(1, order).argsort(dim=1, stable=True))
     if by_matches:
-        order = order.gather(1, matches.gather(1, order).argsort(dim=1, stable=True, descending=True))
-    return grid[order[:, 0]]
+        errors = errors.masked_fill(matches < matches.amax(dim=1, keepdim=True), torch.inf)
+    least = errors.amin(dim=1, keepdim=True)
+    imbalance = (grid - 1.0 / grid.shape[1]).square().sum(1)
+    tied = imbalance.masked_fill(errors > least + TIE * (1.0 + counted[:, None]), torch.inf)
+    return grid[tied.argmin(dim=1)]
 
 
 def inverse_error(errors: Tensor, seen: Tensor, temperature: float, linear: bool) -> Tensor:

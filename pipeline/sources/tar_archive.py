@@ -61,6 +61,13 @@ def decompressed(file: IO[bytes], compression: Compression) -> Any:
     return opener(file, "rb")
 
 
+class _Buffered(io.BufferedReader):
+    """Buffers a file that its opener closes; the base class closes it with the buffer."""
+
+    def close(self) -> None:
+        pass
+
+
 class Archive:
     """Iterates over the members of an archive from byte `offset` on; a compressed one may expand to `max_bytes`.
 
@@ -76,7 +83,7 @@ class Archive:
         self._stream: Any = decompressed(file, compression) if compression else file
         if self.is_plain:
             if isinstance(file, io.RawIOBase):
-                self._stream = io.BufferedReader(file, BUFFER_BYTES)  # headers are small
+                self._stream = _Buffered(file, BUFFER_BYTES)  # headers are small
             self._stream.seek(offset)
 
     @property

@@ -26,14 +26,17 @@ def create(filesystem: Any, path: str, content: bytes) -> None:
     try:
         retried(lambda: filesystem.pipe_file(path, content, mode="create"))
     except Exception as error:
-        try:
-            stored = bytes(retried(lambda: filesystem.cat_file(path)))
-        except FileNotFoundError:
-            raise error from None
-        if stored != content:
-            raise FileExistsError(path) from None
+        failure = error
+    else:
+        check_size(filesystem, path, len(content))
         return
-    check_size(filesystem, path, len(content))
+    # Outside the block above, so that the failure of the put is not taken for the cause of an error of the read.
+    try:
+        stored = bytes(retried(lambda: filesystem.cat_file(path)))
+    except FileNotFoundError:
+        raise failure from None
+    if stored != content:
+        raise FileExistsError(path)
 
 
 def put(filesystem: Any, path: str, content: bytes) -> None:

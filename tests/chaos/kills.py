@@ -60,9 +60,9 @@ def attempt(
     true = OutputDir._put_local
 
     def put(output: OutputDir, relative: str, data: Any, publish: Any) -> None:
-        def watched(temporary: str, path: str) -> None:
+        def watched(temporary: str, name: str, **folders: int) -> None:
             reaper.pass_by("temporary file written")
-            publish(temporary, path)
+            publish(temporary, name, **folders)
             reaper.pass_by("renamed but unreported")
 
         true(output, relative, data, watched)

@@ -131,6 +131,7 @@ def test_a_job_follows_records_and_verifies_them(
     sampling = {name: record["config"]["sampling"][name] for name in first} | {"repetition_penalty": 1.0}
     record["config"]["sampling"] = record["content"]["sampling"] = sampling
     file.write_text(json.dumps(record))
+    shutil.rmtree(tmp_path / "out/_job/digests")
     old = second_config(read_job(f"{tmp_path}/out", "OUTPUT"), Settings(f"{tmp_path}/out", 1.0))
     assert pair.check(old).generation.sampling is None
     assert old.sampling.no_repeat_ngram_size == 0
