@@ -1,6 +1,5 @@
 # make demo       caption scenes and draw prompts with what ships, speculatively and plainly (sets itself up)
 # make test       every promise once, five minutes, warnings as errors (sets itself up)
-# make test-fast  without Ray, compilers and whole engines (one minute)
 # make test-all   the whole suite
 # make test-product  the full product of the conformance suite
 # make check      ruff, mypy and the layers
@@ -18,7 +17,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-fast test-all test-product test-real test-cluster check bench bench-engine bench-gpu bench-peers chaos
+.PHONY: help demo docs test test-all test-product test-real test-cluster check bench bench-engine bench-gpu bench-peers chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -34,9 +33,6 @@ DESELECTED := not full and not gpu and not cluster and not real
 
 test: .venv/.installed
 	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "$(DESELECTED) and not slow"
-
-test-fast: .venv/.installed
-	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "$(DESELECTED) and not slow and not heavy"
 
 test-all: .venv/.installed
 	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile

@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import markers_of
-
 # Tests fork processes. The handlers that gRPC would run then can block later calls of Ray in this process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 torch.set_num_threads(1)
@@ -25,6 +23,8 @@ settings.load_profile("repeatable")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tiers of a test; see `tests.tiers`."""
-    for name in markers_of(item.nodeid):
-        item.add_marker(name)
+    """Mark the slow cases of a parametrized test."""
+    case = item.name.partition("[")[2]
+    for marker in item.iter_markers("slow_cases"):
+        if case.startswith(marker.args):
+            item.add_marker("slow")

@@ -18,6 +18,8 @@ from pipeline.run.crash_ledger import Ledger
 from tests.actors.fakes import FakePair, text_of
 from tests.actors.poison import Life
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

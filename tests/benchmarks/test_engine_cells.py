@@ -24,6 +24,8 @@ from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
 
+pytestmark = pytest.mark.slow
+
 CELL = Cell(batch=2, max_new_tokens=8, num_requests=4, repeats=2)
 
 

@@ -32,6 +32,8 @@ from models.backends.cuda.tree_attention import TreeKernel
 from models.kv.lanes import LaneModel, SlotBatch
 from tests.models.plain_tree_kernel import plain as plain_tree_kernel
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 ABSENT = ("ray", "pydantic", "pyarrow", "fsspec", "av", "decord", "ftfy", "bs4", "s3fs", "pandas")

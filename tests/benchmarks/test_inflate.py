@@ -23,6 +23,8 @@ from models.target import Target
 from tests.toys.weights import randomise
 from zoo.pair import CHECKPOINTS
 
+pytestmark = pytest.mark.slow
+
 OLD = Shape(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24)
 ALL = Shape(hidden=64, layers=4, heads=16, kv_heads=8, ffn=40)
 SMALL = Shape(1024, 4, 16, 16, 704)

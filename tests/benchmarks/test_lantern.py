@@ -44,6 +44,8 @@ from tests.toys import images
 from zoo.image.quality import Seen
 from zoo.world.scene import Thing
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "a large red circle at the top left on pale ground"
 CIRCLE = Thing(0, "large", "red", "circle")
 NUM_IMAGES = 6

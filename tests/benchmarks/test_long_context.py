@@ -19,6 +19,8 @@ from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
 
+pytestmark = pytest.mark.slow
+
 GAMMA = 3
 
 

@@ -11,6 +11,7 @@ from benchmarks.scale import planner
 from benchmarks.tables.parts import PARTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(planner.CASES)))
 def test_a_case_runs_and_has_a_row_in_the_table(tmp_path: Path, number: int) -> None:
     case = replace(planner.CASES[number], num_files=4)
@@ -25,6 +26,7 @@ def test_a_case_runs_and_has_a_row_in_the_table(tmp_path: Path, number: int) -> 
     assert f"| {case.name} | 4 | {case.num_rows} |" in row
 
 
+@pytest.mark.slow
 def test_a_case_is_measured_in_a_process_of_its_own() -> None:
     [found] = planner.measure_planner(planner.CASES[:1])["cases"]
     assert found["num_rows"] == 10**6

@@ -55,6 +55,7 @@ def test_batches_of_the_model_are_those_of_jobs() -> None:
     assert (model.MOST_BATCH_ROWS, model.MOST_BATCH_IMAGES) == (batches.MOST_BATCH_ROWS, batches.MOST_BATCH_IMAGES)
 
 
+@pytest.mark.slow
 def test_a_paced_job_writes_every_row() -> None:
     found = driver.run_case(driver.Case(num_actors=2, num_rows=300, rows_per_s=10_000.0, batch_rows=32))
     assert found["num_files"] >= 1

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.chaos import kills
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_killed_in_every_phase_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

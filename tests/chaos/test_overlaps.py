@@ -10,6 +10,8 @@ import pytest
 
 from tests.chaos import overlaps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", overlaps.WHERE)
 def test_an_attempt_that_meets_another_ends_with_every_id_once(tmp_path: Path, kind: str) -> None:

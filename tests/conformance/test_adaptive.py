@@ -18,6 +18,8 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks, heads
 
+pytestmark = pytest.mark.slow
+
 # The toys' distributions are flat, so these depths and a lower threshold are needed for deep trees.
 DEEP = SageSettings(min_depth=5, threshold_scale=0.004, history_window=3, history_high=1.0, history_low=0.3)
 TREES: dict[str, Callable[[], TreePolicy]] = {

@@ -14,6 +14,8 @@ from tests.conformance import block, checks
 from tests.conformance.erratic import unsettled
 from tests.conformance.resting import LONG, MIXED
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("family", "tree"),

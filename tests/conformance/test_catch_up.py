@@ -26,6 +26,8 @@ from tests.conformance import checks, heads
 from tests.conformance.erratic import Erratic, unsettled
 from tests.conformance.resting import LONG, MIXED, check_chains, late_engine, long_requests, unsettled_engine
 
+pytestmark = pytest.mark.slow
+
 PATTERNS = st.lists(st.integers(0, 4), min_size=2, max_size=9).filter(any)
 
 

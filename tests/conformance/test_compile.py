@@ -23,6 +23,8 @@ from tests import toys
 from tests.conformance import checks
 from tests.conformance.relaxation import NEIGHBOURS
 
+pytestmark = pytest.mark.slow
+
 SAMPLING = Sampling(max_new_tokens=24, temperature=0.8, top_k=12, ignore_eos=True)
 METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance]]] = {
     "chain": (False, lambda: Chain(3), Exact),

@@ -9,6 +9,8 @@ from decoding.acceptance import Exact, Rejection
 from decoding.contracts import Acceptance
 from tests.conformance import checks
 
+pytestmark = pytest.mark.slow
+
 NUM_DRAWS = 3000
 LIMIT = 2.1
 """Chi-square per degree of freedom; at 20 to 26 degrees the right distribution exceeds it once in a thousand runs."""

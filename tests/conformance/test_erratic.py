@@ -11,6 +11,8 @@ from tests.conformance import checks, images, methods
 from tests.conformance.erratic import Erratic, unsettled
 from tests.toys import images as image_toys
 
+pytestmark = pytest.mark.slow
+
 EXACT = [
     name
     for name, (make, families) in methods.METHODS.items()

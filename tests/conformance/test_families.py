@@ -25,6 +25,8 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = tuple(family for family in toys.FAMILIES if family not in ("llama", "llava"))
 COVERING = (("chain", "perturbed", 4), ("ragged", "perturbed", 9), ("chain", "right", 1), ("ragged", "right", 4))
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)

@@ -262,6 +262,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
 ]
 
 
+@pytest.mark.slow_cases("noise_is_keyed_by_slot", "refill_keeps", "residual_reuses", "second_sibling")
 @pytest.mark.parametrize(("fault", "check"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
 def test_a_planted_fault_is_caught(
     fault: Callable[[Patch], None], check: Callable[[], object], monkeypatch: pytest.MonkeyPatch
@@ -276,6 +277,7 @@ def test_a_planted_fault_is_caught(
     pytest.fail(f"the check passes although {fault.__name__.replace('_', ' ')}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(FAULTS)), ids=[fault.__name__ for fault, _ in FAULTS])
 def test_the_same_check_passes_without_the_fault(place: int) -> None:
     FAULTS[place][1]()

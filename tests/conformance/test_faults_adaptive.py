@@ -21,6 +21,8 @@ from tests.conformance import checks, test_adaptive
 from tests.decoding import test_adaptive_steps
 from tests.decoding.trees import test_sage
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

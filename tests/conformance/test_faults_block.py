@@ -17,6 +17,8 @@ from models.heads.block import BlockNetwork, View
 from models.kv.lanes import LaneModel
 from tests.conformance import block, checks, test_block
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

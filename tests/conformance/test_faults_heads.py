@@ -23,6 +23,8 @@ from tests.conformance import checks, heads
 from tests.decoding.trees import test_dynamic as trees
 from tests.models.heads import test_eagle3, test_peagle
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

@@ -21,6 +21,8 @@ from models.llamagen.target import LlamaGenTarget
 from tests.conformance import images as contract
 from tests.conformance import test_images
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

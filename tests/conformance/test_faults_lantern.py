@@ -21,6 +21,8 @@ from tests.decoding.acceptance import test_lantern as coupled
 from tests.decoding.acceptance import test_lantern_residual as residuals
 from tests.decoding.acceptance import test_neighbourhood as by_hand
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

@@ -16,6 +16,8 @@ from models.backends.cache import RaggedCache
 from models.kv.lanes import LaneModel
 from tests.conformance import layer_skip, methods
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

@@ -18,6 +18,8 @@ from tests.conformance import relaxation
 from tests.conformance.relaxation import LOOSE, SAMPLED, ZERO
 from tests.decoding.acceptance import test_lvspec as by_hand
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

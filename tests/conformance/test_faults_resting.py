@@ -14,6 +14,8 @@ from decoding.drafters import EagleDrafter, LookupDrafter, ModelDrafter
 from tests.conformance import heads, test_catch_up
 from tests.conformance.resting import LONG, MIXED, check_chains, late_engine
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

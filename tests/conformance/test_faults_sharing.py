@@ -22,6 +22,8 @@ from models.kv.lanes import LaneModel
 from tests import toys
 from tests.conformance import checks, heads, sharing
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

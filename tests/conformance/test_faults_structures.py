@@ -18,6 +18,8 @@ from decoding.scheduling.slots import SlotTable
 from tests.conformance import structures
 from tests.conformance.structures import GREEDY, SAMPLED
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

@@ -22,6 +22,8 @@ from tests.conformance import test_training_free as contract
 from tests.conformance.resting import MIXED
 from tests.decoding.drafters import test_jacobi, test_suffix
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

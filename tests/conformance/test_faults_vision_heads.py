@@ -16,6 +16,8 @@ from models.heads.msd import MsdNetwork
 from models.heads.vispec import ImageAdaptor, VispecNetwork
 from tests.conformance import heads
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 
 

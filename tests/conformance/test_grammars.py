@@ -14,6 +14,8 @@ from decoding.trees import Chain, StaticTree, branching_paths
 from tests import toys
 from tests.conformance import checks, grammars, methods
 
+pytestmark = pytest.mark.slow
+
 FORCED = {
     "grammar": lambda _: Method(GrammarDrafter(), Chain(6), Exact()),  # type: ignore[arg-type]
     "grammar+lookup": lambda _: Method(GrammarDrafter(LookupDrafter()), Chain(5), Exact()),  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from decoding.acceptance import Rejection
 from decoding.trees import DynamicTree
 from tests.conformance import checks, heads
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("eagle", "eagle3", "vispec", "msd", "medusa")
 MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 

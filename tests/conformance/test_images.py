@@ -28,6 +28,35 @@ CASES = [
 ]
 
 
+@pytest.mark.slow_cases(
+    "eagle2-class-9",
+    "eagle2-text-1",
+    "eagle3-class-9",
+    "eagle3-text-1",
+    "jacobi-class-9",
+    "jacobi-text-1",
+    "jacobi+lantern-zero-class-9",
+    "jacobi+lantern-zero-text-1",
+    "lantern-zero-class-9",
+    "lantern-zero-text-1",
+    "layer-skip-class-9",
+    "layer-skip-text-1",
+    "medusa-class-9",
+    "medusa-text-1",
+    "plain-class-9",
+    "plain-text-1",
+    "sd-chain-class-9",
+    "sd-chain-text-1",
+    "sd-dynamic-class-9",
+    "sd-dynamic-text-1",
+    "sd-tree-class-9",
+    "sd-tree-text-1",
+    "suffix-class-9",
+    "suffix-text-1",
+    "jacobi-above-class",
+    "jacobi-wide-class",
+    "layer-skip-tree-class",
+)
 @pytest.mark.parametrize(("method", "kind", "slots", "mode"), CASES)
 def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: int, mode: str) -> None:
     contract.check_equal(method, kind, slots, mode)
@@ -130,11 +159,13 @@ LIMIT = 2.1
 """Chi-square per degree of freedom; at 20 to 26 degrees the right distribution exceeds it once in a thousand runs."""
 
 
+@pytest.mark.slow_cases("rejection")
 @pytest.mark.parametrize("rule", [Exact(), Rejection()], ids=["exact", "rejection"])
 def test_the_codes_keep_the_targets_distribution_under_guidance_and_top_k(rule: Acceptance) -> None:
     assert contract.joint_of_three_codes(lambda of: Method(images.eagle(of), DynamicTree(3, 1, 8), rule)) < LIMIT
 
 
+@pytest.mark.slow
 def test_an_independent_drafter_keeps_it_too() -> None:
     chained = contract.joint_of_three_codes(lambda of: Method(images.smaller(of, "small", 0.1), Chain(3), Rejection()))
     assert chained < LIMIT
@@ -153,6 +184,9 @@ class NoLook(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow_cases(
+    "jacobi+lantern-zero", "jacobi-above", "jacobi-wide", "layer-skip-tree", "eagle3", "medusa", "sd-dynamic", "suffix"
+)
 @pytest.mark.parametrize("method", list(contract.METHODS))
 def test_a_guided_step_asks_the_device_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []

@@ -20,6 +20,8 @@ from tests.conformance import images as contract
 from tests.decoding import lantern_by_hand
 from tests.toys import images
 
+pytestmark = pytest.mark.slow
+
 KIND = "text"
 K = 30
 TREES: dict[str, Callable[[], TreePolicy]] = {

@@ -20,6 +20,8 @@ from tests import toys
 from tests.conformance import checks, images, methods, resting
 from tests.conformance.erratic import Erratic, unsettled
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:

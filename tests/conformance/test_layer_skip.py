@@ -13,6 +13,8 @@ from tests.conformance import checks, layer_skip
 from tests.conformance.erratic import unsettled
 from tests.conformance.resting import LONG, MIXED
 
+pytestmark = pytest.mark.slow
+
 DEEP = ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """Families with images; positions on three axes; visual features that are added behind early layers."""
 

@@ -19,6 +19,32 @@ SAMPLED = {
 }
 
 
+@pytest.mark.slow_cases(
+    "llama-perturbed-branching-1",
+    "llama-perturbed-branching-9",
+    "llama-perturbed-chain-1",
+    "llama-perturbed-chain-9",
+    "llama-right-branching-1",
+    "llama-right-branching-9",
+    "llama-right-chain-1",
+    "llama-right-chain-9",
+    "llama-wrong-branching-1",
+    "llama-wrong-branching-9",
+    "llama-wrong-chain-1",
+    "llama-wrong-chain-9",
+    "llava-perturbed-branching-1",
+    "llava-perturbed-branching-9",
+    "llava-perturbed-chain-1",
+    "llava-perturbed-chain-9",
+    "llava-right-branching-1",
+    "llava-right-branching-9",
+    "llava-right-chain-1",
+    "llava-right-chain-9",
+    "llava-wrong-branching-1",
+    "llava-wrong-branching-9",
+    "llava-wrong-chain-1",
+    "llava-wrong-chain-9",
+)
 @pytest.mark.parametrize("slots", [1, 4, 9])
 @pytest.mark.parametrize(
     ("drafter", "tree"), [("none", "chain"), *product(("right", "perturbed", "wrong"), checks.TREES)]
@@ -37,6 +63,7 @@ def test_the_perturbed_drafter_is_refused_at_every_depth_and_younger_siblings_ar
         assert max(rule.ranks_taken) >= 1
 
 
+@pytest.mark.slow_cases("llama-chain", "llava-branching")
 @pytest.mark.parametrize("kind", list(SAMPLED))
 @pytest.mark.parametrize("tree", list(checks.TREES))
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,24 +77,30 @@ def test_sampled_output_does_not_depend_on_the_drafter(drafter: str) -> None:
     checks.check_sampled("llava", "branching", drafter, 4, SAMPLED["top-k"])
 
 
+@pytest.mark.slow_cases("llava-b", "llava-c", "llama-chain")
 @pytest.mark.parametrize("tree", list(checks.TREES))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(family: str, tree: str) -> None:
     checks.check_eos_at_every_depth(family, tree)
 
 
+@pytest.mark.slow_cases(
+    "llava-none", "llava-perturbed-chain", "llava-right", "llama-perturbed-branching", "llama-right-chain"
+)
 @pytest.mark.parametrize(("drafter", "tree"), [("none", "chain"), *product(("right", "perturbed"), checks.TREES)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
     checks.check_cache(family, tree, drafter)
 
 
+@pytest.mark.slow_cases("branching-greedy", "chain")
 @pytest.mark.parametrize("kind", ["greedy", "all filters and a penalty"])
 @pytest.mark.parametrize("tree", list(checks.TREES))
 def test_output_and_acceptance_do_not_depend_on_batch_order_or_slot(tree: str, kind: str) -> None:
     checks.check_independence("llava", tree, SAMPLED.get(kind, Sampling()))
 
 
+@pytest.mark.slow_cases("llama")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_stop_string_ends_the_text_and_is_cut_off(family: str) -> None:
     checks.check_stop_strings(family)

@@ -20,12 +20,14 @@ def test_the_output_is_the_targets_own(case: methods.Case) -> None:
     methods.check_case(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS, ids=["-".join(map(str, case)) for case in OTHERS])
 def test_other_cases_are_the_targets_own(case: methods.Case) -> None:
     methods.check_case(case)
 
 
 # Drafts of suffix decoding follow from the order in which samples finish; plain decoding has none.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in methods.METHODS if name not in ("plain", "suffix")])
 def test_acceptance_in_a_batch_equals_acceptance_alone_sample_by_sample(name: str) -> None:
     make, families = methods.METHODS[name]

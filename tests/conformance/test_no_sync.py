@@ -49,6 +49,8 @@ from tests import toys
 from tests.conformance import block
 from tests.conformance.relaxation import NEIGHBOURS
 
+pytestmark = pytest.mark.slow
+
 COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 

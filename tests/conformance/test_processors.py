@@ -80,6 +80,16 @@ def check(family: str, method: Method, temperature: float = 0.0, async_output: b
     return sum(one.telemetry.mean_acceptance_length for one in done.values()) / len(done)
 
 
+@pytest.mark.slow_cases(
+    "llama-dynamic",
+    "llama-jacobi",
+    "llama-medusa",
+    "llama-sd-chain",
+    "llama-suffix",
+    "llava-block",
+    "llava-sage",
+    "llava-specvlm",
+)
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in METHODS.items() for name in names])
 def test_tokens_equal_those_of_generate(family: str, name: str) -> None:
     check(family, methods.METHODS[name][0](family), async_output=True)

@@ -24,6 +24,8 @@ from tests import toys
 from tests.conformance import checks, images, methods
 from tests.models.inputs.test_features import check_answers, keeping
 
+pytestmark = pytest.mark.slow
+
 MAX_WAIT_S = 600.0
 """Timeout of a failing test."""
 Patch = pytest.MonkeyPatch

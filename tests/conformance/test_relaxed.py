@@ -8,6 +8,8 @@ from decoding import Sampling
 from decoding.acceptance import LVSpec
 from tests.conformance import relaxation
 
+pytestmark = pytest.mark.slow
+
 FAMILY = "llava"
 COVERING = (("chain", 4, 0.0), ("two-branches", 9, 0.8), ("ragged", 9, 0.0), ("chain", 1, 0.8))
 """Trees, batch sizes and temperatures for every rule."""

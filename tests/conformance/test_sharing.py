@@ -14,6 +14,8 @@ from tests.conformance import heads, sharing
 from tests.conformance.methods import EVERY, VISUAL
 from tests.conformance.sharing import LIVELY, NUM_PROMPTS, SAMPLED
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("family", EVERY)
 def test_samples_of_one_prompt_are_prefilled_once_and_equal_generate(family: str) -> None:

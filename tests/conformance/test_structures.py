@@ -13,22 +13,28 @@ from tests.conformance import structures
 from tests.conformance.structures import GREEDY, METHODS, SAMPLED
 
 
+@pytest.mark.slow_cases(
+    "grammar+tree-greedy", "dynamic", "grammar+model", "grammar-", "lookup", "model", "plain", "tree"
+)
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", list(METHODS))
 def test_tokens_equal_those_of_generate(method: str, sampling: Sampling) -> None:
     structures.check_equal(method, 3, sampling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 10])
 def test_tokens_do_not_depend_on_the_number_of_slots(slots: int) -> None:
     structures.check_equal("grammar+tree", slots, SAMPLED)
 
 
+@pytest.mark.slow_cases("tree")
 @pytest.mark.parametrize("method", ["plain", "tree", "grammar"])
 def test_masks_follow_the_last_step_with_asynchronous_output_processing(method: str) -> None:
     structures.check_equal(method, 3, GREEDY, async_output=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", [RandomRelaxation(1.0), Typical(), Rejection()], ids=["random", "typical", "rejection"]
 )

@@ -20,6 +20,8 @@ from tests.conformance.erratic import unsettled
 from tests.conformance.resting import MIXED
 from tests.toys import images as image_toys
 
+pytestmark = pytest.mark.slow
+
 WINDOW = 5
 # So hot that the noise of a position decides its token, almost without regard to the tokens before.
 HOT = Sampling(max_new_tokens=41, temperature=40.0, ignore_eos=True)

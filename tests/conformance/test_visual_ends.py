@@ -20,6 +20,8 @@ from tests.conformance import checks, sharing
 from tests.conformance.sharing import small_savings
 from tests.models.backends.cuda.test_graphs import captured
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 IMAGE, VIDEO = "<image>", "<video>"

@@ -22,6 +22,8 @@ from models.loading.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import checks, heads
 
+pytestmark = pytest.mark.slow
+
 Patch = pytest.MonkeyPatch
 TREES: dict[str, Callable[[], TreePolicy]] = checks.TREES | {"dynamic": lambda: DynamicTree(4, 3, 16), "sage": SageTree}
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.2)

@@ -78,6 +78,7 @@ def engine(tree: str | None, slots: int) -> Engine:
     return Engine(pair().target, Method(drafter, TREES[tree](), Exact()), slots, 512)
 
 
+@pytest.mark.slow_cases("chain-4", "chain-9", "static")
 @pytest.mark.parametrize("slots", [1, 4, 9])
 @pytest.mark.parametrize("tree", list(TREES))
 def test_greedy_output_equals_generate(tree: str, slots: int) -> None:

@@ -20,6 +20,8 @@ from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
 from models.kv.lanes import SlotBatch
 from tests.decoding import blocks
 
+pytestmark = pytest.mark.slow
+
 FLAT, SURE, LINE = 10, 11, 12
 """Tokens after which the drafter below is uniform over ten candidates, is certain, and halves the chance each time."""
 NONE = -torch.inf

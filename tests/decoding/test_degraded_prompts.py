@@ -25,6 +25,8 @@ from tests.conformance import checks
 from tests.conformance.methods import METHODS
 from tests.decoding.sick import SickDrafter
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.2)
 NUM_ROWS = 7
 

@@ -15,6 +15,8 @@ from tests.conformance import checks, images, methods
 from tests.gpu.test_on_a_gpu import ON_GPU, waiting_is_an_error
 from tests.toys.images import KINDS
 
+pytestmark = pytest.mark.slow
+
 IMAGE_CASES = [
     (method, kind, 4, mode)
     for place, method in enumerate(images.METHODS)

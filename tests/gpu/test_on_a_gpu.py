@@ -36,6 +36,8 @@ from tests import toys
 from tests.conformance import checks
 from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
 
+pytestmark = pytest.mark.slow
+
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
 LONG = [-1, *range(40)]

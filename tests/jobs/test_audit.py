@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 64
 SHARE = 0.5
 BUDGET = ("audit.share=1.0", "audit.max_loss=0.2", "audit.min_rows=64", "audit.confidence=0.9", "pool.batch_rows=8")
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def half_of_the_words(own: str, plain: str) -> float:

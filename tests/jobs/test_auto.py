@@ -15,7 +15,7 @@ from zoo import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "zoo/checkpoints"
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def rows_of(output: Path) -> dict[str, dict[str, Any]]:

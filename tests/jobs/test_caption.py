@@ -100,6 +100,7 @@ def test_every_row_of_parquet_shards_is_in_data_or_errors_with_exact_telemetry(o
     check_rows(output, {f"scene-{index:03}" for index in range(128)})
 
 
+@pytest.mark.slow
 def test_every_row_of_tars_is_in_data_or_errors_with_two_actors(source: Path, tmp_path: Path) -> None:
     run_job(source, "webdataset", tmp_path / "out", "pool.min_size=2", "pool.max_size=2")
     check_rows(tmp_path / "out", {f"scene-{index:03}" for index in range(128, 256)})
@@ -135,6 +136,7 @@ def test_a_job_leaves_its_manifest_config_versions_attempt_and_summary(output: P
     assert not list((output / "_job").glob("tmp/*"))
 
 
+@pytest.mark.slow
 def test_plain_decoding_gives_the_same_texts_and_no_drafts(source: Path, output: Path, tmp_path: Path) -> None:
     run_job(source, "parquet", tmp_path / "plain", "method.drafter.kind=none", "pool.slots=3")
     plain = {row["sample_id"]: row for row in rows_of(tmp_path / "plain", "data")}
@@ -147,6 +149,7 @@ def test_plain_decoding_gives_the_same_texts_and_no_drafts(source: Path, output:
     assert {row["telemetry"]["num_draft_tokens"] > 0 for row in drafted.values()} == {True}
 
 
+@pytest.mark.slow
 def test_a_limited_run_takes_the_first_samples_and_shows_all_of_them_in_its_report(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_second_run_finds_nothing_to_do_and_another_config_is_refused(
     assert "sampling.max_new_tokens: 6 then, 5 now" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from zoo.world.motion import Motion, states
 ROOT = Path(__file__).resolve().parents[2]
 NUM_VIDEOS = 5
 BROKEN = "motion-99.mp4"
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

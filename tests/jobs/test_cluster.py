@@ -24,7 +24,7 @@ from tests.jobs.cluster import LocalCluster, local_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_PICTURES = 6
-pytestmark = pytest.mark.timeout(1800)  # a cluster and three processes that import torch, beside other tests
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import ray
 from tests.chaos import deaths, fleet
 from tests.pipeline.attempts import at_rest
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 NUM_ROWS, STEP_S = 400, 0.02
 PATIENCE_S = 900.0

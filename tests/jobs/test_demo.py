@@ -8,6 +8,8 @@ import pytest
 
 from zoo import demo, demo_images, demo_videos
 
+pytestmark = pytest.mark.slow
+
 BROKEN = {3: "not_an_image", 5: "broken_image", 20: "missing_column_value"}
 
 

@@ -19,7 +19,7 @@ from tests.jobs.poison import LoadPoisoned
 from tests.jobs.stand_ins import FakePairInfo
 from tests.jobs.unstartable import LoadKilled, LoadRaising
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def run(tmp_path: Path, load: Any, words: str = "ask") -> int:

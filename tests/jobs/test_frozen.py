@@ -36,7 +36,7 @@ config = fleet.config_in(folder, NUM_ROWS)
 job = config.job.model_copy(update={"max_silence_s": SILENCE_S})
 fleet.run(config.model_copy(update={"job": job}), fleet.LoadPaced(folder / "admitted", 0.05))
 """
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"), pytest.mark.slow]
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def generated(target: Path, config: CaptionJob, rows: list[str]) -> list[list[in
     return outputs
 
 
+@pytest.mark.slow
 def test_a_job_follows_records_and_verifies_them(
     command: list[str], target: Path, tmp_path: Path, local_ray: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

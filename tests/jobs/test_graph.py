@@ -20,7 +20,7 @@ from tests.actors.fakes import fake_job
 from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
 
 STAMP = Stamp("job-1", 1, "f00d")
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def spans_of(num_rows: int, span_rows: int) -> list[list[dict[str, Any]]]:

@@ -18,7 +18,7 @@ from tests.pipeline import corpus
 
 MAX_PROCESS_BYTES = 1 << 30
 """Of any process that reads or decodes; without bounds, several of these inputs take it beyond."""
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def run(folder: Path, source: dict[str, Any], prompt: str = "What?") -> dict[str, str]:

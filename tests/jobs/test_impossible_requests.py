@@ -170,6 +170,7 @@ def test_a_training_follows_the_same_rule(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="child processes are found in /proc")
 def test_a_dry_run_starts_no_process_of_ray(captions: list[str], tmp_path: Path) -> None:
     """In a process of its own, which fails if anything of Ray is started or CUDA is initialised."""

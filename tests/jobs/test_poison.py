@@ -22,7 +22,7 @@ from tests.jobs.poison import LoadPoisoned, decode_or_die
 from tests.jobs.stand_ins import RowsInMemory
 
 STAMP = Stamp("job-1", 1, "f00d")
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def rows_of(num_rows: int, words: dict[int, str]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ ZOO = ROOT / "zoo/checkpoints"
 NUM_SCENES = 32
 TELEMETRY = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "acceptance_histogram", "degraded")
 """Fields that do not depend on other rows in the batch."""
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

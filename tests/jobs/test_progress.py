@@ -46,6 +46,7 @@ def batch(num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> 
     return pa.Table.from_pylist(rows, schema=result_schema())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_nothing_is_shown_where_progress_is_off() -> None:
     stream = io.StringIO()
@@ -54,6 +55,7 @@ def test_nothing_is_shown_where_progress_is_off() -> None:
     assert stream.getvalue() == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_what_actors_report_is_shown_as_quiet_lines_where_there_is_no_terminal() -> None:
     stream = io.StringIO()

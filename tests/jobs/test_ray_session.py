@@ -15,6 +15,8 @@ from PIL import Image
 from configs.pool import Job
 from pipeline.cluster import ray_session
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

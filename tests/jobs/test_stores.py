@@ -15,7 +15,7 @@ from tests.pipeline.inputs import ASKED, INPUTS
 from tests.pipeline.sources import web_server
 
 BUCKET = "jobs"
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 PIXEL_SUMS = {"red": 255 * 6 * 8, "blue": 255 * 2 * 4}
 
 

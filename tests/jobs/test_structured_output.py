@@ -15,6 +15,8 @@ from configs.schema import CaptionJob
 from jobs import caption
 from zoo import demo
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = str(ROOT / "configs/jobs/demo_caption.yaml")
 SCHEMA: dict[str, Any] = {

@@ -24,7 +24,7 @@ from pipeline.synthesis.files import encode_table
 from pipeline.synthesis.rows import coded_schema, painted_schema, result_schema
 from tests.actors.image_fakes import FakeImageEngine, FakeImagePair, FakePainter, image_job, prepared_table
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 class RowsInMemory(Datasource):

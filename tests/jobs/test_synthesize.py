@@ -237,6 +237,7 @@ def plain(folders: ImageFolders, tmp_path_factory: pytest.TempPathFactory, local
     return run(job, folder)
 
 
+@pytest.mark.slow
 def test_codes_do_not_depend_on_drafter_condition_path_batches_order_or_number_of_images(
     drafted: Path, plain: Path
 ) -> None:
@@ -246,6 +247,7 @@ def test_codes_do_not_depend_on_drafter_condition_path_batches_order_or_number_o
     assert {row["telemetry"]["num_draft_tokens"] for row in rows_of(plain, "data").values()} == {0}
 
 
+@pytest.mark.slow
 def test_features_that_cannot_be_drawn_are_error_rows_each_with_its_code(plain: Path) -> None:
     bad = {row["prompt_id"]: row["error_type"] for row in rows_of(plain, "errors").values()}
     assert bad == {
@@ -258,6 +260,7 @@ def test_features_that_cannot_be_drawn_are_error_rows_each_with_its_code(plain: 
     assert len(rows_of(plain, "errors")) == 2 * len(bad)
 
 
+@pytest.mark.slow
 def test_an_output_without_images_has_no_column_for_them(plain: Path) -> None:
     names = pq.read_schema(next((plain / "data").glob("*.parquet"))).names
     assert "codes" in names
@@ -267,6 +270,7 @@ def test_an_output_without_images_has_no_column_for_them(plain: Path) -> None:
 # --- classes, relaxed acceptance, a report -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a_page(
     folders: ImageFolders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

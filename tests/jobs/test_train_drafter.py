@@ -43,6 +43,8 @@ from tests import toys
 from tests.toys import images as image_toys
 from zoo.world import sample_scenes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/jobs/train_zoo_medusa.yaml"
 QUICK = (

@@ -40,7 +40,7 @@ QUICK = (
     "acceptance.max_new_tokens=16",
     "workers.torch_threads=1",
 )
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 def captioned(source: Path, out: Path, *overrides: str) -> None:

@@ -19,6 +19,8 @@ from models.inputs.processing import FrontEnd
 from zoo.text.samples import held_out_questions
 from zoo.world import listing
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS = 24
 

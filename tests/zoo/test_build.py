@@ -22,6 +22,8 @@ from zoo.video import pair as video_pair
 from zoo.video import samples as video_samples
 from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing, scene_rng, split_of
 
+pytestmark = pytest.mark.slow
+
 TINY = Recipe(2, 4, 1e-3, tower_steps=2, tuned_tower_lr=1e-3, sharpen_steps=2, polish_steps=1)
 
 

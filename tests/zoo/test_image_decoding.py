@@ -18,6 +18,8 @@ from zoo.image.gpt import NUM_CLASSES
 from zoo.world.grain import draw_grainy_scene, write_prompt
 from zoo.world.scene import scene_rng
 
+pytestmark = pytest.mark.slow
+
 CODES = 144
 HOT = Sampling(CODES, temperature=1.0, top_k=250, guidance_scale=3.0)
 SAMPLINGS = (HOT, Sampling(CODES, temperature=0.0, guidance_scale=2.0), Sampling(CODES, temperature=0.9, top_p=0.95))

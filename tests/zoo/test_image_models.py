@@ -38,6 +38,8 @@ from zoo.training import Recipe
 from zoo.world.grain import sample_grainy, write_prompt
 from zoo.world.scene import Scene, Thing
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

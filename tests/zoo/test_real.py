@@ -22,6 +22,8 @@ from zoo.real import __main__ as command
 from zoo.real import drafters, eagle, low_rank, media, model, wheels
 from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
 
+pytestmark = pytest.mark.slow
+
 DOC = "Explains what this function returns, " + "and which errors it raises " * 6
 
 

@@ -112,6 +112,7 @@ def test_only_captions_are_learned() -> None:
     assert starts == [int((packed.captions == 0).sum())] * len(PROMPTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["words", "tower"])
 def test_training_resumes_bit_for_bit(columns: str, tmp_path: Path) -> None:
     learners = {name: Learner(tiny_model(), TOKENIZER, columns) for name in ("whole", "first", "second")}

@@ -138,6 +138,7 @@ def test_the_two_checkpoints_are_small() -> None:
     assert sum(sizes) <= 6 << 20
 
 
+@pytest.mark.slow
 def test_the_target_describes_held_out_scenes_and_the_drafter_is_weaker() -> None:
     found = text_quality.measure(num=9, seed=99)
     shipped = json.loads((CHECKPOINTS.parent / "text_quality.json").read_text())

@@ -49,6 +49,7 @@ def test_a_checkpoint_is_a_qwen2_5_vl_in_bfloat16_that_takes_videos(role: str, p
     assert {value.dtype for value in weights.values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_the_target_captions_held_out_clips_and_the_drafter_is_visibly_weaker() -> None:
     found = video_quality.measure(num=18, seed=99)
     shipped = json.loads((CHECKPOINTS.parent / "video_quality.json").read_text())

@@ -19,6 +19,8 @@ from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Completion, Request
 from tests.actors.costs import METHODS, CostEngine, Makers, Workload
 
+pytestmark = pytest.mark.slow
+
 ROUNDS, RECHECKS = 6, 3
 
 

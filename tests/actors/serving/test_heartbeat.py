@@ -20,7 +20,7 @@ PATIENCE_S = 300.0
 """Longest wait of a failing test."""
 Found = TypeVar("Found")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"), pytest.mark.slow]
 
 
 def until(look: Callable[[], Found]) -> Found:

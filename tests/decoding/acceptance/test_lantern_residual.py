@@ -20,6 +20,8 @@ from tests.decoding import blocks, lantern_by_hand
 from tests.decoding.acceptance.test_lantern import NEXT, V, chi_square, emitted, random_case, same
 from tests.decoding.acceptance.test_neighbourhood import plain_spec, table_of
 
+pytestmark = pytest.mark.slow
+
 Q = [0.30, 0.25, 0.05, 0.15, 0.25]
 P = [0.10, 0.20, 0.30, 0.20, 0.20]
 NEAR = {0: [2, 3, 1, 4], 1: [4, 0, 2, 3], 2: [3, 0, 1, 4], 3: [4, 2, 0, 1], 4: [3, 1, 0, 2]}

@@ -14,6 +14,8 @@ from decoding.contracts import Judgement
 from decoding.tree import Verdict
 from tests.decoding import blocks
 
+pytestmark = pytest.mark.slow
+
 NEIGHBOURS = torch.stack([(torch.arange(blocks.VOCAB_SIZE) + step) % blocks.VOCAB_SIZE for step in range(1, 40)], dim=1)
 RULES: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.5, 3, True),

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from decoding.controllers.base import Controller, Outcome, PrefillTime, batch_class
 from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, GoodputController
 
+pytestmark = pytest.mark.slow
+
 Cost = Callable[[int, int], float]
 
 

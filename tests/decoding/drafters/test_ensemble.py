@@ -32,6 +32,8 @@ from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks
 
+pytestmark = pytest.mark.slow
+
 POLICIES: tuple[Policy, ...] = (
     "static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost",
 )  # fmt: skip

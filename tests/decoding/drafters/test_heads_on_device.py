@@ -132,6 +132,7 @@ def test_a_look_at_the_device_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> 
         test_a_whole_step_asks_the_device_nothing("eagle", Exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rule"), [("eagle", Exact), ("vispec", Exact), ("medusa", Rejection)])
 def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acceptance]) -> None:
     policy = DynamicTree(2, LEVELS - 1, 6)

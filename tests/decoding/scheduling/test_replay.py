@@ -67,6 +67,7 @@ def decode(
     return found, engine._runner
 
 
+@pytest.mark.slow_cases("greedy")
 @pytest.mark.parametrize(("name", "family"), CASES)
 @pytest.mark.parametrize("mode", list(MODES))
 def test_replayed_steps_equal_launched_ones(
@@ -127,6 +128,7 @@ def test_steps_without_drafts_are_replayed_too(
     assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
 
 
+@pytest.mark.slow_cases("greedy-", "sampled-guided-")
 @pytest.mark.parametrize("method", list(images.METHODS))
 @pytest.mark.parametrize("mode", list(images.MODES))
 def test_replayed_images_equal_the_slow_reference(

@@ -215,6 +215,7 @@ def test_forwards_are_compiled_or_captured(backend: Backend, monkeypatch: pytest
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["place", "cut_chain", "verify_chain"])
 def test_a_wrong_backend_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants a fault in each operation of the reference's copy, and sees the comparison fail."""

@@ -22,7 +22,10 @@ from zoo.pair import CHECKPOINTS
 from zoo.text.samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.slow,
+]
 
 DEPTHS = (4, 0, 1, 0, 0, 3, 2, 4, 0, 4)
 KINDS = 6

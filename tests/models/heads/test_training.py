@@ -23,6 +23,8 @@ from tests import toys
 from tests.toys import images as image_toys
 from tests.toys.training import training_samples
 
+pytestmark = pytest.mark.slow
+
 PACE = Pace(num_steps=8, learning_rate=3e-3, seed=7, warmup_steps=2)
 
 

@@ -75,6 +75,17 @@ def check_equal(done: dict[str, Any], expected: dict[str, Any]) -> None:
         assert done[name].telemetry.acceptance_histogram == one.telemetry.acceptance_histogram
 
 
+@pytest.mark.slow_cases(
+    "llava_next-attention",
+    "llava_next-full",
+    "llava_onevision-attention",
+    "llava-a",
+    "llava-p",
+    "llava_onevision-p",
+    "qwen2_5_vl-f",
+    "qwen2_5_vl-p",
+    "qwen3_vl",
+)
 @pytest.mark.parametrize("contexts", CONTEXTS)
 @pytest.mark.parametrize("family", VISUAL)
 def test_tokens_and_acceptance_equal_those_of_pixels(family: str, contexts: str) -> None:
@@ -86,6 +97,7 @@ def test_tokens_and_acceptance_equal_those_of_pixels(family: str, contexts: str)
     assert counted.num_calls == 0
 
 
+@pytest.mark.slow_cases("llava")
 @pytest.mark.parametrize("family", POOLED)
 def test_pooled_contexts_read_packed_outputs(family: str) -> None:
     requests = wanted(family)
@@ -112,6 +124,7 @@ def test_a_drafter_with_another_front_end_refuses_outputs_without_pixels() -> No
         drafter.encode(request.prompt, request.images, request.videos, request.inputs)
 
 
+@pytest.mark.slow_cases("llava")
 @pytest.mark.parametrize("family", VISUAL)
 def test_features_of_equal_media_are_found_again(family: str) -> None:
     target = toys.target(family)

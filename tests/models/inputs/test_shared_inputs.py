@@ -26,6 +26,8 @@ from tests import toys
 from tests.conformance import checks
 from tests.conformance.methods import VISUAL
 
+pytestmark = pytest.mark.slow
+
 ROOM = 1 << 24
 
 

@@ -61,6 +61,15 @@ def states_of(decoder: Any, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
     return states
 
 
+@pytest.mark.slow_cases(
+    "llama-captured",
+    "llava-compiled",
+    "llava-eager",
+    "qwen2_5_vl-captured",
+    "qwen3_vl-captured",
+    "qwen3_vl-compiled",
+    "llama-compiled",
+)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("kind", ["eager", "compiled", "captured"])
 @pytest.mark.parametrize("family", FAMILIES)

@@ -24,6 +24,8 @@ from models.target import Target
 from tests import toys
 from tests.models.two_devices import run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
 

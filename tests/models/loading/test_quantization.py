@@ -202,6 +202,7 @@ def generate(oracle: Any, family: str, request: Any, eos_ids: frozenset[int]) ->
     return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
 
 
+@pytest.mark.slow_cases("fp8-chain", "fp8-plain", "int8-tree")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
 @pytest.mark.parametrize("rounding", KINDS)

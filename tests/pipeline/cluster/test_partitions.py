@@ -65,6 +65,7 @@ def test_progress_names_files_and_their_rate(monkeypatch, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_ray_tasks_return_what_the_calling_process_returns(tmp_path: Path) -> None:
     """In a process with a Ray of its own, because tasks end their workers."""
     command = [sys.executable, "-m", "tests.pipeline.cluster.ray_partitions", str(tmp_path)]

@@ -51,6 +51,7 @@ def test_images_are_the_bytes_of_the_source(tmp_path) -> None:
     assert found[0]["image"].size == (8, 6)
 
 
+@pytest.mark.slow
 def test_all_images_of_rows_and_uris_are_read_again(tmp_path) -> None:
     images(tmp_path / "in", ["one.png", "two.png"])
     cells = [["one.png", "two.png"], ["two.png"], []]
@@ -70,6 +71,7 @@ def test_all_images_of_rows_and_uris_are_read_again(tmp_path) -> None:
     assert isinstance(load(tmp_path / "new").features["images"].feature, datasets.Image)
 
 
+@pytest.mark.slow
 def test_images_of_tars_are_read_again(tmp_path) -> None:
     tar_job(tmp_path, some_tars())
     export(tmp_path / "out", section(tmp_path, images="first"))

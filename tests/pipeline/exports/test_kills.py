@@ -96,16 +96,19 @@ def try_places(case: str, tmp_path: Path, places: Callable[[int], int]) -> int:
     raise AssertionError("the export never ended before it was killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["append", "dataset", "webdataset"])
 def test_kills_at_some_places_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: 3 + 17 * number) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_kills_at_every_place_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: number + 1) >= 30
 
 
+@pytest.mark.slow_cases("append json", "overwrite", "skip")
 @pytest.mark.parametrize("case", CASES)
 def test_a_second_export_at_the_same_time_changes_nothing(tmp_path, case) -> None:
     """The second one runs as a whole between two changes of the first one, at several places."""

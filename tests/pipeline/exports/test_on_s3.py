@@ -16,6 +16,8 @@ from tests.pipeline.attempts import job, run
 from tests.pipeline.exports.made import RED, export, some_tars
 from tests.pipeline.exports.test_webdataset import contents, with_captions
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "exported"
 NAMES = ["a.png", "s/b.png", "s/c.png"]
 

@@ -20,6 +20,8 @@ from pipeline.rows.schemas import RowError
 from tests.pipeline.media.test_image_decoding import read_table, saved
 from tests.pipeline.sources.shards import encode
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., DecoderWorker]
 MANY = 1 << 30
 

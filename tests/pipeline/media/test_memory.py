@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 BOUND = 384 << 20
 """Of one task, in these tests."""
 SHARE = BOUND // 6

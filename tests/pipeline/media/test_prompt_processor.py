@@ -194,6 +194,7 @@ def test_growth_is_exceeded_by_no_measured_point(points: list[tuple[int, int]]) 
         assert growth.of([decoded]) >= found - 1
 
 
+@pytest.mark.slow
 def test_a_processor_that_hangs_ends_its_process() -> None:
     program = """
 import time

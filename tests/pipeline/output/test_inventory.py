@@ -138,6 +138,7 @@ def several_prompts(folder: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.slow_cases("one row-1", "one row-2", "one row-3", "two rows")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("sections", SECTIONS, ids=["one row", "two rows"])
 def test_kills_and_overlaps_leave_inventories_that_are_equal(tmp_path: Path, compared, seed: int, sections) -> None:

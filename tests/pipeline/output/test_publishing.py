@@ -253,6 +253,7 @@ def add(writer: Writer, ids: list[str], bad: tuple[str, ...] = ()) -> None:
     writer.add([table], table.num_rows, table.nbytes)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -16,6 +16,8 @@ from pipeline.reports.report import Report, render
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import live_job, picture, pictures, report_of, result_row, tables
 
+pytestmark = pytest.mark.slow
+
 MARK = "document.documentElement.dataset.ran=1"
 HOSTILE = (
     f"</p></script><script>{MARK}</script><img src=x onerror='{MARK}'><svg onload={MARK}>"

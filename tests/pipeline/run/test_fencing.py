@@ -21,6 +21,8 @@ from pipeline.run.resume import Begun, ResumeOptions, fingerprints_of, read_earl
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 30
 RETRY = ResumeOptions(retry_errors=True)
 

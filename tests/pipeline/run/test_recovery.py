@@ -79,6 +79,7 @@ def test_a_row_of_a_tar_whose_id_an_earlier_tar_has_becomes_an_error_and_the_job
     assert plan_of(config).datasource.num_spans == 0
 
 
+@pytest.mark.slow_cases("1", "2", "4", "5", "7")
 @pytest.mark.parametrize("num_writes", range(8))
 def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int

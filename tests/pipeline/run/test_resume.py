@@ -59,6 +59,7 @@ def ids_spooled(output: Path) -> set[str]:
 SOURCES = {"images": images, "parquet": parquet, "tars": tars, "lines": lines}
 
 
+@pytest.mark.slow_cases("1-", "3-images", "3-lines", "3-tars")
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("num_batches", [0, 1, 3])
 def test_a_second_run_makes_only_what_is_missing(tmp_path: Path, kind: str, num_batches: int) -> None:

@@ -15,6 +15,8 @@ from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, Fault, make_bucket
 from tests.pipeline.attempts import end, job, make_rows, plan_of, run, save, start
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "resumed"
 
 

@@ -112,6 +112,7 @@ def test_files_that_two_shards_add_at_the_same_time_are_compared_before_they_are
     assert at_rest(tmp_path / "out") == ({"a", "b", "c", "d"}, {"0.parquet#0"})
 
 
+@pytest.mark.slow_cases("3", "4", "5", "6", "7", "8")
 @pytest.mark.parametrize("num_writes", range(9))
 def test_a_shard_that_dies_while_ids_are_compared_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
@@ -146,6 +147,7 @@ def test_a_shard_that_dies_while_ids_are_compared_is_taken_up(
     assert set(rows_in(tmp_path / "out/data")) == {name for names in NAMES for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_kills_overlaps_and_retries_of_shards_leave_every_id_once(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

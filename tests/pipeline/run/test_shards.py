@@ -65,6 +65,7 @@ def test_a_finished_shard_has_nothing_left_and_an_empty_one_is_complete(tmp_path
     assert len(at_rest(tmp_path / "out")[0]) == 2
 
 
+@pytest.mark.slow_cases("1", "2", "3", "4")
 @pytest.mark.parametrize("seed", range(5))
 def test_kills_and_overlapping_attempts_of_shards_cost_no_row_and_double_none(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -164,6 +164,7 @@ CELLS = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CELLS, st.integers(1, 12), st.integers(6, 20), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_an_index_of_ranges_is_that_of_the_whole_file(

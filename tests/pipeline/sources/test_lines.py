@@ -215,6 +215,7 @@ CONTENT = st.lists(
 ).map(b"".join)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -57,6 +57,7 @@ def dripping(head: bytes, drops: Iterator[bytes]) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.slow_cases("100 Continue", "body to the end", "chunk extension", "chunk size", "header name")
 @pytest.mark.parametrize("part", ENDLESS)
 def test_one_deadline_bounds_every_part_of_an_answer(part: str) -> None:
     with dripping(*ENDLESS[part]) as host:

@@ -26,6 +26,8 @@ from pipeline.storage.listing import Listed
 from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, SECRET_KEY, Fault, make_bucket
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "weights"
 TENSORS = {f"layers.{place}.weight": torch.full((64, 1000), float(place)) for place in range(10)}
 ROOT = Path(__file__).resolve().parents[3]

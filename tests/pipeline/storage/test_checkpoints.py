@@ -33,6 +33,8 @@ from pipeline.storage.checkpoints import Known, check, fetched, replaced, sites
 from tests import toys
 from tests.toys.image_checkpoints import ImageFolders, write_checkpoints
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = {"kind": "parquet", "path": "in"}

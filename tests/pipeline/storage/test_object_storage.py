@@ -25,6 +25,8 @@ from pipeline.storage.retries import RetryPolicy
 from tests.object_store import ACCESS_KEY, S3, SECRET_KEY, Fault, make_bucket
 from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes
 
+pytestmark = pytest.mark.slow
+
 BUCKET = "shards"
 TEXT = "".join(f"line {number}\n" for number in range(100)).encode()
 

@@ -235,6 +235,7 @@ def test_other_types_and_sizes_are_left_to_torch() -> None:
     assert not can_attend(memory(64, torch.float32, "meta"))
 
 
+@pytest.mark.slow
 def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ from zoo.text.samples import held_out_prompts
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.slow,
 ]
 
 

@@ -22,6 +22,7 @@ from tests.models.backends.cpu.test_compiled import states_of
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.slow,
 ]
 STEPS = [(4, 3, 5), (4, 3, 40), (4, 1, 5), (4, 1, 70), (4, 3, 70)]
 

@@ -29,7 +29,10 @@ from tests import toys
 from tests.conformance import checks
 from tests.models.plain_tree_kernel import plain
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.slow,
+]
 
 
 def captured(model: Target, compiler: str) -> CapturedDecoder:

@@ -25,6 +25,8 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 
+pytestmark = pytest.mark.slow
+
 
 def memory_of(leaf: Tensor) -> int:
     return leaf.untyped_storage().data_ptr()

@@ -48,6 +48,7 @@ def run(request: pytest.FixtureRequest, module: Any, monkeypatch: pytest.MonkeyP
     return kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("parents", [CHAIN, BUSH, FOREST, [-1], [-1, -1, -1]])
 @pytest.mark.parametrize("lens", [[7], [3, 21, 12], [0, 5, 0], [0], [16, 32, 15]])
@@ -58,6 +59,9 @@ def test_the_kernel_equals_one_mask(
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.slow_cases(
+    "interpreted-1-2", "interpreted-1-4", "interpreted-3-4", "interpreted, split-1-2", "interpreted, split-3-4"
+)
 @pytest.mark.parametrize("lens", [[3, 21, 12], [0, 5, 33]])
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (1, 4), (3, 4), (4, 6)])
 def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[int], first: int, last: int) -> None:
@@ -67,6 +71,7 @@ def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_mask_of_any_rows(run: TreeKernel, data: st.DataObject) -> None:
@@ -166,6 +171,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)
 
 
+@pytest.mark.slow_cases("llava-5")
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
 def test_a_tree_kernel_gives_the_output_of_masked_attention(
     family: str, slots: int, request: pytest.FixtureRequest

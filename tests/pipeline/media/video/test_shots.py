@@ -106,6 +106,7 @@ def test_cuts_between_colours_of_equal_brightness_are_found(tmp_path) -> None:
     assert edges(film(tmp_path / "a.mp4", [*[red] * 15, *[green] * 15])) == [0.0, 1.5]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(12, 25), min_size=1, max_size=5), st.sampled_from([None, 2.0, 5.0]))
 def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s) -> None:
@@ -144,6 +145,7 @@ def test_the_decoding_process_returns_a_clip_per_shot(tmp_path) -> None:
     assert all(clip.num_frames == 2 for clip in clips)
 
 
+@pytest.mark.slow
 def test_hostile_films_are_row_errors(tmp_path) -> None:
     data = film(tmp_path / "a.mp4", [*moving(1, 15), *moving(2, 20)]).read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: len(data) * 2 // 3])
@@ -163,6 +165,7 @@ def test_hostile_films_are_row_errors(tmp_path) -> None:
     assert error.value.code == "decode_timeout"
 
 
+@pytest.mark.slow
 def test_ids_of_shots_are_the_same_after_a_resume_and_in_shards(tmp_path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(4):

@@ -15,6 +15,8 @@ from pipeline.rows.schemas import RowError
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
+pytestmark = pytest.mark.slow
+
 FOUR = Sampling(num_frames=4)
 WIDE = Limits()
 
