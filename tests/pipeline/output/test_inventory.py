@@ -18,7 +18,7 @@ from pipeline.output.files import list_published
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Fenced
 from pipeline.run import finalize, resume
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.manifest_parts import with_counts
 from pipeline.storage.output_dir import DATA, ERRORS

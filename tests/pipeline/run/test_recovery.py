@@ -22,10 +22,11 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan_text import source_lines
-from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
+from pipeline.run.resume import is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
-from pipeline.source.manifest import freeze
+from pipeline.source.freezing import freeze
 from pipeline.storage import listing
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import OutputDir

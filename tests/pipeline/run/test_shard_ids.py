@@ -19,7 +19,7 @@ from pipeline.output.files import list_published
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.turns import Turns, take_turn
 from pipeline.run.audit import audit
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start

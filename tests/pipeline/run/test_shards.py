@@ -17,7 +17,7 @@ from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
 from pipeline.run.checks import open_output
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
@@ -184,8 +184,8 @@ def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
     numbers = []
     for shard in SHARDS:
         plan = run(config, shard=shard)
-        done = Summary(plan.job_id, "none", "exact", 1.0)
-        write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.fingerprint))
+        done = Summary(plan.identity.job_id, "none", "exact", 1.0)
+        write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.identity.fingerprint))
         numbers.append(done.num_broken_files)
     assert numbers == [0, 0, 1]
     assert audit(OutputDir(config.sink.path)).is_complete
