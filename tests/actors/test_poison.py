@@ -172,6 +172,3 @@ def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
         """
     )
     assert done.stdout.strip() == str([True, False, True, False])
-
-
-# --- planted faults: each must blame an innocent row ---------------------------------------------------------------

@@ -177,6 +177,3 @@ def test_a_context_that_changes_features_neither_takes_nor_leaves_any() -> None:
     pooled = Pooled().build(wanted[0], None, drafter)  # type: ignore[arg-type]
     alone = Pooled().build(wanted[0], None, toys.perturbed("llava", 0.02))  # type: ignore[arg-type]
     torch.testing.assert_close(pooled.embeds, alone.embeds)
-
-
-# --- planted faults ------------------------------------------------------------------------------------------------
