@@ -12,8 +12,7 @@ from torch import Tensor
 
 from decoding.drafters import EagleDrafter
 from models.heads.eagle import FeatureStack
-from models.heads.msd import MsdNetwork
-from models.heads.vispec import ImageAdaptor, VispecNetwork
+from models.heads.vision import ImageAdaptor, MsdNetwork, VispecNetwork
 from tests.conformance import heads
 
 pytestmark = pytest.mark.slow
