@@ -201,6 +201,9 @@ class Drafter(ABC):
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
 
+    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
+        """Prepare KV caches for a step of `num_levels` levels that may be replayed; called before `replay_key`."""
+
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """Return the host state that the kernels of `draft` and `commit` depend on in a step of `num_levels` levels;
         None if such a step cannot be replayed, see `decoding.scheduling.replay`. After a failed recording, in which no

@@ -295,7 +295,7 @@ class Engine:
         result = self._runner.run(self.method, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        copy = self._lanes.backend.copy_to_host(result.parts, result.packed)  # the step's only copy
+        copy = self._lanes.backend.copy_to_host(result.output, result.packed)  # the step's only copy
         launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched

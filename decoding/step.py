@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +28,25 @@ from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
 
 
-@dataclass(frozen=True)
-class HostStep:
-    """The result of a step as host lists, one entry per row.
+class StepOutput(NamedTuple):
+    """The output of a step on the device; `models.backends.host_copy` copies it to a `HostStep`.
 
     `tokens` and `logprobs` (b, D + 1) are defined up to `counts` (b,); `num_drafted` (b,) are the valid drafts;
     `relaxed` (b, D + 1) is as in `Verdict`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the next
     trees, None if unchanged.
     """
+
+    tokens: Tensor
+    logprobs: Tensor
+    counts: Tensor
+    num_drafted: Tensor
+    relaxed: Tensor
+    levels: Tensor | None
+    failed: Tensor | None
+
+
+class HostStep(NamedTuple):
+    """A `StepOutput` as host lists, one entry per row."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -47,13 +59,13 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step on the device: the fields of `HostStep` as tensors, and host times in seconds.
+    """The output of a step on the device, and host times in seconds.
 
-    `packed` has all parts in one tensor, see `models.backends.host_copy.pack`; None if they are not packed yet.
+    `packed` has the output in one tensor, see `models.backends.host_copy.pack`; None if it is not packed yet.
     `is_warm_up` is whether later steps of its kind are faster, because they are replayed.
     """
 
-    parts: tuple[Tensor | None, ...]
+    output: StepOutput
     started: float
     drafted: float
     verified: float
@@ -91,7 +103,7 @@ class StepInFlight:
     def wait(self, since_s: float) -> HostStep:
         """Wait for the step's output; `since_s` is when the previous step's output arrived, the earliest start."""
         began_s = time.perf_counter()
-        step = HostStep(*self.copy.read())
+        step = HostStep._make(self.copy.read())
         self.ended_s = time.perf_counter()
         self.seconds = self.ended_s - max(self.result.started, since_s)
         # The host's time between launch and wait belongs to other steps.
@@ -160,8 +172,8 @@ def run_step(
     levels = method.tree.commit(judgement, verdict)
     table.advance(slots, tokens, verdict.n)
     assert tree.num_drafted is not None
-    parts = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
-    return StepResult(parts, started, drafted, verified)
+    output = StepOutput(tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
+    return StepResult(output, started, drafted, verified)
 
 
 def grow_tree(

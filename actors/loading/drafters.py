@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from actors.loading.method import num_drafted_levels
 from configs.contexts import CaptionContext
 from configs.drafters import (
-    BlockDrafter,
     Eagle3Drafter,
     EagleDrafter,
     LayerSkipDrafter,
@@ -24,22 +21,18 @@ from configs.schema import CaptionJob, Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
 from models.backends.select import is_on, resolve_device
 from models.heads.block import BlockNetwork, BlockShape
-from models.heads.block_files import load_block, read_block_shape
-from models.heads.eagle import WEIGHT_NAMES as EAGLE_NAMES
-from models.heads.eagle import EagleNetwork, load_eagle, read_eagle_shape
+from models.heads.eagle import EagleNetwork
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape
 from models.heads.files import fingerprint, head_folder
-from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
-from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
-from models.heads.speculators import WEIGHT_NAMES as SPECULATORS_NAMES
-from models.heads.speculators import read_verifier
-from models.heads.vision_files import load_vision_head, read_vision_shape
+from models.heads.formats import FORMATS, MEDUSA
+from models.heads.loader import load_head as load
+from models.heads.loader import read_shape, read_verifier
+from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.vision import VisionShape
 from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
 from models.llamagen.condition import T5Condition, load_t5
-from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
-from models.llamagen.eagle3 import load_image_eagle3, read_image_eagle3_shape
+from models.llamagen.eagle import image_head
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
 from models.loading.checkpoints import CheckpointError, CheckpointRef
@@ -62,48 +55,27 @@ def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[Check
 
 def is_head(config: CaptionJob | SynthesizeJob) -> bool:
     """Return whether `model.drafter` is a head for the target, and not an independent model."""
-    heads = (EagleDrafter, Eagle3Drafter, VispecDrafter, MsdDrafter, MedusaDrafter, BlockDrafter)
-    return isinstance(config.method.drafting.drafter, heads)
+    return config.method.drafting.drafter.kind in FORMATS
 
 
 def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
     """Return a head's revision; raise ConfigError if it is unreadable, or does not fit the text target or the tree."""
-    hidden_size = target.get_text_config().hidden_size
-    names: Sequence[str] = MEDUSA_NAMES
-    kind = config.method.drafting.drafter
-    if isinstance(kind, Eagle3Drafter):
-        names = SPECULATORS_NAMES
-        num_layers = target.get_text_config().num_hidden_layers
-        eagle3 = read_at(WHERE, head, lambda ref: read_eagle3_shape(ref, num_layers))
-        _check_width(head.path, eagle3.target_hidden_size, hidden_size)
-        _check_tokens(head.path, eagle3.vocab_size, front_end)
-        _check_verifier(head, target)
-    elif isinstance(kind, BlockDrafter):
-        names = SPECULATORS_NAMES
-        num_layers = target.get_text_config().num_hidden_layers
-        _check_block(
-            config, head, read_at(WHERE, head, lambda ref: read_block_shape(ref, num_layers)), target, front_end
+    text = target.get_text_config()
+    kind = FORMATS[config.method.drafting.drafter.kind]
+    shape = read_at(WHERE, head, lambda ref: read_shape(kind, ref, text.num_hidden_layers))
+    if isinstance(shape, VisionShape) and not shape.is_for(target.model_type):
+        raise ConfigError(
+            f"{WHERE}: {head.path} was trained for {shape.model_type}, and the target is {target.model_type}; {ADVICE}"
         )
-    elif isinstance(kind, (VispecDrafter, MsdDrafter)):
-        names = EAGLE_NAMES
-        vision = read_at(WHERE, head, lambda ref: read_vision_shape(ref, kind.kind))
-        if not vision.is_for(target.model_type):
-            raise ConfigError(
-                f"{WHERE}: {head.path} was trained for {vision.model_type}, and the target is {target.model_type}; "
-                f"{ADVICE}"
-            )
-        _check_width(head.path, vision.eagle.llama.hidden_size, hidden_size)
-        _check_tokens(head.path, vision.eagle.llama.vocab_size, front_end)
-    elif isinstance(kind, EagleDrafter):
-        names = EAGLE_NAMES
-        eagle = read_at(WHERE, head, read_eagle_shape)
-        _check_width(head.path, eagle.llama.hidden_size, hidden_size)
-        _check_tokens(head.path, eagle.llama.vocab_size, front_end)
-    else:
-        medusa = read_at(WHERE, head, read_medusa_shape)
-        if medusa is not None:
-            _check_medusa(config, head.path, medusa, hidden_size, front_end)
-    return read_at(WHERE, head, lambda ref: fingerprint(head_folder(ref, names, weights=False), ref))
+    if shape is not None:
+        _check_fit(config, head.path, shape, text.hidden_size, front_end)
+    if isinstance(shape, BlockShape) and shape.vocab_size > text.vocab_size:
+        raise ConfigError(
+            f"{WHERE}: {head.path} has a vocabulary of {shape.vocab_size} tokens, and the target of "
+            f"{text.vocab_size}; {ADVICE}"
+        )
+    _check_verifier(head, target)
+    return read_at(WHERE, head, lambda ref: fingerprint(head_folder(ref, (), weights=False), ref))
 
 
 def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
@@ -114,16 +86,14 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
             f"method.drafter.kind: {kind.kind} heads are for models that read images, and the target writes images; "
             "take eagle, eagle3 or medusa"
         )
-    if isinstance(kind, EagleDrafter):
-        read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
-        return
-    if isinstance(kind, Eagle3Drafter):
-        read_at(WHERE, drafter, lambda ref: read_image_eagle3_shape(ref, target))
+    if isinstance(kind, (EagleDrafter, Eagle3Drafter)):
+        head = image_head(FORMATS[kind.kind], target)
+        read_at(WHERE, drafter, lambda ref: read_shape(head, ref, target.num_layers))
         return
     if isinstance(kind, MedusaDrafter):
-        heads = read_at(WHERE, drafter, read_medusa_shape)
+        heads = read_at(WHERE, drafter, lambda ref: read_shape(MEDUSA, ref))
         if heads is not None:
-            _check_medusa(config, drafter.path, heads, target.dim, target)
+            _check_fit(config, drafter.path, heads, target.dim, target)
         return
     shape = read_at(WHERE, drafter, read_gpt_shape)
     for name, what in (
@@ -169,35 +139,19 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     assert weights is not None
     if not is_on(weights.device, device):
         raise ConfigError(f"{WHERE}.device: a head runs where its target does, on {device}, not {weights.device}")
-    kind = config.method.drafting.drafter
-    if isinstance(kind, Eagle3Drafter):
-        return _load_eagle3(weights, target)
-    if isinstance(kind, BlockDrafter):
-        assert isinstance(target, Target), "the schema refuses block drafters for images"
-        num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
-        return read_at(WHERE, weights, lambda ref: load_block(ref, num_layers, weights.dtype, device))
-    if isinstance(kind, (VispecDrafter, MsdDrafter)):
-        embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
-        return read_at(WHERE, weights, lambda ref: load_vision_head(ref, kind.kind, embedding, weights.dtype, device))
-    if not isinstance(kind, EagleDrafter):
-        heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
-        tokens = target.front_end if isinstance(target, Target) else target.gpt.shape
-        _check_medusa(config, weights.path, heads.shape, target.hidden_size, tokens)
-        return heads
+    kind = FORMATS[config.method.drafting.drafter.kind]
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
-        return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
-    return read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
-
-
-def _load_eagle3(weights: Weights, target: Target | LlamaGenTarget) -> Eagle3Network:
-    if isinstance(target, LlamaGenTarget):
-        gpt, device = target.gpt, target.device
-        return read_at(WHERE, weights, lambda ref: load_image_eagle3(ref, gpt, weights.dtype, device))
-    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
-    num_layers: int = target.decoder.config.num_hidden_layers  # type: ignore[union-attr, assignment]
-    options = (num_layers, embedding, weights.dtype, target.device)
-    return read_at(WHERE, weights, lambda ref: load_eagle3(ref, *options))
+        num_layers, embedding = shape.num_layers, target.gpt.embed_tokens.weight
+        kind = image_head(kind, shape)
+    else:
+        decoder: Any = target.decoder
+        num_layers, embedding = decoder.config.num_hidden_layers, decoder.get_input_embeddings().weight
+    head: Head = read_at(WHERE, weights, lambda ref: load(kind, ref, weights.dtype, device, num_layers, embedding))
+    if isinstance(head, MedusaHeads):
+        tokens = target.front_end if isinstance(target, Target) else target.gpt.shape
+        _check_fit(config, weights.path, head.shape, target.hidden_size, tokens)
+    return head
 
 
 def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
@@ -212,47 +166,32 @@ def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Co
     return read_at(where, encoder, lambda ref: load_t5(ref, shape, *options))
 
 
-def _check_medusa(
-    config: CaptionJob | SynthesizeJob, path: str, heads: MedusaShape, hidden_size: int, tokens: FrontEnd | GptShape
+def _check_fit(
+    config: CaptionJob | SynthesizeJob, path: str, shape: Any, state_size: int, tokens: FrontEnd | GptShape
 ) -> None:
-    _check_width(path, heads.hidden_size, hidden_size)
+    """Check that a head reads the target's states, has its tokens, and drafts as deep as the tree."""
+    if shape.state_size != state_size:
+        raise ConfigError(
+            f"{WHERE}: {path} reads states of width {shape.state_size}, and the target's are {state_size} wide; "
+            f"{ADVICE}"
+        )
     if isinstance(tokens, FrontEnd):
-        _check_tokens(path, heads.vocab_size, tokens)
-    elif heads.vocab_size != tokens.vocab_size:
+        _check_tokens(path, shape.vocab_size, tokens)
+    elif shape.vocab_size != tokens.vocab_size:
         raise ConfigError(
-            f"{WHERE}: {path} knows {heads.vocab_size} codes, and the target {tokens.vocab_size}; {ADVICE}"
+            f"{WHERE}: {path} knows {shape.vocab_size} codes, and the target {tokens.vocab_size}; {ADVICE}"
         )
-    levels = num_drafted_levels(config.method, "medusa")
-    if levels > heads.num_heads:
-        raise ConfigError(
-            f"method.tree: it drafts {levels} levels deep, and model.drafter has {heads.num_heads} Medusa heads, one "
-            "per level; take a shallower tree"
-        )
-
-
-def _check_block(config: CaptionJob, head: Weights, shape: BlockShape, target: Any, front_end: FrontEnd) -> None:
-    text = target.get_text_config()
-    _check_width(head.path, shape.hidden_size, text.hidden_size)
-    _check_tokens(head.path, shape.vocab_size, front_end)
-    if shape.vocab_size > text.vocab_size:
-        raise ConfigError(
-            f"{WHERE}: {head.path} has a vocabulary of {shape.vocab_size} tokens, and the target of "
-            f"{text.vocab_size}; {ADVICE}"
-        )
-    _check_verifier(head, target)
-    levels = num_drafted_levels(config.method, "block")
-    if levels > shape.max_levels:
-        raise ConfigError(
-            f"method.tree: it drafts {levels} levels deep, and a block of model.drafter has {shape.max_levels} drafts; "
-            "take a shallower tree"
-        )
-
-
-def _check_width(path: str, width: int, needed: int) -> None:
-    if width != needed:
-        raise ConfigError(
-            f"{WHERE}: {path} reads states of width {width}, and the target's are {needed} wide; {ADVICE}"
-        )
+    if isinstance(shape, MedusaShape):
+        kind, most = "medusa", shape.num_heads
+        limit = f"model.drafter has {most} Medusa heads, one per level"
+    elif isinstance(shape, BlockShape):
+        kind, most = "block", shape.max_levels
+        limit = f"a block of model.drafter has {most} drafts"
+    else:
+        return
+    levels = num_drafted_levels(config.method, kind)
+    if levels > most:
+        raise ConfigError(f"method.tree: it drafts {levels} levels deep, and {limit}; take a shallower tree")
 
 
 def _check_verifier(head: Weights, target: Any) -> None:

@@ -1,17 +1,18 @@
 """Builds the parts of a method from its configuration.
 
-Each dictionary maps a `kind` to a constructor, whose parameters have the names of the section's keys.
+Each dictionary maps a `kind` to a constructor, whose parameters (except for drafters) have the names of the section's
+keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from actors.loading.vocabulary import slice_head, slice_medusa, slice_model
-from configs import drafters as choices
 from configs.acceptance import LanternAcceptance
 from configs.contexts import EnsembleChoice
 from configs.load import ConfigError
@@ -112,7 +113,8 @@ def build_method(
         rule = _build(ACCEPTANCES, config.acceptance)
     tree = build_tree(config)
     controller = make_controller(config.controller, tree)
-    drafter = _drafter(config, drafter_model, target, {} if corpora is None else corpora)
+    site = _Site(config.drafter, config.contexts, drafter_model, target, {} if corpora is None else corpora)
+    drafter = DRAFTERS[config.drafter.kind](site)
     if config.forced_tokens:
         drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
     return Method(drafter, tree, rule, controller)
@@ -174,47 +176,95 @@ def _build(family: dict[str, Callable[..., Any]], choice: Section) -> Any:
     return family[options.pop("kind")](**options)
 
 
-def _drafter(
-    config: MethodChoice, model: DrafterModel | None, target: TargetModel, corpora: dict[int, Corpus]
-) -> Drafter:
-    choice = config.drafter
-    merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
-    if isinstance(choice, choices.NoDrafter):
-        return NoDrafter()
-    if isinstance(choice, choices.GrammarDrafter):
-        return GrammarDrafter()  # type: ignore[return-value]
-    if isinstance(choice, choices.LookupDrafter):
-        return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
-    if isinstance(choice, choices.SuffixDrafter):
-        size = choice.max_corpus_tokens
-        return SuffixDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, corpora.setdefault(size, Corpus(size)))
-    if isinstance(choice, choices.JacobiDrafter):
-        assert choice.fill == "repeat" or target.grid is not None, "the schema allows 'above' for image models only"
-        return JacobiDrafter(target.grid if choice.fill == "above" else None)
-    if isinstance(choice, choices.LayerSkipDrafter):
-        head = None if choice.vocabulary is None else slice_head(target.head, choice.vocabulary, target)
-        return LayerSkipDrafter(choice.indices, head, merge)
-    if isinstance(choice, (choices.EagleDrafter, choices.VispecDrafter, choices.MsdDrafter)):
-        assert isinstance(model, EagleNetwork)
-        return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
-    if isinstance(choice, choices.Eagle3Drafter):
-        assert isinstance(model, Eagle3Network)
-        make = EagleDrafter if model.shape.mask_token_id is None else ParallelEagleDrafter
-        return make(model, model.output_layer(target.vocab_size), target.num_lanes, merge)
-    if isinstance(choice, choices.BlockDrafter):
-        assert isinstance(model, BlockNetwork)
-        embedding = model.embedding(target.decoder.get_input_embeddings())  # type: ignore[operator]
-        return BlockDrafter(model, embedding, model.output_layer(target.head, target.vocab_size))
-    if isinstance(choice, choices.MedusaDrafter):
-        assert isinstance(model, MedusaHeads)
-        return MedusaDrafter(slice_medusa(model, choice.vocabulary, target), target.num_lanes, merge)
-    assert model is not None, "the schema requires model.drafter for the drafter 'model'"
-    assert not isinstance(model, (FeatureStack, MedusaHeads, BlockNetwork))
-    contexts: list[Context] = [_build(CONTEXTS, context) for context in config.contexts]
-    if target.num_lanes > 1:
+@dataclass(frozen=True)
+class _Site:
+    """What a drafter is built from: its options, the method's contexts, its model if it has one, and the target."""
+
+    choice: Any
+    contexts: Sequence[Section]
+    model: Any
+    target: TargetModel
+    corpora: dict[int, Corpus]
+
+    @property
+    def merge(self) -> Merge:
+        return SingleLane() if self.target.num_lanes == 1 else Guided()
+
+
+def _lookup(site: _Site) -> Drafter:
+    choice = site.choice
+    return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+
+
+def _suffix(site: _Site) -> Drafter:
+    choice = site.choice
+    corpus = site.corpora.setdefault(choice.max_corpus_tokens, Corpus(choice.max_corpus_tokens))
+    return SuffixDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, corpus)
+
+
+def _jacobi(site: _Site) -> Drafter:
+    fill, grid = site.choice.fill, site.target.grid
+    assert fill == "repeat" or grid is not None, "the schema allows 'above' for image models only"
+    return JacobiDrafter(grid if fill == "above" else None)
+
+
+def _layer_skip(site: _Site) -> Drafter:
+    vocabulary = site.choice.vocabulary
+    head = None if vocabulary is None else slice_head(site.target.head, vocabulary, site.target)
+    return LayerSkipDrafter(site.choice.indices, head, site.merge)
+
+
+def _eagle(site: _Site) -> Drafter:
+    assert isinstance(site.model, EagleNetwork)
+    head = slice_head(site.target.head, site.choice.vocabulary, site.target)
+    return EagleDrafter(site.model, head, site.target.num_lanes, site.merge)
+
+
+def _eagle3(site: _Site) -> Drafter:
+    assert isinstance(site.model, Eagle3Network)
+    make = EagleDrafter if site.model.shape.mask_token_id is None else ParallelEagleDrafter
+    return make(site.model, site.model.output_layer(site.target.vocab_size), site.target.num_lanes, site.merge)
+
+
+def _block(site: _Site) -> Drafter:
+    assert isinstance(site.model, BlockNetwork)
+    embedding = site.model.embedding(site.target.decoder.get_input_embeddings())  # type: ignore[operator]
+    return BlockDrafter(site.model, embedding, site.model.output_layer(site.target.head, site.target.vocab_size))
+
+
+def _medusa(site: _Site) -> Drafter:
+    assert isinstance(site.model, MedusaHeads)
+    heads = slice_medusa(site.model, site.choice.vocabulary, site.target)
+    return MedusaDrafter(heads, site.target.num_lanes, site.merge)
+
+
+def _model(site: _Site) -> Drafter:
+    assert site.model is not None, "the schema requires model.drafter for the drafter 'model'"
+    assert not isinstance(site.model, (FeatureStack, MedusaHeads, BlockNetwork))
+    contexts: list[Context] = [_build(CONTEXTS, context) for context in site.contexts]
+    merge = site.merge
+    if site.target.num_lanes > 1:
         assert len(contexts) == 1, "the schema allows no ensemble for an image model"
         # The drafter of a guided target has the same lanes as the target.
         contexts.append(Unconditional())
     elif len(contexts) > 1:
-        merge = Ensemble(EnsembleOptions(**(choice.ensemble or EnsembleChoice()).model_dump()))
-    return ModelDrafter(slice_model(model, choice.vocabulary, target), contexts, target.vocab_size, merge)
+        merge = Ensemble(EnsembleOptions(**(site.choice.ensemble or EnsembleChoice()).model_dump()))
+    model = slice_model(site.model, site.choice.vocabulary, site.target)
+    return ModelDrafter(model, contexts, site.target.vocab_size, merge)
+
+
+DRAFTERS: dict[str, Callable[[_Site], Drafter]] = {
+    "none": lambda _: NoDrafter(),
+    "grammar": lambda _: GrammarDrafter(),  # type: ignore[dict-item, return-value]
+    "lookup": _lookup,
+    "suffix": _suffix,
+    "jacobi": _jacobi,
+    "layer_skip": _layer_skip,
+    "eagle": _eagle,
+    "vispec": _eagle,
+    "msd": _eagle,
+    "eagle3": _eagle3,
+    "block": _block,
+    "medusa": _medusa,
+    "model": _model,
+}

@@ -21,14 +21,11 @@ from configs.schema import Weights
 from configs.training import BlockHead, Eagle3Head, LayerCutHead, MedusaHead, TrainDrafterJob
 from models.backends.select import resolve_device
 from models.contract import TargetModel
-from models.heads.block_files import save_block
-from models.heads.eagle import save_eagle
-from models.heads.eagle3_files import save_eagle3
-from models.heads.medusa import save_medusa
 from models.heads.training.block_loss import BlockTask, fresh_block
 from models.heads.training.eagle3_loss import Eagle3Task, fresh_eagle3
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.heads.writer import save_block, save_eagle, save_eagle3, save_medusa
 from models.llamagen import checkpoints as gpt_files
 from models.llamagen.condition import check_t5
 from models.llamagen.eagle import image_eagle, image_eagle_shape, image_fields, pair_rotary, save_image_eagle

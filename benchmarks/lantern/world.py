@@ -19,11 +19,12 @@ from decoding.contracts import Method
 from models.contract import Condition
 from models.heads.eagle import EagleNetwork
 from models.heads.eagle3 import Eagle3Network
-from models.heads.medusa import MedusaHeads, load_medusa
+from models.heads.formats import FORMATS
+from models.heads.loader import load_head
+from models.heads.medusa import MedusaHeads
 from models.llamagen.checkpoints import load_gpt, revision_of
 from models.llamagen.condition import T5Condition, load_t5
-from models.llamagen.eagle import load_image_eagle
-from models.llamagen.eagle3 import load_image_eagle3
+from models.llamagen.eagle import image_head
 from models.llamagen.gpt import Gpt
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
@@ -164,13 +165,9 @@ def load_world(kind: str, num_images: int, seed: int) -> World:
 
 def _load_drafter(kind: str, folder: Path, gpt: Gpt) -> tuple[Drafter, str]:
     ref = CheckpointRef(str(folder))
-    model: Drafter
-    if kind == "eagle":
-        model = load_image_eagle(ref, gpt.shape, "float32", _CPU)
-    elif kind == "eagle3":
-        model = load_image_eagle3(ref, gpt, "float32", _CPU)
-    elif kind == "medusa":
-        model = load_medusa(ref, "float32", _CPU)
+    if kind in FORMATS:
+        head, embedding = image_head(FORMATS[kind], gpt.shape), gpt.embed_tokens.weight
+        model: Drafter = load_head(head, ref, "float32", _CPU, gpt.shape.num_layers, embedding)
     else:
         model = LlamaGenTarget(load_gpt(ref, "float32", _CPU), name=folder.name)
     return model, revision_of(ref)

@@ -84,6 +84,10 @@ class BlockDrafter(Drafter):
         positions = torch.arange(tokens.shape[0], device=projected.device)
         return Prefix(tokens, projected, positions, torch.zeros_like(probe.prefix.visual)).of((id(probe),))
 
+    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels:
+            self.lanes.prepare_replay(slots)
+
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         return self._missed.replay_key(slots, num_levels, self.lanes)
 

@@ -107,6 +107,10 @@ class EagleDrafter(Drafter):
         # Samples with equal prompts share their probe, and differ only in the first generated token.
         return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
 
+    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels:
+            self.lanes.prepare_replay(slots)
+
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         return self._missed.replay_key(slots, num_levels, self.lanes)
 

@@ -34,14 +34,14 @@ class MedusaDrafter(Drafter):
 
     def open(self, spec: EngineSpec) -> None:
         shape = self.heads.shape
-        assert spec.hidden_size == shape.hidden_size, (spec.hidden_size, shape.hidden_size)
+        assert spec.hidden_size == shape.state_size, (spec.hidden_size, shape.state_size)
         assert spec.max_levels <= shape.num_heads, (
             f"a tree of {spec.max_levels} levels needs as many heads, not {shape.num_heads}"
         )
         self._vocab_size = spec.vocab_size
         self.merge.open(spec, self.num_lanes)
         weight = next(self.heads.parameters())
-        self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.hidden_size)
+        self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.state_size)
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         states = [probe.features[:, -1] for probe in probes if probe.features is not None]

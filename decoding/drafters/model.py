@@ -98,6 +98,10 @@ class ModelDrafter(Drafter):
         self.lanes.empty(slots)
         self._skipped |= set(slots.ids)
 
+    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels:
+            self.lanes.prepare_replay(slots)
+
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
         """See `Drafter.replay_key`; steps that catch up on missed tokens have none."""
         most = max(self._most_pending[slot] for slot in slots.ids)

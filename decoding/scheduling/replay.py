@@ -20,7 +20,7 @@ from torch import Tensor
 from decoding.contracts import Method
 from decoding.sampling import RowSampling
 from decoding.scheduling.slots import SlotTable
-from decoding.step import StepResult, run_step
+from decoding.step import StepOutput, StepResult, run_step
 from models.backends.host_copy import pack
 from models.backends.layers import first_lines
 from models.kv.lanes import LaneModel, SlotBatch
@@ -43,11 +43,11 @@ Key = tuple[Hashable, ...]
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded step: its slot numbers (b,) and outputs, which every replay reads and writes in place, and the number
+    """A recorded step: its slot numbers (b,) and output, which every replay reads and writes in place, and the number
     of drafter forwards."""
 
     index: Tensor
-    parts: tuple[Tensor | None, ...]
+    output: StepOutput
     packed: Tensor
     num_forwards: int
     replay: Callable[[], None]
@@ -73,7 +73,7 @@ class StepRunner:
     def run(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
         """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
         run = partial(run_step, method, self.lanes, self.table, slots, rows, num_levels)
-        if self.recorder is None or (key := self._key_of(method, slots, rows, num_levels)) is None:
+        if self.recorder is None or (key := self._prepare(method, slots, rows, num_levels)) is None:
             return run()
         if (one := self._recordings.get(key)) is not None:
             started = time.perf_counter()
@@ -82,7 +82,7 @@ class StepRunner:
             one.replay()
             method.drafter.count_forwards(one.num_forwards)
             method.drafter.replayed(slots, num_levels)
-            return StepResult(one.parts, started, started, time.perf_counter(), one.packed)
+            return StepResult(one.output, started, started, time.perf_counter(), one.packed)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1
@@ -93,13 +93,15 @@ class StepRunner:
         launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
         return replace(launched, is_warm_up=True)
 
-    def _key_of(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
-        """Return the key of a step, None if it cannot be recorded."""
+    def _prepare(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
+        """Prepare KV caches for a step, and return its key; None if it cannot be recorded."""
         if self.table.constraints.applies(slots.ids):
             return None
         num_nodes = method.tree.max_nodes if num_levels else 1
         if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
+        self.lanes.prepare_replay(slots)
+        method.drafter.prepare_replay(slots, num_levels)
         parts = (
             self.lanes.replay_key(slots),
             method.drafter.replay_key(slots, num_levels),
@@ -124,13 +126,13 @@ class StepRunner:
         started, before = time.perf_counter(), method.drafter.num_forwards
         own = replace(slots, index=slots.index.clone())
 
-        def step() -> tuple[tuple[Tensor | None, ...], Tensor]:
+        def step() -> tuple[StepOutput, Tensor]:
             read = self.table.read_again(own, rows)
-            parts = run_step(method, self.lanes, self.table, own, read, num_levels).parts
-            return parts, pack(parts)
+            output = run_step(method, self.lanes, self.table, own, read, num_levels).output
+            return output, pack(output)
 
         try:
-            (parts, packed), replay = self.recorder.record(step)
+            (output, packed), replay = self.recorder.record(step)
         except Exception as error:  # failed captures have no common type, and change nothing on the device
             logger.warning(
                 "steps are launched kernel by kernel, which is slower: this method cannot be recorded: %s",
@@ -139,6 +141,6 @@ class StepRunner:
             self.recorder = None
             method.drafter.count_forwards(before - method.drafter.num_forwards)
             return run_step(method, self.lanes, self.table, slots, rows, num_levels)
-        self._recordings[key] = Recording(own.index, parts, packed, method.drafter.num_forwards - before, replay)
+        self._recordings[key] = Recording(own.index, output, packed, method.drafter.num_forwards - before, replay)
         replay()
-        return StepResult(parts, started, started, time.perf_counter(), packed, is_warm_up=True)
+        return StepResult(output, started, started, time.perf_counter(), packed, is_warm_up=True)

@@ -24,7 +24,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from models.backends.attention import AttentionStep, mask_bias
-from models.heads.eagle import LlamaStack
+from models.heads.eagle import DecoderShape, LlamaStack
 from models.loading.vocabulary import SlicedHead
 
 
@@ -55,7 +55,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class BlockShape:
+class BlockShape(DecoderShape):
     """Configuration of a block drafter.
 
     `layers` configures the decoder layers, whose `views` restrict attention; without them, every layer reads
@@ -72,14 +72,6 @@ class BlockShape:
     has_embedding: bool = False
     has_head: bool = False
     views: tuple[View, ...] = ()
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layers.hidden_size)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.layers.vocab_size)
 
     @property
     def max_levels(self) -> int:

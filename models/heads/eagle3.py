@@ -18,12 +18,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from models.heads.eagle import FeatureStack
+from models.heads.eagle import DecoderShape, FeatureStack
 from models.loading.vocabulary import SlicedHead
 
 
 @dataclass(frozen=True)
-class Eagle3Shape:
+class Eagle3Shape(DecoderShape):
     """Configuration of an EAGLE-3 network.
 
     `layers` configures the decoder layers, of Llama or Qwen3. `feature_layers` are indices as for
@@ -33,7 +33,6 @@ class Eagle3Shape:
     pairs of each rotary axis; empty for one axis. `mask_token_id` is that of P-EAGLE; None for other heads.
     """
 
-    layers: LlamaConfig
     draft_vocab_size: int
     target_hidden_size: int
     feature_layers: tuple[int, ...]
@@ -45,12 +44,8 @@ class Eagle3Shape:
     mask_token_id: int | None = None
 
     @property
-    def vocab_size(self) -> int:
-        return int(self.layers.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layers.hidden_size)
+    def state_size(self) -> int:
+        return self.target_hidden_size
 
     @property
     def num_features(self) -> int:

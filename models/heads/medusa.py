@@ -1,4 +1,4 @@
-"""Define Medusa heads, which predict tokens at several distances from one hidden state, and read and write their files.
+"""Define Medusa heads, which predict tokens at several distances from one hidden state.
 
 Head i consists of residual blocks x + SiLU(W x + b) and a linear layer to the vocabulary. From the state of token t it
 predicts token t + 2 + i. Cai et al. 2024 (arXiv 2401.10774), equation 1.
@@ -6,24 +6,11 @@ predicts token t + 2 + i. Cai et al. 2024 (arXiv 2401.10774), equation 1.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from models.heads import files
-from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
-
-WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
-_PREFIX = "medusa_head."
-"""Prefix of tensor names of the heads in files of a whole model (Medusa-2)."""
-_Value = TypeVar("_Value")
-_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
 @dataclass(frozen=True)
@@ -32,23 +19,8 @@ class MedusaShape:
 
     num_heads: int
     num_blocks: int
-    hidden_size: int
+    state_size: int
     vocab_size: int
-
-    @staticmethod
-    def of(shapes: Mapping[str, tuple[int, ...]], where: str) -> MedusaShape:
-        """Infer the sizes from names and shapes of a weight file; raises CheckpointError if they do not fit."""
-        blocks = [tuple(map(int, match.groups())) for name in shapes if (match := _BLOCK.fullmatch(name))]
-        if not blocks:
-            raise CheckpointError(f"{where}: it holds no tensor named like 0.0.linear.weight, so no Medusa head")
-        num_heads, num_blocks = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
-        last = shapes.get(f"0.{num_blocks}.weight", ())
-        if len(last) != 2:
-            raise CheckpointError(f"{where}: head 0 has {num_blocks} block(s), so 0.{num_blocks}.weight must be (V, D)")
-        found = MedusaShape(num_heads, num_blocks, last[1], last[0])
-        with torch.device("meta"):
-            files.expect_shapes(where, shapes, files.shapes_of(MedusaHeads(found).state_dict()))
-        return found
 
 
 class ResBlock(nn.Module):
@@ -69,8 +41,8 @@ class MedusaHeads(nn.ModuleList):
     def __init__(self, shape: MedusaShape) -> None:
         super().__init__(
             nn.Sequential(
-                *(ResBlock(shape.hidden_size) for _ in range(shape.num_blocks)),
-                nn.Linear(shape.hidden_size, shape.vocab_size, bias=False),
+                *(ResBlock(shape.state_size) for _ in range(shape.num_blocks)),
+                nn.Linear(shape.state_size, shape.vocab_size, bias=False),
             )
             for _ in range(shape.num_heads)
         )
@@ -89,34 +61,3 @@ class MedusaHeads(nn.ModuleList):
         block = self[head]
         out: Tensor = block(hidden.to(next(block.parameters()).dtype))
         return out.float()
-
-
-def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
-    """Read the sizes of the heads in a local folder from file headers; None for a hub id, checked by `load_medusa`."""
-    folder = files.head_folder(ref, WEIGHT_NAMES, weights=False)
-    if not ref.is_folder:
-        return None
-    return MedusaShape.of(_own(files.read_shapes(files.weight_file(folder, WEIGHT_NAMES))), ref.path)
-
-
-def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
-    """Load all heads in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
-    folder = files.head_folder(ref, WEIGHT_NAMES[:2])
-    weights = _own(files.read_tensors(files.weight_file(folder, WEIGHT_NAMES)))
-    shape = MedusaShape.of(files.shapes_of(weights), ref.path)
-    heads = MedusaHeads(shape)
-    heads.load_state_dict(weights, strict=True)
-    heads.to(device=device, dtype=DTYPES.get(dtype, weights["0.0.linear.weight"].dtype))
-    return heads.requires_grad_(False).eval()
-
-
-def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `medusa_lm_head.pt` in the format of public checkpoints."""
-    config = {"medusa_num_heads": heads.shape.num_heads, "medusa_num_layers": heads.shape.num_blocks}
-    files.write_checkpoint(folder, config, heads.state_dict(), dtype, "medusa_lm_head.pt")
-
-
-def _own(found: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Select the tensors of the heads and remove the prefix of their names in whole-model files."""
-    inside = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
-    return inside or dict(found)

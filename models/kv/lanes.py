@@ -269,13 +269,19 @@ class LaneModel:
         """Whether forwards are replayed as CUDA graphs."""
         return self._run.is_captured
 
+    def prepare_replay(self, slots: SlotBatch) -> None:
+        """Do what the forwards of a replayed step leave out: move the slots to the leading blocks, and count the KV
+        positions that the step uses."""
+        if self.cache.is_made:
+            self._window(slots, self._most_scratch)
+            self._lead(slots)
+
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
-        """Prepare the slots for a step that is recorded or replayed, and return the host state that the kernels of its
-        forwards and commits depend on; None if they depend on the lengths of rows."""
+        """Return the host state that the kernels of forwards and commits depend on after `prepare_replay`; None if they
+        depend on the lengths of rows."""
         if not self.cache.is_made or self.backend.reads_windows(self.cache):
             return None
-        self._window(slots, self._most_scratch)
-        return self._lead(slots), self.axes is None, self._num_temporary
+        return self._are_leading(slots), self.axes is None, self._num_temporary
 
     def _lead(self, slots: SlotBatch) -> bool:
         """Move the slots to the leading blocks; returns whether their order there differs from the batch."""

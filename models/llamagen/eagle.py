@@ -1,4 +1,6 @@
-"""Load and save EAGLE heads for LlamaGen: `models.heads.eagle` with 2D rotary positions, in LANTERN's file format.
+"""EAGLE and EAGLE-3 heads for LlamaGen: the networks of `models.heads` with 2D rotary positions.
+
+EAGLE-1/2 heads have LANTERN's file format.
 
 Jang et al. 2024 (arXiv 2410.03355).
 """
@@ -6,17 +8,22 @@ Jang et al. 2024 (arXiv 2410.03355).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.heads.eagle import WEIGHT_NAMES, EagleNetwork, EagleShape, load_eagle, read_eagle_shape, save_eagle
-from models.heads.files import head_folder, read_json
+from models.heads.config import HeadConfig
+from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.eagle3 import Eagle3Shape
+from models.heads.formats import EAGLE, MEDUSA
+from models.heads.loader import HeadFormat
+from models.heads.writer import save_eagle
 from models.llamagen.rotary import GridRotary, join_pairs, split_pairs
 from models.llamagen.shape import GptShape
-from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.loading.checkpoints import CheckpointError
 
 # LANTERN's `input_type` determines condition and grid.
 _INPUT_TYPES: dict[str, dict[str, Any]] = {
@@ -30,7 +37,7 @@ def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
     """Create an initialized network that drafts for a GPT of shape `gpt`; raises ValueError if it does not fit."""
     if problem := _misfit(shape, gpt):
         raise ValueError(problem)
-    return EagleNetwork(shape, pair_rotary(gpt, shape.llama.head_dim))
+    return EagleNetwork(shape, pair_rotary(gpt, shape.layers.head_dim))
 
 
 def image_eagle_shape(gpt: GptShape) -> EagleShape:
@@ -47,23 +54,26 @@ def image_eagle_shape(gpt: GptShape) -> EagleShape:
     return EagleShape.of(config, "the drafter")
 
 
-def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
-    """Read the shape of a drafter; raises CheckpointError if it does not fit a GPT of shape `gpt`."""
-    shape = read_eagle_shape(ref)
-    config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
-    if problem := _misfit(shape, gpt) or other_image(config, gpt):
-        raise CheckpointError(f"{ref.path}: {problem}; take a drafter that was trained for this target")
-    return shape
+def image_head(kind: HeadFormat[Any, Any], gpt: GptShape) -> HeadFormat[Any, Any]:
+    """Return the format of heads of a `kind` for a GPT of shape `gpt`; Medusa heads have one for all targets.
 
-
-def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device) -> EagleNetwork:
-    """Load a drafter in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-
-    The token embedding comes from the file, not from the target.
+    That of EAGLE heads refuses those that do not fit the GPT, or have other images. The weights of EAGLE-1/2 have
+    LANTERN's order.
     """
-    shape = read_image_eagle_shape(ref, gpt)
-    rotary = pair_rotary(gpt, shape.llama.head_dim)
-    return load_eagle(ref, dtype, device, rotary, lambda tensors: _arrange(tensors, shape, split_pairs))
+    if kind is MEDUSA:
+        return kind
+
+    def read(config: HeadConfig, num_target_layers: int) -> Any:
+        shape = kind.read(config, num_target_layers)
+        if problem := _misfit(shape, gpt) or _other_image(config, gpt):
+            raise CheckpointError(f"{config.path}: {problem}; take a drafter that was trained for this target")
+        return shape
+
+    def arrange(shape: EagleShape, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return _arrange(tensors, shape, split_pairs)
+
+    network = lambda shape: kind.network(shape, pair_rotary(gpt, shape.layers.head_dim))  # noqa: E731
+    return replace(kind, read=read, network=network, arrange=arrange if kind is EAGLE else kind.arrange)
 
 
 def save_image_eagle(network: EagleNetwork, gpt: GptShape, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -87,29 +97,26 @@ def _arrange(
 ) -> dict[str, Tensor]:
     """Reorder the rotary pairs of query and key projections with `order`; other tensors are unchanged."""
     query, key = "layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj."
-    num_heads = {query: shape.llama.num_attention_heads, key: shape.llama.num_key_value_heads}
+    num_heads = {query: shape.layers.num_attention_heads, key: shape.layers.num_key_value_heads}
     return {
         name: order(value, num_heads[name[: len(query)]]) if name.startswith((query, key)) else value
         for name, value in tensors.items()
     }
 
 
-def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
-    llama = shape.llama
-    if llama.hidden_size != gpt.dim:
-        return f"it reads states of width {llama.hidden_size}, and the target's are {gpt.dim} wide"
-    if llama.vocab_size != gpt.vocab_size:
-        return f"it knows {llama.vocab_size} codes, and the target {gpt.vocab_size}"
-    if llama.head_dim % 4:
-        return f"its heads have {llama.head_dim} dimensions, which rows and columns cannot share in pairs"
+def _misfit(shape: EagleShape | Eagle3Shape, gpt: GptShape) -> str | None:
+    if shape.state_size != gpt.dim:
+        return f"it reads states of width {shape.state_size}, and the target's are {gpt.dim} wide"
+    if shape.vocab_size != gpt.vocab_size:
+        return f"it knows {shape.vocab_size} codes, and the target {gpt.vocab_size}"
+    if shape.layers.head_dim % 4:
+        return f"its heads have {shape.layers.head_dim} dimensions, which rows and columns cannot share in pairs"
     return None
 
 
-def other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
+def _other_image(config: HeadConfig, gpt: GptShape) -> str | None:
     """Return why the image fields of `config.json` differ from the target's; None if all present fields are equal."""
-    given: dict[str, Any] = {
-        name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config
-    }
+    given = {name: config[name] for name in image_fields(gpt) if name in config}
     stated = given or _INPUT_TYPES.get(config.get("input_type", ""), {})
     for name, value in stated.items():
         if value != getattr(gpt, name):

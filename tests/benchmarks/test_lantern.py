@@ -76,7 +76,7 @@ def world(kind: str) -> World:
     if kind == "text":
         drafters["eagle3"] = (images.eagle3_network(target), "")
         torch.manual_seed(1)
-        shape = MedusaShape(num_heads=3, num_blocks=1, hidden_size=32, vocab_size=images.CODES)
+        shape = MedusaShape(num_heads=3, num_blocks=1, state_size=32, vocab_size=images.CODES)
         drafters["medusa"] = (MedusaHeads(shape).eval().requires_grad_(False), "heads")
         drafters["model"] = (images.target(kind, noise=0.1), "smaller")
     judge: Any = ToyJudge()

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from decoding.drafters import EagleDrafter
 from models.heads.eagle import FeatureStack
-from models.heads.msd import MsdNetwork
-from models.heads.vispec import VispecNetwork
+from models.heads.vision import MsdNetwork, VispecNetwork
 from tests.conformance import heads, planted
 from tests.conformance.planted import Patch
 

@@ -41,8 +41,7 @@ from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
 from models.heads.medusa import MedusaHeads, MedusaShape
-from models.heads.msd import MsdNetwork
-from models.heads.vispec import VispecNetwork
+from models.heads.vision import MsdNetwork, VispecNetwork
 from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
@@ -168,7 +167,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
     for check in ("check_decoder", "prove"):
         monkeypatch.setattr(f"models.target.{check}", lambda *_: None)
     # The prefill of this head reads the places of visual tokens; here they are known.
-    monkeypatch.setattr("models.heads.vispec.visual_runs", lambda _: [(0, 1)])
+    monkeypatch.setattr("models.heads.vision.visual_runs", lambda _: [(0, 1)])
     make_drafter, make_tree, make_rule = METHODS[name]
     tokenizer = toys.front_end("llama")
     policy, rule = make_tree(), make_rule()
@@ -215,9 +214,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
             # Copies of the first step are cached.
             with NothingFromTheHost() if number else nullcontext():
                 result = run_step(method, lanes, table, slots, rows, num_levels)
-        tokens, _, n, *_ = result.parts
-        assert tokens is not None
-        assert n is not None
+        tokens, n = result.output.tokens, result.output.counts
         assert tokens.shape[0] == 3
         assert n.shape == (3,)
         with pytest.raises(Exception, match=r"DataDependent|data-dependent|_local_scalar_dense|aten"):

@@ -10,22 +10,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.heads.eagle import EagleNetwork, EagleShape, FeatureStack
-from models.heads.msd import MsdNetwork
-from models.heads.vispec import VispecNetwork
+from models.heads.vision import MsdNetwork, VispecNetwork
 
 NUM_QUERIES = 3
 
 
 def msd(network: EagleNetwork) -> MsdNetwork:
     """An MSD head with the weights of an EAGLE head."""
-    made = MsdNetwork(replace(network.shape, llama=copy.deepcopy(network.shape.llama)))
+    made = MsdNetwork(replace(network.shape, layers=copy.deepcopy(network.shape.layers)))
     made.load_state_dict(network.state_dict())
     return made.requires_grad_(False)
 
 
 def qwen_msd(network: EagleNetwork) -> MsdNetwork:
     """The same with the norm and the biases of a Qwen layer."""
-    shape = replace(network.shape, llama=copy.deepcopy(network.shape.llama), qkv_bias=True, input_norm=True)
+    shape = replace(network.shape, layers=copy.deepcopy(network.shape.layers), qkv_bias=True, input_norm=True)
     made = MsdNetwork(shape)
     made.load_state_dict(made.state_dict() | network.state_dict())
     return made.requires_grad_(False)
@@ -39,7 +38,7 @@ def resized(**sizes: int) -> VispecNetwork:
 
 def vispec(network: EagleNetwork) -> VispecNetwork:
     """A ViSpec head with the weights of an EAGLE head, and a random adaptor, which changes drafts a little."""
-    made = VispecNetwork(replace(network.shape, llama=copy.deepcopy(network.shape.llama)), NUM_QUERIES)
+    made = VispecNetwork(replace(network.shape, layers=copy.deepcopy(network.shape.layers)), NUM_QUERIES)
     generator = torch.Generator().manual_seed(8)
     own = {
         name: torch.randn(value.shape, generator=generator) * 0.2

@@ -7,25 +7,25 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from decoding.step import HostStep, StepResult
+from decoding.step import HostStep, StepOutput, StepResult
 from models.backends.base import REFERENCE
 from models.backends.cpu.backend import CpuBackend
 from models.backends.host_copy import PackedCopy
 
 
 def by_packed_copy(step: StepResult) -> HostStep:
-    copy = REFERENCE.copy_to_host(step.parts)
+    copy = REFERENCE.copy_to_host(step.output)
     assert isinstance(copy, PackedCopy)
-    return HostStep(*copy.read())
+    return HostStep._make(copy.read())
 
 
 def at_once(step: StepResult) -> HostStep:
-    copy = CpuBackend().copy_to_host(step.parts)
+    copy = CpuBackend().copy_to_host(step.output)
     # Later steps overwrite the tensors.
-    counts = step.parts[2]
+    counts = step.output.counts
     assert counts is not None
     counts.add_(7)
-    found = HostStep(*copy.read())
+    found = HostStep._make(copy.read())
     counts.sub_(7)
     return found
 
@@ -41,7 +41,7 @@ def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult],
     relaxed = torch.tensor([[False, True], [False, False]])
     levels = torch.tensor([5, 1]) if has_levels else None
     failed = torch.tensor([True, False])
-    step = read(StepResult((tokens, logprobs, n, drafted, relaxed, levels, failed), 0.0, 0.0, 0.0))
+    step = read(StepResult(StepOutput(tokens, logprobs, n, drafted, relaxed, levels, failed), 0.0, 0.0, 0.0))
     assert step.tokens == [[3, 2**40 + 1], [0, -1]]
     assert step.logprobs == logprobs.tolist()
     assert (step.counts, step.num_drafted) == ([2, 1], [4, 0])
@@ -49,4 +49,6 @@ def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult],
     assert all(value is True or value is False for row in step.relaxed for value in row)
     assert step.levels == ([5, 1] if has_levels else None)
     assert step.failed == [True, False]
-    assert read(StepResult((tokens, logprobs, n, drafted, relaxed, levels, None), 0.0, 0.0, 0.0)).failed is None
+    assert (
+        read(StepResult(StepOutput(tokens, logprobs, n, drafted, relaxed, levels, None), 0.0, 0.0, 0.0)).failed is None
+    )

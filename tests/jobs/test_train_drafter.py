@@ -29,9 +29,11 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
+from models.heads.formats import EAGLE
+from models.heads.loader import load_head
 from models.heads.training.trainer import Trainer
 from models.llamagen.checkpoints import save_gpt
-from models.llamagen.eagle import load_image_eagle
+from models.llamagen.eagle import image_head
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import save_vq
@@ -275,7 +277,7 @@ def test_a_head_for_images_is_taught_in_both_lanes_and_drafts_at_once(
     assert found["left_out"].items() <= wrong.items()
     assert (found["num_held_out_rows"], found["num_decoded"]) == (3, 2)
     target = image_toys.target(kind)
-    head = load_image_eagle(CheckpointRef(str(out)), target.gpt.shape, "auto", torch.device("cpu"))
+    head = load_head(image_head(EAGLE, target.gpt.shape), CheckpointRef(str(out)), "auto", torch.device("cpu"))
     assert torch.equal(head.embed_tokens.weight, target.gpt.embed_tokens.weight)
 
 

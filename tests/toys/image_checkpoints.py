@@ -12,7 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
+from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.writer import save_medusa
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import save_image_eagle
 from models.llamagen.shape import VqShape

@@ -12,12 +12,14 @@ import torch
 
 from configs.load import load_job
 from configs.training import TrainDrafterJob
+from models.heads.formats import EAGLE
+from models.heads.loader import load_head
 from models.heads.training.losses import EagleTask
 from models.heads.training.teacher import make_training_sample
 from models.heads.training.trainer import count_right
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.condition import load_t5
-from models.llamagen.eagle import load_image_eagle
+from models.llamagen.eagle import image_head
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
@@ -66,7 +68,7 @@ def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind:
     for row in draw_rows(vq, kind, "held_out", 6, 5):
         lanes = target.encode_lanes(row["prompt"], (), row.get("label"))
         training_samples.append(make_training_sample(target, lanes[0], row["codes"], 1))
-    head = load_image_eagle(CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), gpt.shape, "float32", CPU)
+    head = load_head(image_head(EAGLE, gpt.shape), CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), "float32", CPU)
     first, three, total = count_right(EagleTask(head, gpt.output), target, training_samples)
     assert total == 6 * 143
     assert first / total == pytest.approx(training_record(name)["measured"]["top1_accuracy"], abs=0.06)

@@ -16,7 +16,7 @@ from transformers import Qwen3Config
 
 from models.contract import TargetModel
 from models.heads.block import BlockNetwork, BlockShape
-from models.heads.eagle import LAYER_FIELDS
+from models.heads.config import LAYER_FIELDS
 from models.heads.training.chunks import sum_in_chunks
 from models.heads.training.eagle3_loss import IMPLEMENTATION, EarlierPairs, default_feature_layers, final_norm
 from models.heads.training.losses import HeadTask, width_of
@@ -126,7 +126,7 @@ def fresh_block(
     The embedding and the output layer are the target's. `mask_token_id` is a token that no answer has.
     """
     config: Any = target.decoder.config
-    fields = {name: getattr(config, name, None) for name in LAYER_FIELDS if name not in ("mlp_bias", "vocab_size")}
+    fields = {name: getattr(config, name, None) for name in LAYER_FIELDS}
     rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
     embedding: Any = target.decoder.get_input_embeddings()  # type: ignore[operator]
     chosen = {name: value for name, value in fields.items() if value is not None}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig
 
 from models.contract import TargetModel
-from models.heads.eagle import LAYER_FIELDS
+from models.heads.config import LAYER_FIELDS
 from models.heads.eagle3 import Eagle3Network, Eagle3Shape
 from models.heads.training.chunks import sum_in_chunks
 from models.heads.training.losses import HeadTask

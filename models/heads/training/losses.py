@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.contract import TargetModel
-from models.heads.eagle import LAYER_FIELDS, EagleNetwork, EagleShape
+from models.heads.config import LAYER_FIELDS
+from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.training.chunks import sum_in_chunks
 from models.heads.training.teacher import States

@@ -16,12 +16,11 @@ from configs.load import ConfigError
 from configs.schema import CaptionJob
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from models.backends.select import is_on
-from models.heads.eagle import save_eagle
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_files import save_eagle3
-from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
+from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.training.eagle3_loss import fresh_eagle3
 from models.heads.training.losses import fresh_eagle
+from models.heads.writer import save_eagle, save_eagle3, save_medusa
 from tests import toys
 from tests.conformance import checks
 
@@ -157,7 +156,7 @@ def short(folder: Path) -> None:
             lambda folder: save_third(folder, (), feature_layers=(1, 7)),
             "names the target's state 7, and the target has 2 layers",
         ),
-        ("eagle", lambda folder: save_third(folder, ()), "EAGLE-1/2|config.json must give"),
+        ("eagle", lambda folder: save_third(folder, ()), "EAGLE-1/2|config.json: it must give"),
     ],
 )
 def test_a_head_for_another_target_is_refused_before_anything_starts(

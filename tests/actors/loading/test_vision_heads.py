@@ -17,9 +17,8 @@ from configs.synthesis import SynthesizeJob
 from decoding.drafters import EagleDrafter
 from models.heads.eagle import EagleNetwork
 from models.heads.files import write_checkpoint
-from models.heads.msd import MsdNetwork
 from models.heads.training.losses import fresh_eagle
-from models.heads.vispec import VispecNetwork
+from models.heads.vision import MsdNetwork, VispecNetwork
 from models.loading.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import checks, vision_heads
@@ -34,7 +33,7 @@ FIELDS = (
 
 def write(folder: Path, network: EagleNetwork, model_type: str, **changes: Any) -> None:
     """Write a head in the layout of the public code; `changes` are for the tensors."""
-    config = {name: getattr(network.shape.llama, name) for name in FIELDS}
+    config = {name: getattr(network.shape.layers, name) for name in FIELDS}
     config |= {"model_type": model_type, "qkv_bias": network.shape.qkv_bias}
     write_checkpoint(folder, config, network.state_dict() | changes, None)
 

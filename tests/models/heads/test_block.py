@@ -18,7 +18,8 @@ from torch import Tensor
 
 from models.backends.attention import DecoderRunner
 from models.heads.block import BlockNetwork, View
-from models.heads.block_files import load_block, read_block_shape
+from models.heads.formats import BLOCK
+from models.heads.loader import load_head, read_shape
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointError, CheckpointRef
@@ -31,7 +32,7 @@ VOCAB = 64
 
 
 def load(folder: Path) -> BlockNetwork:
-    return load_block(CheckpointRef(str(folder)), NUM_TARGET_LAYERS, "float32", CPU)
+    return load_head(BLOCK, CheckpointRef(str(folder)), "float32", CPU, NUM_TARGET_LAYERS)
 
 
 def batch(num_generated: int) -> SlotBatch:
@@ -150,7 +151,7 @@ def test_a_file_that_does_not_fit_is_refused_when_its_shape_is_read(
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in tensors.items()}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=reason):
-        read_block_shape(CheckpointRef(str(tmp_path)), NUM_TARGET_LAYERS)
+        read_shape(BLOCK, CheckpointRef(str(tmp_path)), NUM_TARGET_LAYERS)
     with pytest.raises(CheckpointError, match=reason):
         load(tmp_path)
 
@@ -239,6 +240,6 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_weights_keep_their_type_unless_another_is_asked_for(dtype: str) -> None:
-    network = load_block(CheckpointRef(str(RECORDED / DFLASH)), NUM_TARGET_LAYERS, dtype, CPU)
+    network = load_head(BLOCK, CheckpointRef(str(RECORDED / DFLASH)), dtype, CPU, NUM_TARGET_LAYERS)
     assert network.fc.weight.dtype == (torch.bfloat16 if dtype == "auto" else torch.float32)
     assert not any(parameter.requires_grad for parameter in network.parameters())

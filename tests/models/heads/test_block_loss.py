@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from models.backends.attention import DecoderRunner
-from models.heads.block_files import load_block, save_block
+from models.heads.formats import BLOCK
+from models.heads.loader import load_head
 from models.heads.training.block_loss import MAX_ANCHORS, BlockTask, anchors_of, fresh_block
 from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
 from models.heads.training.trainer import Pace, Trainer, count_right
+from models.heads.writer import save_block
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
@@ -151,7 +153,7 @@ def test_a_written_drafter_is_read_again(tmp_path: Path) -> None:
     task = fresh(target)
     save_block(task.network, tmp_path, "some/target", ("LlavaForConditionalGeneration",))
     num_layers = target.decoder.config.num_hidden_layers
-    again = load_block(CheckpointRef(str(tmp_path)), num_layers, "float32", torch.device("cpu"))
+    again = load_head(BLOCK, CheckpointRef(str(tmp_path)), "float32", torch.device("cpu"), num_layers)
     assert (again.shape.block_size, again.shape.mask_token_id) == (SIZE, MASK)
     assert again.feature_layers == (0, 1)
     anchor = int(anchors_of(made[0].wanted)[0])

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.heads.eagle import load_eagle, read_eagle_shape, save_eagle
+from models.heads.formats import EAGLE
+from models.heads.loader import load_head, read_shape
+from models.heads.writer import save_eagle
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 11, 16, 24, 4, 2
@@ -97,7 +99,7 @@ def test_a_loaded_head_computes_the_published_layer(tmp_path: Path, bias: bool, 
     weights = public_weights(bias, qkv_bias)
     # Publishers write `bias` only where it is false.
     changes = ({} if bias else {"bias": False}) | ({"qkv_bias": True} if qkv_bias else {})
-    network = load_eagle(publish(tmp_path / "head", weights, **changes), "auto", CPU)
+    network = load_head(EAGLE, publish(tmp_path / "head", weights, **changes), "auto", CPU)
     tokens = torch.tensor([3, 1, 4, 1, 5])
     features = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
     fused = network.fuse(network.embed_tokens(tokens), features)
@@ -107,25 +109,25 @@ def test_a_loaded_head_computes_the_published_layer(tmp_path: Path, bias: bool, 
 
 def test_safetensors_and_torch_files_load_alike_and_inverse_frequencies_are_passed_over(tmp_path: Path) -> None:
     weights = public_weights() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
-    one = load_eagle(publish(tmp_path / "one", weights), "auto", CPU)
+    one = load_head(EAGLE, publish(tmp_path / "one", weights), "auto", CPU)
     ref = publish(tmp_path / "two", weights)
     (tmp_path / "two" / "pytorch_model.bin").unlink()
     save_file(weights, tmp_path / "two" / "model.safetensors")
-    two = load_eagle(ref, "auto", CPU)
-    assert read_eagle_shape(ref).llama.vocab_size == VOCAB
+    two = load_head(EAGLE, ref, "auto", CPU)
+    assert read_shape(EAGLE, ref).layers.vocab_size == VOCAB
     for mine, other in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
 
 
 def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path) -> None:
-    network = load_eagle(publish(tmp_path / "one", public_weights()), "auto", CPU)
+    network = load_head(EAGLE, publish(tmp_path / "one", public_weights()), "auto", CPU)
     save_eagle(network, tmp_path / "two", torch.float16)
     written = torch.load(tmp_path / "two" / "pytorch_model.bin", weights_only=True)
     assert set(written) == set(public_weights())
-    again = load_eagle(CheckpointRef(str(tmp_path / "two")), "auto", CPU)
+    again = load_head(EAGLE, CheckpointRef(str(tmp_path / "two")), "auto", CPU)
     assert again.fc.weight.dtype == torch.float16
-    assert again.shape.llama.rope_parameters["rope_theta"] == 500.0
-    assert again.shape.llama.rms_norm_eps == 1e-5
+    assert again.shape.layers.rope_parameters["rope_theta"] == 500.0
+    assert again.shape.layers.rms_norm_eps == 1e-5
     for mine, other in zip(network.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(mine.half(), other)
 
@@ -162,9 +164,9 @@ def test_a_head_that_does_not_fit_is_refused_by_both_readers(
     damage(weights)
     ref = publish(tmp_path / "head", weights, **changes)
     with pytest.raises(CheckpointError, match=message):
-        read_eagle_shape(ref)
+        read_shape(EAGLE, ref)
     with pytest.raises(CheckpointError, match=message):
-        load_eagle(ref, "auto", CPU)
+        load_head(EAGLE, ref, "auto", CPU)
 
 
 def test_files_that_hold_more_than_tensors_or_nothing_are_refused(tmp_path: Path) -> None:
@@ -172,15 +174,15 @@ def test_files_that_hold_more_than_tensors_or_nothing_are_refused(tmp_path: Path
     file = tmp_path / "head" / "pytorch_model.bin"
     torch.save({"embed_tokens.weight": Path("/")}, file)
     with pytest.raises(CheckpointError, match="tensors only"):
-        load_eagle(ref, "auto", CPU)
+        load_head(EAGLE, ref, "auto", CPU)
     file.write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        read_eagle_shape(ref)
+        read_shape(EAGLE, ref)
     file.unlink()
     with pytest.raises(CheckpointError, match="holds none of"):
-        load_eagle(ref, "auto", CPU)
+        load_head(EAGLE, ref, "auto", CPU)
     (tmp_path / "head" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"needs its config.json"):
-        read_eagle_shape(ref)
+        read_shape(EAGLE, ref)
     with pytest.raises(CheckpointError, match="no such folder"):
-        load_eagle(CheckpointRef(str(tmp_path / "nowhere")), "auto", CPU)
+        load_head(EAGLE, CheckpointRef(str(tmp_path / "nowhere")), "auto", CPU)

@@ -21,8 +21,9 @@ from decoding.step import grow_tree
 from decoding.tree import DraftTree, Frontier
 from decoding.trees import DynamicTree
 from models.heads.eagle3 import Eagle3Network
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape, save_eagle3
-from models.heads.speculators import read_verifier
+from models.heads.formats import EAGLE3
+from models.heads.loader import load_head, read_shape, read_verifier
+from models.heads.writer import save_eagle3
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointError, CheckpointRef
@@ -40,7 +41,7 @@ def load(case: str, folder: Path | None = None) -> tuple[Eagle3Network, dict[str
     recorded = load_file(RECORDED / case / "recorded.safetensors")
     embedding = recorded.get("target.embed_tokens", torch.zeros(VOCAB, 1))
     ref = CheckpointRef(str(folder or RECORDED / case))
-    return load_eagle3(ref, NUM_LAYERS, embedding, "float32", CPU), recorded
+    return load_head(EAGLE3, ref, "float32", CPU, NUM_LAYERS, embedding), recorded
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -212,7 +213,7 @@ def test_a_bad_file_is_refused_before_its_network_is_made(
 ) -> None:
     ref = changed(tmp_path, "eagle3_speculators", config, **tensors)
     with pytest.raises(CheckpointError, match=message):
-        read_eagle3_shape(ref, NUM_LAYERS)
+        read_shape(EAGLE3, ref, NUM_LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -230,22 +231,42 @@ def test_layers_that_are_not_supported_are_refused(tmp_path: Path, layers: dict[
     config = json.loads((RECORDED / "eagle3_speculators" / "config.json").read_text())["transformer_layer_config"]
     ref = changed(tmp_path, "eagle3_speculators", {"transformer_layer_config": config | layers})
     with pytest.raises(CheckpointError, match=message):
-        read_eagle3_shape(ref, NUM_LAYERS)
+        read_shape(EAGLE3, ref, NUM_LAYERS)
 
 
 def test_layer_ids_follow_the_format(tmp_path: Path) -> None:
     """The same key counts states in files of speculators, and layers in the `eagle_config` of SpecForge."""
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
     inner = changed(tmp_path / "inner", "eagle3_specforge", {"eagle_config": ids})
-    assert read_eagle3_shape(inner, NUM_LAYERS).feature_layers == (2, 4, 5)
+    assert read_shape(EAGLE3, inner, NUM_LAYERS).feature_layers == (2, 4, 5)
     outer = changed(tmp_path / "outer", "eagle3_speculators", ids)
-    assert read_eagle3_shape(outer, NUM_LAYERS).feature_layers == (1, 3, 4)
+    assert read_shape(EAGLE3, outer, NUM_LAYERS).feature_layers == (1, 3, 4)
     none = changed(tmp_path / "none", "eagle3_speculators", {"eagle_aux_hidden_state_layer_ids": None})
-    assert read_eagle3_shape(none, 28).feature_layers == (2, 14, 25)
+    assert read_shape(EAGLE3, none, 28).feature_layers == (2, 14, 25)
 
 
 def test_a_file_without_an_embedding_needs_one_that_fits(tmp_path: Path) -> None:
     ref = changed(tmp_path, "eagle3_speculators", embed_tokens__weight=None)
     for embedding in (torch.zeros(VOCAB, 16), torch.zeros(VOCAB - 1, 32)):
         with pytest.raises(CheckpointError, match=r"no embed_tokens.weight, and the target's embedding"):
-            load_eagle3(ref, NUM_LAYERS, embedding, "float32", CPU)
+            load_head(EAGLE3, ref, "float32", CPU, NUM_LAYERS, embedding)
+
+
+class Payload:
+    """Pickles to a call that creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
+    ref = changed(tmp_path, "eagle3_speculators")
+    folder, mark = Path(ref.path), tmp_path / "ran"
+    (folder / "model.safetensors").unlink()
+    torch.save({"fc.weight": Payload(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="tensors only, no other pickled objects"):
+        read_shape(EAGLE3, ref, NUM_LAYERS)
+    assert not mark.exists()

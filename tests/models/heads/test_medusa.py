@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.heads.medusa import load_medusa, read_medusa_shape, save_medusa
+from models.heads.formats import MEDUSA
+from models.heads.loader import load_head, read_shape
+from models.heads.writer import save_medusa
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 VOCAB, HIDDEN = 7, 4
@@ -40,8 +42,8 @@ def publish(folder: Path, weights: dict[str, Tensor]) -> CheckpointRef:
 def test_every_head_of_the_file_is_loaded_and_computes_the_equation(tmp_path: Path, num_blocks: int) -> None:
     weights = public_weights(5, num_blocks)
     ref = publish(tmp_path / "heads", weights)
-    heads = load_medusa(ref, "auto", CPU)
-    assert heads.shape == read_medusa_shape(ref)
+    heads = load_head(MEDUSA, ref, "auto", CPU)
+    assert heads.shape == read_shape(MEDUSA, ref)
     assert heads.shape.num_heads == 5
     state = torch.tensor([[0.5, -1.0, 2.0, 0.25]])
     for head in range(5):
@@ -58,7 +60,7 @@ def test_heads_inside_a_whole_model_are_found(tmp_path: Path) -> None:
     folder.mkdir()
     inside = {f"medusa_head.{name}": value for name, value in weights.items()}
     save_file(inside | {"lm_head.weight": torch.zeros(VOCAB, HIDDEN)}, folder / "model.safetensors")
-    heads = load_medusa(CheckpointRef(str(folder)), "auto", CPU)
+    heads = load_head(MEDUSA, CheckpointRef(str(folder)), "auto", CPU)
     assert {name: value.tolist() for name, value in heads.state_dict().items()} == {
         name: value.tolist() for name, value in weights.items()
     }
@@ -66,7 +68,7 @@ def test_heads_inside_a_whole_model_are_found(tmp_path: Path) -> None:
 
 def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path) -> None:
     weights = public_weights(4)
-    save_medusa(load_medusa(publish(tmp_path / "one", weights), "auto", CPU), tmp_path / "two")
+    save_medusa(load_head(MEDUSA, publish(tmp_path / "one", weights), "auto", CPU), tmp_path / "two")
     written = torch.load(tmp_path / "two" / "medusa_lm_head.pt", weights_only=True)
     assert set(written) == set(weights)
     assert all(torch.equal(written[name], weights[name]) for name in weights)
@@ -87,7 +89,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path, name: str, value: Ten
     if value is not None:
         weights[name] = value
     ref = publish(tmp_path / "heads", weights)
-    for read in (read_medusa_shape, lambda ref: load_medusa(ref, "auto", CPU)):
+    for read in (lambda ref: read_shape(MEDUSA, ref), lambda ref: load_head(MEDUSA, ref, "auto", CPU)):
         with pytest.raises(CheckpointError, match=message):
             read(ref)
 
@@ -95,4 +97,4 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path, name: str, value: Ten
 def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
     ref = publish(tmp_path / "heads", {"lm_head.weight": torch.zeros(2, 2)})
     with pytest.raises(CheckpointError, match="no Medusa head"):
-        read_medusa_shape(ref)
+        read_shape(MEDUSA, ref)

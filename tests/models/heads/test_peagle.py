@@ -11,7 +11,8 @@ from torch import Tensor
 from decoding.drafters import ParallelEagleDrafter
 from decoding.tree import Frontier
 from decoding.trees import DynamicTree
-from models.heads.eagle3_files import load_eagle3, read_eagle3_shape
+from models.heads.formats import EAGLE3
+from models.heads.loader import load_head, read_shape
 from models.loading.checkpoints import CheckpointError
 from tests.models.heads import test_eagle3
 from tests.models.heads.test_eagle3 import CLOSE, CPU, NUM_LAYERS, RECORDED, VOCAB, changed, load, opened
@@ -62,10 +63,10 @@ def test_all_levels_of_one_forward_equal_the_public_code(case: str, num_levels: 
 )
 def test_a_bad_file_is_refused(tmp_path: Any, config: dict[str, Any], tensors: dict[str, Tensor], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_eagle3_shape(changed(tmp_path, "peagle_speculators", config, **tensors), NUM_LAYERS)
+        read_shape(EAGLE3, changed(tmp_path, "peagle_speculators", config, **tensors), NUM_LAYERS)
 
 
 def test_the_first_releases_name_of_the_mask_is_read(tmp_path: Any) -> None:
     ref = changed(tmp_path, "peagle_speculators", {"mask_token_id": None, "ptd_token_id": 5})
-    network = load_eagle3(ref, NUM_LAYERS, torch.zeros(VOCAB, 1), "float32", CPU)
+    network = load_head(EAGLE3, ref, "float32", CPU, NUM_LAYERS, torch.zeros(VOCAB, 1))
     assert network.shape.mask_token_id == 5

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.heads.eagle import load_eagle, read_eagle_shape
-from models.heads.vision_files import MAX_QUERIES, VisionKind, load_vision_head, read_vision_shape
-from models.heads.vispec import VispecNetwork
+from models.heads.formats import EAGLE, FORMATS, MAX_QUERIES
+from models.heads.loader import load_head, read_shape
+from models.heads.vision import VisionKind, VispecNetwork
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -79,23 +79,23 @@ def test_a_bad_file_is_refused_by_both_readers(
 ) -> None:
     ref = changed(tmp_path, case, config, tensors)
     with pytest.raises(CheckpointError, match=message):
-        read_vision_shape(ref, kind)
+        read_shape(FORMATS[kind], ref)
     with pytest.raises(CheckpointError, match=message):
-        load_vision_head(ref, kind, NONE, "float32", CPU)
+        load_head(FORMATS[kind], ref, "float32", CPU, 0, NONE)
 
 
 def test_the_reader_of_eagle_names_the_kind_of_a_vispec_head() -> None:
     ref = CheckpointRef(str(RECORDED / "vispec_llava"))
     with pytest.raises(CheckpointError, match=r"this is a ViSpec head; set method\.drafter\.kind to vispec"):
-        read_eagle_shape(ref)
+        read_shape(EAGLE, ref)
     with pytest.raises(CheckpointError, match="this is a ViSpec head"):
-        load_eagle(ref, "float32", CPU)
+        load_head(EAGLE, ref, "float32", CPU)
 
 
 def test_the_number_of_queries_follows_from_the_tensor(tmp_path: Path) -> None:
     ref = changed(tmp_path, "vispec_llava", tensors={"imadpt.q": torch.ones(MAX_QUERIES, 4, 8)})
-    assert read_vision_shape(ref, "vispec").model_type == "llava_next"
-    network = load_vision_head(ref, "vispec", NONE, "float32", CPU)
+    assert read_shape(FORMATS["vispec"], ref).model_type == "llava_next"
+    network = load_head(FORMATS["vispec"], ref, "float32", CPU, 0, NONE)
     assert isinstance(network, VispecNetwork)
     assert network.imadpt.q.shape == (MAX_QUERIES, 4, 8)
 
@@ -110,7 +110,7 @@ def test_the_number_of_queries_follows_from_the_tensor(tmp_path: Path) -> None:
 )
 def test_a_head_is_for_the_targets_of_its_family(tmp_path: Path, model_type: str, fitting: str, other: str) -> None:
     case, kind = ("msd_qwen", "msd") if model_type == "qwen2_vl" else ("vispec_llava", "vispec")
-    shape = read_vision_shape(changed(tmp_path, case, {"model_type": model_type}), kind)  # type: ignore[arg-type]
+    shape = read_shape(FORMATS[kind], changed(tmp_path, case, {"model_type": model_type}))  # type: ignore[arg-type]
     assert shape.is_for(model_type)
     assert shape.is_for(fitting)
     assert not shape.is_for(other)
@@ -120,7 +120,7 @@ def test_a_head_is_for_the_targets_of_its_family(tmp_path: Path, model_type: str
 def test_sections_of_rotary_axes_do_not_change_the_frequencies(tmp_path: Path, name: str) -> None:
     rope = {"type": "mrope", "rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 5e4}
     ref = changed(tmp_path, "msd_qwen", {"rope_scaling": None, name: rope})
-    network = load_vision_head(ref, "msd", NONE, "float32", CPU)
+    network = load_head(FORMATS["msd"], ref, "float32", CPU, 0, NONE)
     plain = 5e4 ** (-torch.arange(0, 8, 2) / 8)
     torch.testing.assert_close(network.rotary.inv_freq, plain)
 
@@ -130,11 +130,11 @@ def test_a_file_without_an_embedding_uses_the_targets(tmp_path: Path, case: str,
     given = load_file(RECORDED / case / "model.safetensors")[EMBEDDING]
     ref = changed(tmp_path, case, tensors={EMBEDDING: None})
     longer = torch.cat([given, torch.ones(3, 32)])
-    network = load_vision_head(ref, kind, longer, "float32", CPU)
+    network = load_head(FORMATS[kind], ref, "float32", CPU, 0, longer)
     assert torch.equal(network.embed_tokens.weight, given.float())
     for other in (given[:-1], given[:, :-1]):
         with pytest.raises(CheckpointError, match=r"no embed_tokens.weight, and the target's embedding of shape"):
-            load_vision_head(ref, kind, other, "float32", CPU)
+            load_head(FORMATS[kind], ref, "float32", CPU, 0, other)
 
 
 def test_pickled_files_are_read_and_their_code_is_not_run(tmp_path: Path) -> None:
@@ -143,16 +143,16 @@ def test_pickled_files_are_read_and_their_code_is_not_run(tmp_path: Path) -> Non
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, folder / "pytorch_model.bin")
-    network = load_vision_head(ref, "msd", NONE, "auto", CPU)
+    network = load_head(FORMATS["msd"], ref, "auto", CPU, 0, NONE)
     assert torch.equal(network.fc.weight, weights["fc.weight"])
     assert network.fc.weight.dtype == weights["fc.weight"].dtype
     torch.save(weights | {"fc.weight": Payload(mark)}, folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="tensors only, no other pickled objects"):
-        read_vision_shape(ref, "msd")
+        read_shape(FORMATS["msd"], ref)
     assert not mark.exists()
     (folder / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"MSD heads need their config.json"):
-        read_vision_shape(ref, "msd")
+        read_shape(FORMATS["msd"], ref)
 
 
 class Payload:

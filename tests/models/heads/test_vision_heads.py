@@ -14,8 +14,9 @@ from decoding.drafters import EagleDrafter
 from decoding.tree import Frontier
 from decoding.trees import Chain
 from models.heads.eagle import EagleNetwork
-from models.heads.vision_files import VisionKind, load_vision_head
-from models.heads.vispec import VispecNetwork
+from models.heads.formats import FORMATS
+from models.heads.loader import load_head
+from models.heads.vision import VisionKind, VispecNetwork
 from models.inputs.prefix import Prefix, visual_runs
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef
@@ -34,7 +35,7 @@ def kind_of(case: str) -> VisionKind:
 
 def load(case: str, folder: Path | None = None) -> tuple[EagleNetwork, dict[str, Tensor]]:
     ref = CheckpointRef(str(folder or RECORDED / case))
-    network = load_vision_head(ref, kind_of(case), torch.zeros(1, 1), "float32", CPU)
+    network = load_head(FORMATS[kind_of(case)], ref, "float32", CPU, 0, torch.zeros(1, 1))
     return network, load_file(RECORDED / case / "recorded.safetensors")
 
 

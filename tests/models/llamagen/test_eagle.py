@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.heads.formats import EAGLE
+from models.heads.loader import load_head, read_shape
 from models.llamagen.eagle import (
     image_eagle,
     image_eagle_shape,
-    load_image_eagle,
-    read_image_eagle_shape,
+    image_head,
     save_image_eagle,
 )
 from models.llamagen.rotary import GridRotary
@@ -98,7 +99,7 @@ def by_hand(tokens: Tensor, features: Tensor) -> Tensor:
 
 
 def expect_the_published_network(ref: CheckpointRef) -> None:
-    network = load_image_eagle(ref, TARGET, "float32", CPU)
+    network = load_head(image_head(EAGLE, TARGET), ref, "float32", CPU)
     length = COLUMNS + GRID * GRID - 1
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(VOCAB, (length,), generator=generator)
@@ -122,12 +123,12 @@ def test_a_drafter_in_safetensors_is_the_same(tmp_path: Path) -> None:
 
 
 def test_its_token_embedding_is_the_files_own(tmp_path: Path) -> None:
-    network = load_image_eagle(publish(tmp_path), TARGET, "auto", CPU)
+    network = load_head(image_head(EAGLE, TARGET), publish(tmp_path), "auto", CPU)
     assert torch.equal(network.embed_tokens.weight, published()["embed_tokens.weight"])
 
 
 def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> None:
-    network = load_image_eagle(publish(tmp_path), TARGET, "auto", CPU)
+    network = load_head(image_head(EAGLE, TARGET), publish(tmp_path), "auto", CPU)
     save_image_eagle(network, TARGET, tmp_path / "again")
     stored = torch.load(tmp_path / "again" / "pytorch_model.bin", weights_only=True)
     assert stored.keys() == published().keys()
@@ -137,7 +138,7 @@ def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> 
 
 def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> None:
     shape = image_eagle_shape(SIZE_XL)
-    llama = shape.llama
+    llama = shape.layers
     assert (llama.hidden_size, llama.intermediate_size) == (1280, 3584)
     assert (llama.num_attention_heads, llama.head_dim) == (20, 64)
     assert (llama.vocab_size, llama.rms_norm_eps, shape.bias, shape.qkv_bias) == (16384, 1e-6, True, False)
@@ -147,14 +148,14 @@ def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> Non
     assert (rotary.num_condition_tokens, rotary.grid) == (COLUMNS - 1, GRID)
     assert image_eagle(image_eagle_shape(SHAPES["class"]), SHAPES["class"]).rotary.num_condition_tokens == 0
     save_image_eagle(small, TARGET, tmp_path)
-    assert read_image_eagle_shape(CheckpointRef(str(tmp_path)), TARGET).llama.rms_norm_eps == 1e-6
+    assert read_shape(image_head(EAGLE, TARGET), CheckpointRef(str(tmp_path))).layers.rms_norm_eps == 1e-6
 
 
 def refusal(ref: CheckpointRef, target: GptShape) -> str:
     with pytest.raises(CheckpointError) as result:
-        read_image_eagle_shape(ref, target)
+        read_shape(image_head(EAGLE, target), ref)
     with pytest.raises(CheckpointError, match="trained for this target"):
-        load_image_eagle(ref, target, "auto", CPU)
+        load_head(image_head(EAGLE, target), ref, "auto", CPU)
     return str(result.value)
 
 

@@ -1,13 +1,19 @@
-"""Define the ViSpec network: EAGLE with an adaptor that compresses the tokens of an image to a few.
+"""Define the networks of EAGLE heads for targets that read images: ViSpec and MSD.
 
-Learned queries attend to the embeddings of an image. All outputs but the last replace the image in the network's
-sequence, at the last positions of the image. The last output is the state of the image, which every later pair reads
-through `img_fc`. Kang et al. 2025 (arXiv 2509.15235), section 3, and the public code at github.com/KangJialiang/ViSpec.
+ViSpec has an adaptor that compresses the tokens of an image to a few. Learned queries attend to the embeddings of an
+image. All outputs but the last replace the image in the network's sequence, at the last positions of the image. The
+last output is the state of the image, which every later pair reads through `img_fc`. Kang et al. 2025 (arXiv
+2509.15235), section 3, and the public code at github.com/KangJialiang/ViSpec.
+
+The prompt of MSD has image embeddings themselves as inputs, without fusion and features; see the public code at
+github.com/Lyn-Lucy/MSD. All other pairs are those of EAGLE-1/2. Rotary positions count the pairs, also for targets with
+three rotary axes.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +21,23 @@ from torch import Tensor, nn
 
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.inputs.prefix import Prefix, visual_runs
+
+VisionKind = Literal["vispec", "msd"]
+FAMILIES = {"llava": "llava", "llava_next": "llava", "qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_5_vl"}
+"""Family of each target's `model_type` for which there are heads. Public configurations do not distinguish the versions
+of LLaVA."""
+
+
+@dataclass(frozen=True)
+class VisionShape(EagleShape):
+    """Shape of a head which was trained for targets of a `model_type`; `num_queries` are those of ViSpec's adaptor."""
+
+    model_type: str = ""
+    num_queries: int = 0
+
+    def is_for(self, model_type: str) -> bool:
+        """Return whether the head was trained for targets of the family of `model_type`."""
+        return FAMILIES[self.model_type] == FAMILIES.get(model_type)
 
 
 class ImageAdaptor(nn.Module):
@@ -47,7 +70,7 @@ class VispecNetwork(EagleNetwork):
     def __init__(self, shape: EagleShape, num_queries: int) -> None:
         super().__init__(shape)
         self.summary_size = self.hidden_size
-        self.imadpt = ImageAdaptor(self.hidden_size, shape.llama.num_attention_heads, num_queries, bias=shape.qkv_bias)
+        self.imadpt = ImageAdaptor(self.hidden_size, shape.layers.num_attention_heads, num_queries, bias=shape.qkv_bias)
         self.img_fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=shape.bias)
 
     def fuse(self, embeds: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
@@ -82,3 +105,13 @@ class VispecNetwork(EagleNetwork):
         inputs = self.fuse(short.embeds, features[index[0]], torch.stack(states)[index[1]])
         inputs = inputs.index_copy(0, torch.tensor(adapted, dtype=torch.long, device=embeds.device), torch.cat(rows))
         return replace(short, embeds=inputs, visual=torch.zeros_like(short.visual)), states[-1]
+
+
+class MsdNetwork(EagleNetwork):
+    """An EAGLE network for targets that read images."""
+
+    def pair(self, prompt: Prefix, features: Tensor) -> tuple[Prefix, Tensor]:
+        """See `FeatureStack.pair`; pairs of visual tokens are their embeddings."""
+        pairs, summary = super().pair(prompt, features)
+        inputs = torch.where(prompt.visual[:, None], prompt.embeds.to(pairs.embeds.dtype), pairs.embeds)
+        return replace(pairs, embeds=inputs), summary
