@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.scale import planner
 from benchmarks.tables.parts import PARTS
+from tests.covering import by_tier
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(planner.CASES)))
+@pytest.mark.parametrize("number", by_tier(range(len(planner.CASES)), 0, 2))
 def test_a_case_runs_and_has_a_row_in_the_table(tmp_path: Path, number: int) -> None:
     case = replace(planner.CASES[number], num_files=4)
     case = replace(case, rows_per_file=min(case.rows_per_file, 50))

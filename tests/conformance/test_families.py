@@ -24,6 +24,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
+from tests.covering import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +33,12 @@ COVERING = (("chain", "perturbed", 4), ("ragged", "perturbed", 9), ("chain", "ri
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 
 
-@pytest.mark.parametrize(("tree", "drafter", "slots"), COVERING)
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, tree, drafter, slots", FAMILIES, COVERING, strength=1)
 def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slots: int) -> None:
     checks.check_greedy(family, tree, drafter, slots)
 
 
-@pytest.mark.parametrize(("tree", "slots"), [("chain", 9), ("ragged", 4)])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, tree, slots", FAMILIES, [("chain", 9), ("ragged", 4)], strength=1)
 def test_sampled_output_equals_plain_sampling_under_shared_noise(family: str, tree: str, slots: int) -> None:
     acceptance_length = checks.check_sampled(family, tree, "perturbed", slots, SAMPLED)
     assert acceptance_length > 1.1

@@ -8,11 +8,13 @@ from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.trees import DynamicTree
 from tests.conformance import checks, heads
+from tests.covering import tiers
 
 pytestmark = pytest.mark.slow
 
 KINDS = ("eagle", "eagle3", "vispec", "msd", "medusa")
 MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
+SAMPLINGS = {"greedy": Sampling(), "sampled": MIXED}
 
 
 @pytest.mark.parametrize(
@@ -59,31 +61,28 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(kind: str, fami
     assert heads.check_sampled(kind, family, tree, MIXED) > 1.2
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), MIXED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(
-    ("kind", "tree"),
+@tiers(
+    "kind, tree, sampling",
     [
         ("eagle", "dynamic"),
-        ("eagle", "ragged"),
         ("eagle3", "ragged"),
         ("peagle", "dynamic"),
         ("vispec", "dynamic"),
         ("msd", "ragged"),
         ("medusa", "dynamic"),
     ],
+    list(SAMPLINGS),
+    strength=1,
 )
-def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: Sampling) -> None:
-    heads.check_independence(kind, "llava", tree, sampling)
+def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: str) -> None:
+    heads.check_independence(kind, "llava", tree, SAMPLINGS[sampling])
 
 
 @pytest.mark.parametrize(
     ("kind", "family", "tree"),
     [
         ("eagle", "llama", "dynamic"),
-        ("eagle3", "llama", "dynamic"),
-        ("peagle", "llama", "dynamic"),
         ("vispec", "llava", "dynamic"),
-        ("msd", "llava", "chain"),
         ("medusa", "llama", "chain"),
     ],
 )

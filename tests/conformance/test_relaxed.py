@@ -7,6 +7,7 @@ import pytest
 from decoding import Sampling
 from decoding.acceptance import LVSpec
 from tests.conformance import relaxation
+from tests.covering import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -15,8 +16,7 @@ COVERING = (("chain", 4, 0.0), ("two-branches", 9, 0.8), ("ragged", 9, 0.0), ("c
 """Trees, batch sizes and temperatures for every rule."""
 
 
-@pytest.mark.parametrize(("tree", "slots", "temperature"), COVERING)
-@pytest.mark.parametrize("name", list(relaxation.LOOSE))
+@tiers("name, tree, slots, temperature", list(relaxation.LOOSE), COVERING, strength=1)
 def test_what_differs_from_the_targets_choice_is_what_was_relaxed(
     name: str, tree: str, slots: int, temperature: float
 ) -> None:
