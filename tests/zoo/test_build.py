@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from models.heads.training.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
+from tests.toys.training import teach_states
 from zoo.build import BUILDERS, RECIPES, build_caption, main
 from zoo.heads import build_head, draw_samples, image_inputs, training_samples_of, video_inputs
 from zoo.pair import CHECKPOINTS, build_tokenizer
