@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.heads.training.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
+from tests.toys.training import teach_states
 from zoo import build, samples, video
 from zoo.heads import PARTS, build_head, training_samples
 from zoo.pair import CHECKPOINTS, load_tokenizer
