@@ -18,9 +18,8 @@ from decoding.controllers.base import Outcome
 from decoding.errors import GRAMMAR_FAILED, NON_FINITE_LOGITS, ROW_TIMEOUT, failed
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
-from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
+from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission, Refill
 from decoding.scheduling.drafter_prefill import DrafterPrefill
-from decoding.scheduling.refill import Refill
 from decoding.scheduling.replay import StepRunner
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats

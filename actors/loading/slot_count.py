@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from actors.loading.method import DrafterModel, build_tree
 from configs.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
@@ -21,7 +22,8 @@ from models.contract import TargetModel
 from models.heads.block import BlockNetwork
 from models.heads.eagle import FeatureStack
 from models.heads.medusa import MedusaHeads
-from models.kv.sizing import position_bytes
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
 
 logger = logging.getLogger(__name__)
 
@@ -97,3 +99,24 @@ def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:
         return position_bytes(drafter.context, drafter.hidden_size)
     decoder = drafter if isinstance(drafter, FeatureStack) else drafter.decoder
     return position_bytes(decoder, drafter.hidden_size)
+
+
+@torch.inference_mode()
+def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
+    """Return the bytes of keys and values of one position of one row, summed over layers, by device.
+
+    They are measured by a prefill of two positions, for any decoder architecture.
+    """
+    weight = next(decoder.parameters())
+    length, device = 2, weight.device
+    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
+    numbers = torch.arange(length, device=device)
+    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
+    first = SlotBatch(numbers[:1], (0,), (0,))
+    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
+    sizes: dict[torch.device, int] = {}
+    for memory in (*lanes.cache.keys, *lanes.cache.values):
+        assert memory is not None, "a layer of the decoder has written nothing"
+        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
+        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
+    return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from actors.serving.recovery import QueuedEngine, RecoveringEngine
@@ -52,9 +52,6 @@ class AuditedEngine(QueuedEngine):
 
     def submit(self, request: Request) -> None:
         (self._plain if request.plain else self._engine).submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        self._engine.expect(requests)
 
     def step(self) -> list[Completion]:
         return [one for engine in (self._engine, self._plain) if engine.has_work for one in engine.step()]

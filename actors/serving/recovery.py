@@ -11,7 +11,7 @@ import gc
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +53,6 @@ class QueuedEngine(ABC):
     def submit(self, request: Request) -> None:
         """Queue a request; a later `step` with a free slot starts it."""
         self.queue.submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """See `RequestQueue.expect`."""
-        self.queue.expect(requests)
 
 
 class RecoveringEngine(QueuedEngine):

@@ -10,13 +10,13 @@ While drafting is paused, projected features are buffered; a full buffer or the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
-from decoding.drafters.missed import MissedTokens
+from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.drafters.missed import FeatureDrafter, MissedTokens
 from decoding.tree import Frontier, Verdict
 from models.backends.attention import DecoderRunner
 from models.heads.block import BlockNetwork
@@ -24,7 +24,7 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(FeatureDrafter):
     """Drafter with a block `network`, a token embedding `embed`, and an output layer `head` over its outputs.
 
     State per slot: buffered features, and probes until prefill. State per step: `_logits` (b, L, V) of all levels.
@@ -51,29 +51,11 @@ class BlockDrafter(Drafter):
         self._places = torch.arange(scratch, device=weight.device)
         self._masks = torch.full((1, shape.block_size - 1), shape.mask_token_id, device=weight.device)
         self._causal = self._places[:, None] >= self._places
-        self._prompts: dict[int, Probe] = {}
+        self._prompts = {}
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
-        self._prompts.update(zip(slots.ids, probes, strict=True))
-        self._missed.clear(slots)
-
-    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        self._read(slots)
-
-    def skip(self, slots: SlotBatch) -> None:
-        self.lanes.empty(slots)
-        self._missed.skip(slots)
-        for slot in slots.ids:
-            self._prompts.pop(slot, None)
-
-    def _read(self, slots: SlotBatch) -> None:
-        unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
-        if not unread.ids:
-            return
-        prompts = [[self._prompt(self._prompts[slot])] for slot in unread.ids]
-        self.lanes.admit(unread, prompts, keep_hidden=False, max_tokens=self._max_prefill_tokens)
-        for slot in unread.ids:
-            del self._prompts[slot]
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+        features = [[self._prompt(probe)] for probe, _ in prompts]
+        self.lanes.admit(unread, features, keep_hidden=False, max_tokens=self._max_prefill_tokens)
 
     def _prompt(self, probe: Probe) -> Prefix:
         """Return the projected features of a prompt; position t has the features of token t."""
@@ -83,16 +65,6 @@ class BlockDrafter(Drafter):
         # Samples with equal prompts share their probe.
         positions = torch.arange(tokens.shape[0], device=projected.device)
         return Prefix(tokens, projected, positions, torch.zeros_like(probe.prefix.visual)).of((id(probe),))
-
-    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
-        if num_levels:
-            self.lanes.prepare_replay(slots)
-
-    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
-        return self._missed.replay_key(slots, num_levels, self.lanes)
-
-    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
-        self._missed.replayed(slots, num_levels)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
@@ -116,9 +88,7 @@ class BlockDrafter(Drafter):
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""
         slots, features = judgement.slots, judgement.features[:, 0]
         if judgement.tree.num_levels == 0:
-            if self._missed.add(slots, self.network.project(features[:, 0])):
-                self._read(slots)
-                self._encode_missed(slots)
+            self._add_missed(slots, self.network.project(features[:, 0]))
             return
         taken = features.gather(1, verdict.path[:, :, None].expand(-1, -1, features.shape[2]))
         self._encode(slots, self.network.project(taken), verdict.n)

@@ -11,21 +11,21 @@ While drafting is paused, up to one forward of pairs is buffered; a full buffer 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.missed import MissedTokens
+from decoding.drafters.missed import FeatureDrafter, MissedTokens
 from decoding.tree import Frontier, Verdict
 from models.heads.eagle import FeatureStack
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(FeatureDrafter):
     """Drafter with an EAGLE `network` and an output layer `head` over its outputs; `num_lanes` is the target's.
 
     State per slot: `_output` (S, R, D), the network's output at the pending token; `_summaries` (S, R, C), the prompt's
@@ -58,31 +58,16 @@ class EagleDrafter(Drafter):
         self._max_prefill_tokens = spec.max_prefill_tokens
         self._output = weight.new_zeros(spec.num_slots, self.num_lanes, size)
         self._summaries = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.summary_size)
-        self._prompts: dict[int, tuple[Probe, Tensor]] = {}
-
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
-        self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
-        self._missed.clear(slots)
-
-    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        self._read(slots)
+        self._prompts = {}
 
     def skip(self, slots: SlotBatch) -> None:
-        self.lanes.empty(slots)
-        self._missed.skip(slots)
-        for slot in slots.ids:
-            self._prompts.pop(slot, None)
+        super().skip(slots)
         self._output[slots.index] = 0.0
 
-    def _read(self, slots: SlotBatch) -> None:
-        unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
-        if not unread.ids:
-            return
-        made = [self._pairs(*self._prompts[slot]) for slot in unread.ids]
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+        made = [self._pairs(*prompt) for prompt in prompts]
         pairs = [[prefix for prefix, _ in lanes] for lanes in made]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
-        for slot in unread.ids:
-            del self._prompts[slot]
         self._output[unread.index] = filled.last
         summaries = torch.stack([summary for lanes in made for _, summary in lanes])
         self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
@@ -106,16 +91,6 @@ class EagleDrafter(Drafter):
         made = [self.network.pair(prompt, features) for features in self.network.project(probe.features)]
         # Samples with equal prompts share their probe, and differ only in the first generated token.
         return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
-
-    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
-        if num_levels:
-            self.lanes.prepare_replay(slots)
-
-    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
-        return self._missed.replay_key(slots, num_levels, self.lanes)
-
-    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
-        self._missed.replayed(slots, num_levels)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -158,9 +133,7 @@ class EagleDrafter(Drafter):
         """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
         slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:
-            if self._missed.add(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0])):
-                self._read(slots)
-                self._encode_missed(slots)
+            self._add_missed(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0]))
             return
         _, num_lanes, _, size = judgement.features.shape
         features = judgement.features.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))

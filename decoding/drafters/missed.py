@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
+from decoding.contracts import Drafter, Probe
 from decoding.drafters.model import WIDEST, catch_up_widths
+from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 
 
@@ -26,22 +29,22 @@ class MissedTokens:
         self.values = [one.new_zeros(num_slots, self.width, *one.shape) for one in like]
         self.count = torch.zeros(num_slots, dtype=torch.long, device=like[0].device)
         self.most = [0] * num_slots
-        self._skipped: set[int] = set()
+        self.skipped: set[int] = set()
 
     def clear(self, slots: SlotBatch) -> None:
         """Start with new samples in the slots."""
         self._set_empty(slots)
-        self._skipped -= set(slots.ids)
+        self.skipped -= set(slots.ids)
 
     def skip(self, slots: SlotBatch) -> None:
         """Buffer nothing for these slots, which never draft."""
         self._set_empty(slots)
-        self._skipped |= set(slots.ids)
+        self.skipped |= set(slots.ids)
 
     def add(self, slots: SlotBatch, *values: Tensor) -> bool:
         """Append one token per slot with `values` (b, …); return whether a slot that can miss several is full."""
-        if self._skipped.intersection(slots.ids):
-            places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
+        if self.skipped.intersection(slots.ids):
+            places = [place for place, slot in enumerate(slots.ids) if slot not in self.skipped]
             if not places:
                 return False
             rows = torch.tensor(places, dtype=torch.long, device=self.count.device)
@@ -50,23 +53,11 @@ class MissedTokens:
         for memory, one in zip(self.values, values, strict=True):
             memory[slots.index, count] = one.to(memory.dtype)
         self.count[slots.index] = count + 1
-        self._count(slots)
+        self.note(slots)
         return max(self.most[slot] for slot in slots.ids) >= self.limit > 1
 
-    def replay_key(self, slots: SlotBatch, num_levels: int, lanes: LaneModel) -> Hashable | None:
-        """See `Drafter.replay_key` for a drafter over `lanes`; steps that encode buffered tokens have no key."""
-        if num_levels:
-            return None if any(self.most[slot] for slot in slots.ids) else lanes.replay_key(slots)
-        # A step that runs again adds its token twice.
-        has_room = all(self.most[slot] + 2 < self.limit for slot in slots.ids)
-        return () if has_room and not self._skipped.intersection(slots.ids) else None
-
-    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
-        """See `Drafter.replayed`: count the token of each slot that a step without drafts appended on the device."""
-        if num_levels == 0:
-            self._count(slots)
-
-    def _count(self, slots: SlotBatch) -> None:
+    def note(self, slots: SlotBatch) -> None:
+        """Count a token of each slot that was appended on the device."""
         for slot in slots.ids:
             self.most[slot] += 1
 
@@ -84,3 +75,65 @@ class MissedTokens:
         self.count.index_fill_(0, slots.index, 0)
         for slot in slots.ids:
             self.most[slot] = 0
+
+
+class FeatureDrafter(Drafter):
+    """Base of drafters that encode the target's features into an own KV cache: `open` makes `lanes` and `_missed`.
+
+    State per slot: buffered tokens, and until prefill the prompt's probe with the first generated token (1,).
+    """
+
+    lanes: LaneModel
+    _missed: MissedTokens
+    _prompts: dict[int, tuple[Probe, Tensor]]
+
+    @abstractmethod
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+        """Encode prompts into the KV cache."""
+
+    @abstractmethod
+    def _encode_missed(self, slots: SlotBatch) -> None:
+        """Encode and remove the buffered tokens."""
+
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+        self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
+        self._missed.clear(slots)
+
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        self._read(slots)
+
+    def skip(self, slots: SlotBatch) -> None:
+        self.lanes.empty(slots)
+        self._missed.skip(slots)
+        for slot in slots.ids:
+            self._prompts.pop(slot, None)
+
+    def _read(self, slots: SlotBatch) -> None:
+        unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
+        if unread.ids:
+            self._encode_prompts(unread, [self._prompts[slot] for slot in unread.ids])
+            for slot in unread.ids:
+                del self._prompts[slot]
+
+    def _add_missed(self, slots: SlotBatch, *values: Tensor) -> None:
+        """Buffer the token of a step without drafts; encode a full buffer."""
+        if self._missed.add(slots, *values):
+            self._read(slots)
+            self._encode_missed(slots)
+
+    def prepare_replay(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels:
+            self.lanes.prepare_replay(slots)
+
+    def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
+        """See `Drafter.replay_key`; steps that encode buffered tokens have none."""
+        missed = self._missed
+        if num_levels:
+            return None if any(missed.most[slot] for slot in slots.ids) else self.lanes.replay_key(slots)
+        # A step that runs again adds its token twice.
+        has_room = all(missed.most[slot] + 2 < missed.limit for slot in slots.ids)
+        return () if has_room and not missed.skipped.intersection(slots.ids) else None
+
+    def replayed(self, slots: SlotBatch, num_levels: int) -> None:
+        if num_levels == 0:
+            self._missed.note(slots)

@@ -73,7 +73,11 @@ class StepRunner:
     def run(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> StepResult:
         """Run `decoding.step.run_step`; all steps have the same `method`. A replayed step counts as verification."""
         run = partial(run_step, method, self.lanes, self.table, slots, rows, num_levels)
-        if self.recorder is None or (key := self._prepare(method, slots, rows, num_levels)) is None:
+        if self.recorder is None:
+            return run()
+        self.lanes.prepare_replay(slots)
+        method.drafter.prepare_replay(slots, num_levels)
+        if (key := self._key_of(method, slots, rows, num_levels)) is None:
             return run()
         if (one := self._recordings.get(key)) is not None:
             started = time.perf_counter()
@@ -93,15 +97,13 @@ class StepRunner:
         launched = self.recorder.run_beside(run) if self._counts[key] == NUM_LAUNCHED else run()
         return replace(launched, is_warm_up=True)
 
-    def _prepare(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
-        """Prepare KV caches for a step, and return its key; None if it cannot be recorded."""
+    def _key_of(self, method: Method, slots: SlotBatch, rows: RowSampling, num_levels: int) -> Key | None:
+        """Return the key of a step, None if it cannot be recorded."""
         if self.table.constraints.applies(slots.ids):
             return None
         num_nodes = method.tree.max_nodes if num_levels else 1
         if len(slots.ids) * num_nodes * self.lanes.num_lanes * self.table.vocab_size > MAX_LOGITS:
             return None
-        self.lanes.prepare_replay(slots)
-        method.drafter.prepare_replay(slots, num_levels)
         parts = (
             self.lanes.replay_key(slots),
             method.drafter.replay_key(slots, num_levels),

@@ -87,7 +87,7 @@ class Backend:
     """Whether kernels run asynchronously. If so, outputs are processed one step late and prompts are prefetched."""
     prefill_steps = 0.0
     """Time of a small prefill in decoding steps, if it does not depend on the number of prompts; see
-    `decoding.scheduling.refill`."""
+    `decoding.scheduling.admission.Refill`."""
     max_slots = 32
     """Most slots of an engine; more do not raise throughput."""
     usable_share = 0.5

@@ -18,7 +18,7 @@ from configs.schema import CaptionJob
 from jobs import caption, verify
 from pipeline.output.recorded_job import read_job
 from pipeline.verify.run import Settings, second_config
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 ZOO = Path(__file__).resolve().parents[2] / "zoo/checkpoints"

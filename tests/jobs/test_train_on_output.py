@@ -17,11 +17,11 @@ from configs.load import load_job
 from configs.training import TrainDrafterJob
 from jobs import caption
 from jobs.train_drafter import DONE, REFUSED, main
-from models.heads.training.teacher import teach_states
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import open_inputs
 from pipeline.training.rows import read_rows
 from pipeline.training.run import Run, Worker
+from tests.toys.training import teach_states
 from zoo.world import sample_scenes
 
 ROOT = Path(__file__).resolve().parents[2]

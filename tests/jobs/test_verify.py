@@ -16,7 +16,7 @@ import pytest
 
 from jobs import caption, verify
 from models.inputs.processing import FrontEnd
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 pytestmark = pytest.mark.slow

@@ -162,10 +162,3 @@ def teach_rows(
         )
         for sample, hidden, chosen in zip(training_samples, prefill.states, features, strict=True)
     ]
-
-
-def teach_states(
-    target: TargetModel, training_samples: Sequence[TrainingSample], feature_layers: tuple[int, ...] = (LAST,)
-) -> States:
-    """Run the target as `teach_rows` and return the padded batch."""
-    return States.of(teach_rows(target, training_samples, feature_layers), target.device)

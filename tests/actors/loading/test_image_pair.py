@@ -9,10 +9,10 @@ import torch
 
 from actors.loading import slot_count
 from actors.loading.image_pair import load, load_painter
+from actors.loading.slot_count import position_bytes
 from configs.load import ConfigError, validate
 from configs.synthesis import SynthesizeJob
 from models.heads.eagle import EagleNetwork
-from models.kv.sizing import position_bytes
 from models.llamagen.vq_files import save_vq
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
 

@@ -14,7 +14,7 @@ from actors import metrics
 from actors.generate import Generate
 from actors.loading import pair, slot_count
 from actors.loading.method import build_method
-from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usable_bytes
+from actors.loading.slot_count import LOGIT_COPIES, count_slots, position_bytes, slot_bytes, usable_bytes
 from actors.results import Stamp
 from configs.load import ConfigError, load_job, load_preset
 from configs.method import Method
@@ -22,7 +22,6 @@ from configs.pool import EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.sizing import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan_text import engines
 from tests import toys

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
-from decoding.scheduling.refill import Refill
+from decoding.scheduling.admission import Refill
 from decoding.trees import Chain
 from tests import toys
 from tests.conformance import checks

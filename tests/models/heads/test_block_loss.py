@@ -13,14 +13,14 @@ from models.backends.attention import DecoderRunner
 from models.heads.formats import BLOCK
 from models.heads.loader import load_head
 from models.heads.training.block_loss import MAX_ANCHORS, BlockTask, anchors_of, fresh_block
-from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
+from models.heads.training.teacher import TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, Trainer, count_right
 from models.heads.writer import save_block
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from tests.toys.training import training_samples
+from tests.toys.training import teach_states, training_samples
 from tests.toys.weights import randomise
 
 MASK, SIZE = 3, 4

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from models.heads.eagle3 import Eagle3Network
 from models.heads.training.eagle3_loss import STEP_DECAY, Eagle3Task, default_feature_layers, fresh_eagle3
-from models.heads.training.teacher import States, TrainingSample, make_training_sample, teach_states
+from models.heads.training.teacher import States, TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, Trainer, count_right
 from models.target import Target
 from tests import toys
 from tests.toys import images as image_toys
-from tests.toys.training import training_samples
+from tests.toys.training import teach_states, training_samples
 from tests.toys.weights import randomise
 
 NUM_STEPS = 3

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from configs.training import LayerCutHead
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
-from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
+from models.heads.training.teacher import TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, Trainer, count_right
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from tests import toys
+from tests.toys.training import teach_states
 
 FAMILIES = ("llama", "llava", "llava_onevision", "qwen2_5_vl")
 

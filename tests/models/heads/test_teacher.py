@@ -18,11 +18,12 @@ from decoding.tree import Verdict
 from decoding.trees import Chain
 from models.contract import TargetModel
 from models.heads.training.losses import EagleTask, fresh_eagle
-from models.heads.training.teacher import TrainingSample, make_training_sample, teach_states
+from models.heads.training.teacher import TrainingSample, make_training_sample
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from models.llamagen.target import LlamaGenTarget
 from tests import toys
 from tests.toys import images as image_toys
+from tests.toys.training import teach_states
 from tests.toys.weights import randomise
 
 ANSWER = (9, 12, 40, 7, 2)

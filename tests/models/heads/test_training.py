@@ -15,13 +15,13 @@ from torch import Tensor
 
 from models.contract import TargetModel
 from models.heads.training.losses import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
-from models.heads.training.teacher import States, TrainingSample, make_training_sample, teach_states
+from models.heads.training.teacher import States, TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, Reduce, Trainer, count_right, key_of
 from models.kv.feature_layers import LAST
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from tests import toys
 from tests.toys import images as image_toys
-from tests.toys.training import training_samples
+from tests.toys.training import teach_states, training_samples
 
 pytestmark = pytest.mark.slow
 

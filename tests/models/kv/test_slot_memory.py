@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from actors.loading.slot_count import position_bytes
 from models.backends.select import backend_for
-from models.kv.sizing import position_bytes
 from tests import toys
 from tests.conformance import checks, heads
 

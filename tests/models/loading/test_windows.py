@@ -27,9 +27,9 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.trees import Chain
+from models.forward_check import MAX_TOKENS, prompt_length, thresholds
 from models.loading.attention_calls import first_hidden
 from models.loading.checkpoints import CheckpointError
-from models.loading.thresholds import MAX_TOKENS, prompt_length, thresholds
 from models.target import Target
 from tests import toys
 from tests.models.architectures import NUM_TOKENS, generated
