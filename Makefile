@@ -1,7 +1,7 @@
 # make demo       caption scenes and draw prompts with what ships, speculatively and plainly (sets itself up)
 # make test       every promise once, five minutes, warnings as errors (sets itself up)
 # make test-all   the whole suite
-# make test-product  the full product of the conformance suite
+# make test-product  the rest of the products of cases
 # make check      ruff, mypy and the layers
 # make docs       build the documentation as a site in build/docs (sets itself up)
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from actors.results import Stamp
+from actors.serving.engine_thread import ReportWaits
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
@@ -42,9 +43,9 @@ from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest import freeze
+from pipeline.source.freezing import freeze
 
 RESULTS = results_file("decode")
 SIDE_PX = 336
@@ -180,14 +181,14 @@ def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> Cap
     )
 
 
-def timed_dataset(job: CaptionJob, pair: PacedPair, **options: Any) -> Any:
+def timed_dataset(job: CaptionJob, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
     source = SpanDatasource(job.source, frozen, ())
     decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, prompt_options))
-    stamp = Stamp("timed", 1, "0")
-    return caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=pair, **options)
+    stages, run = CaptionStages(decode, result_schema(), pair), RunContext(Stamp("timed", 1, "0"), flow=flow)
+    return caption_dataset(job, source, source.num_spans, stages, run)
 
 
 def waits(folder: Path) -> Results:

@@ -85,7 +85,7 @@ class EnginePool(ActorPool):
 
     @property
     def rows_per_batch(self) -> int:
-        """`batch_rows`, or the least number of rows while it is `auto` (see `pipeline.run.batches`)."""
+        """`batch_rows`, or the least number of rows while it is `auto` (see `pipeline.run.job_plan`)."""
         return LEAST_BATCH_ROWS if self.batch_rows == "auto" else self.batch_rows
 
     @field_validator("capture", mode="before")

@@ -1,7 +1,7 @@
 """Measures the size of the source tree: files, lines, fullest folder, hot path.
 
     python -m docgen.size                       # measures this checkout and rewrites docs/design/size.md
-    python -m docgen.size --hot-path FILE       # also the hot path, from the list that docgen.hot_path writes
+    python -m docgen.size --hot-path FILE --drafts-path FILE    # also hot paths, from lists of docgen.hot_path
     python -m docgen.size --column before --root OTHER_CHECKOUT
 
 Numbers are stored in `docgen/size.json`.
@@ -35,7 +35,11 @@ ROWS = {
     "hot_path_files": "files on the hot path",
     "hot_path_lines": "lines of these files",
     "hot_path_functions": "functions called on the hot path",
+    "drafts_path_files": "files on the hot path with drafts",
+    "drafts_path_lines": "lines of these files",
+    "drafts_path_functions": "functions called on the hot path with drafts",
 }
+PATHS = ("hot_path", "drafts_path")
 
 
 def measure(root: Path) -> dict[str, Any]:
@@ -54,14 +58,14 @@ def measure(root: Path) -> dict[str, Any]:
     }
 
 
-def hot_path(root: Path, listing: Path) -> dict[str, int]:
+def hot_path(root: Path, listing: Path, name: str) -> dict[str, int]:
     """Count the files, lines and functions in a listing with one `path:function` per line."""
     called = set(listing.read_text().split())
     files = {entry.split(":")[0] for entry in called}
     return {
-        "hot_path_files": len(files),
-        "hot_path_lines": sum(count_lines(root / file) for file in files),
-        "hot_path_functions": len(called),
+        f"{name}_files": len(files),
+        f"{name}_lines": sum(count_lines(root / file) for file in files),
+        f"{name}_functions": len(called),
     }
 
 
@@ -86,9 +90,10 @@ def size_page() -> str:
     ]
     return page(
         "Size of the source tree",
-        "Before (commit 7fbe96c) and after the modules were sorted into folders. Measured by `python -m docgen.size`. "
-        "Source files are Python and C++ files. The hot path is every function of the project that runs in any process "
-        "of `python -m jobs.caption` on four images with the method plain; `python -m docgen.hot_path` records it.",
+        "Before (commit fe2a2ed9) and now. Measured by `python -m docgen.size`. Source files are Python and C++ files. "
+        "The hot path is every function of the project that runs in any process of `python -m jobs.caption` on four "
+        "images: `configs/jobs/zoo_caption_plain.yaml`, and with drafts `configs/jobs/zoo_caption.yaml`. "
+        "`python -m docgen.hot_path` records it.",
         table(("", "before", "after"), rows),
     )
 
@@ -105,11 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--column", choices=("before", "after"), default="after", help="the column to replace")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure")
     parser.add_argument("--hot-path", type=Path, metavar="FILE", help="the listing of docgen.hot_path")
+    parser.add_argument("--drafts-path", type=Path, metavar="FILE", help="the listing of a job with drafts")
     arguments = parser.parse_args(argv)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"before": {}, "after": {}}
-    kept = {key: value for key, value in results[arguments.column].items() if key.startswith("hot_path")}
-    new = hot_path(arguments.root, arguments.hot_path) if arguments.hot_path else kept
-    results[arguments.column] = {**measure(arguments.root), **new}
+    measured = {key: value for key, value in results[arguments.column].items() if key.startswith(PATHS)}
+    for name in PATHS:
+        if listing := getattr(arguments, name):
+            measured |= hot_path(arguments.root, listing, name)
+    results[arguments.column] = {**measure(arguments.root), **measured}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     (ROOT / "docs/design/size.md").write_text(size_page())
     return 0

@@ -10,8 +10,6 @@ from typing import Any
 from ray.data import Dataset
 
 from actors.generate import Generate
-from actors.results import Stamp, Tally
-from actors.serving.engine_thread import ReportWaits
 from actors.serving.journal import LossBudgetExceeded
 from configs.schema import CaptionJob
 from jobs.command import Command
@@ -19,9 +17,14 @@ from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from pipeline.exports.run import run_exports
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.reports.summary import Summary
-from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import run_job
-from pipeline.run.graph import MAX_CALLS_PER_WORKER, MAX_PROCESSOR_CALLS_PER_WORKER, caption_dataset
+from pipeline.run.graph import (
+    MAX_CALLS_PER_WORKER,
+    MAX_PROCESSOR_CALLS_PER_WORKER,
+    CaptionStages,
+    RunContext,
+    caption_dataset,
+)
 from pipeline.run.plan import Plan, make_plan, recorded
 from pipeline.run.plan_text import describe, first_prompt
 from pipeline.storage import checkpoints
@@ -42,33 +45,18 @@ def run(plan: Plan) -> Summary:
         return run_job(plan.lossless(), results)
 
 
-def results(
-    plan: Plan,
-    stamp: Stamp,
-    tally: Tally | None,
-    flow: ReportWaits,
-    log: CrashLedger | None = None,
-    actor: type[Generate] = Generate,
-    **options: Any,
-) -> Dataset:
-    """Build the Ray dataset of the rows that the job writes; `actor` and `options` as for `caption_dataset`."""
-    max_calls = MAX_CALLS_PER_WORKER if plan.processing is None else MAX_PROCESSOR_CALLS_PER_WORKER
-    return caption_dataset(
-        plan.config,
-        plan.datasource,
-        plan.datasource.num_spans,
+def results(plan: Plan, run: RunContext, actor: type[Generate] = Generate, **options: Any) -> Dataset:
+    """Build the Ray dataset of the rows that the job writes; `actor` and `options` as in `CaptionStages`."""
+    stages = CaptionStages(
         functools.partial(decode_table, options=decode_options(plan), present=plan.present_ids),
         plan.schema,
-        stamp,
-        load=checkpoints.load_pair,
-        tally=tally,
-        flow=flow,
-        log=log,
-        weigher=plan.weigher,
-        max_calls=max_calls,
-        actor=actor,
-        options=options,
+        checkpoints.load_pair,
+        plan.weigher,
+        MAX_CALLS_PER_WORKER if plan.processing is None else MAX_PROCESSOR_CALLS_PER_WORKER,
+        actor,
+        options,
     )
+    return caption_dataset(plan.config, plan.datasource, plan.datasource.num_spans, stages, run)
 
 
 def decode_options(plan: Plan) -> DecodeOptions:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
-from ray.data import Dataset
 
 from actors.losses import MetricError
 from actors.results import torch_threads
@@ -31,9 +30,9 @@ from pipeline.reports import summary
 from pipeline.reports.outcome import Outcome, Verdict
 from pipeline.reports.summary import Summary
 from pipeline.run import resume
-from pipeline.run.plan import JobPlan
+from pipeline.run.graph import Build
+from pipeline.run.job_plan import JobPlan, ResumeOptions
 from pipeline.run.reporting import REPORT
-from pipeline.run.resume import ResumeOptions
 from pipeline.storage import retries
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.shard import WHOLE, Shard
@@ -75,8 +74,7 @@ class Command(Generic[Config, AnyPlan]):
     make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
-    build: Callable[..., Dataset]
-    """Builds the dataset of results from a plan, a stamp and the reports of actors (`pipeline.run.execution.Build`)."""
+    build: Build
     export: Callable[[AnyPlan], Sequence[str]] = lambda plan: ()
     """Exports the results of an output without missing rows, and returns lines to print."""
 

@@ -7,16 +7,13 @@ import sys
 
 from ray.data import Dataset
 
-from actors.results import Stamp, Tally
-from actors.serving.engine_thread import ReportWaits
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
 from jobs.exit_status import JOB, in_help
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import IMAGE_ROWS_PER_GROUP
-from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import run_job
-from pipeline.run.graph import synthesis_dataset
+from pipeline.run.graph import ImageStages, RunContext, synthesis_dataset
 from pipeline.storage import checkpoints
 from pipeline.synthesis import rows
 from pipeline.synthesis.files import encode_table
@@ -30,26 +27,19 @@ def run(plan: SynthesisPlan) -> Summary:
     return run_job(plan, results, IMAGE_ROWS_PER_GROUP)
 
 
-def results(
-    plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
-) -> Dataset:
+def results(plan: SynthesisPlan, run: RunContext) -> Dataset:
     """Build the Ray dataset of the rows that the job writes."""
     config = plan.config
-    return synthesis_dataset(
-        config,
-        plan.datasource,
-        plan.datasource.num_spans,
+    stages = ImageStages(
         functools.partial(prepare_table, options=plan.prepare_options),
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
-        (rows.coded_schema(plan.kept), rows.painted_schema(plan.kept)),
-        stamp,
-        load=checkpoints.load_pair,
-        load_painter=checkpoints.load_painter,
-        tally=tally,
-        flow=flow,
-        log=log,
-        present=plan.present_ids,
+        rows.coded_schema(plan.kept),
+        rows.painted_schema(plan.kept),
+        plan.present_ids,
+        checkpoints.load_pair,
+        checkpoints.load_painter,
     )
+    return synthesis_dataset(config, plan.datasource, plan.datasource.num_spans, stages, run)
 
 
 COMMAND = Command(

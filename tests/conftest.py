@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.durations import Durations
+
 # Tests fork processes. The handlers that gRPC would run then can block later calls of Ray in this process.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 torch.set_num_threads(1)
@@ -20,6 +22,14 @@ settings.register_profile(
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write CPU seconds to tests/durations.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config.getoption("record_durations")), "durations")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -180,6 +180,79 @@ def test_the_check_finds_a_cycle() -> None:
     assert cycle_of({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
+def module_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Module → modules that it imports, lazy and type-only imports included."""
+    edges: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = {name if name in modules else name.rpartition(".")[0] for name in imports_of(path)}
+        edges[module] = (found & modules.keys()) - {module}
+    return edges
+
+
+def nodes_of_cycles(edges: dict[str, set[str]]) -> list[str]:
+    """The nodes that are reachable from themselves."""
+
+    def reachable(node: str) -> set[str]:
+        found: set[str] = set()
+        left = [node]
+        while left:
+            new = edges.get(left.pop(), set()) - found
+            found |= new
+            left += new
+        return found
+
+    return [node for node in cycle_of(edges) if node in reachable(node)]
+
+
+def test_modules_import_without_cycles() -> None:
+    assert nodes_of_cycles(module_edges(rooms())) == []
+
+
+def test_the_check_finds_a_cycle_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    sources = {"a.one": "def f():\n    from a.two import g\n", "a.two": "import a.one\n", "a.three": "import a.one\n"}
+    for name, text in sources.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    modules = {name: tmp_path / f"{name}.py" for name in sources}
+    assert nodes_of_cycles(module_edges(modules)) == ["a.one", "a.two"]
+
+
+def private_members(path: Path) -> tuple[set[str], set[str]]:
+    """Private names that a module defines, and those that it uses of other objects than `self` and `cls`."""
+    defined: set[str] = set()
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (defined if is_own else used).add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            used |= {alias.name for alias in node.names}
+    private = re.compile(r"_(?!_|replace$|make$|asdict$|fields$|modules$)")  # those of NamedTuple and torch are documented
+    return {name for name in defined if private.match(name)}, {name for name in used if private.match(name)}
+
+
+def foreign_members(modules: dict[str, Path]) -> dict[str, list[str]]:
+    """Module → private names that it uses and that only other modules of the project define."""
+    found = {name: private_members(path) for name, path in modules.items()}
+    everywhere = set().union(*(defined for defined, _ in found.values()))
+    foreign = {name: sorted((used & everywhere) - defined) for name, (defined, used) in found.items()}
+    return {name: names for name, names in foreign.items() if names}
+
+
+def test_no_module_uses_private_members_of_another() -> None:
+    assert foreign_members({name: path for name, path in rooms().items() if not name.startswith("benchmarks")}) == {}
+
+
+def test_the_check_finds_a_private_member_of_another_module(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("class Queue:\n    def __init__(self):\n        self._waiting = []\n")
+    (tmp_path / "b.py").write_text("def f(queue):\n    return queue._waiting, queue._replace(x=1)\n")
+    assert foreign_members({name: tmp_path / f"{name}.py" for name in ("a", "b")}) == {"b": ["_waiting"]}
+
+
 def test_rooms_are_small() -> None:
     counts: dict[str, int] = {}
     for path in rooms().values():

@@ -29,11 +29,11 @@ from configs.schema import CaptionJob
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import decode_table
-from pipeline.run.batches import MOST_BATCH_ROWS
 from pipeline.run.execution import run_graph
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
+from pipeline.run.job_plan import MOST_BATCH_ROWS
 from pipeline.run.plan import Plan, checked
-from pipeline.source.manifest import freeze_for, needs_of
+from pipeline.source.freezing import freeze_for, needs_of
 from pipeline.storage.output_dir import OutputDir
 
 TIME_LIMIT_S = 1800
@@ -114,12 +114,11 @@ def _plan(case: Case, folder: Path) -> Plan:
     return checked(Plan(config, pair, freeze_for(needs), output), np.zeros(0, np.int64), IN_PROCESS, probe_output=False)
 
 
-def _build(plan: Plan, stamp: Any, tally: Any, flow: Any, log: Any, load: PacedPair) -> ray.data.Dataset:
+def _build(plan: Plan, run: RunContext, load: PacedPair) -> ray.data.Dataset:
     decode = partial(decode_table, options=plan.decode_options, present=plan.present_ids)
     source: Any = plan.datasource
-    return caption_dataset(
-        plan.config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log, plan.weigher
-    )
+    stages = CaptionStages(decode, plan.schema, load, plan.weigher)
+    return caption_dataset(plan.config, source, source.num_spans, stages, run)
 
 
 def _cpu_seconds() -> dict[str, float]:

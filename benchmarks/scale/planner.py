@@ -32,10 +32,11 @@ from pipeline.output.inventory import take_inventory
 from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
-from pipeline.source import manifest
+from pipeline.source import freezing
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.done_bitmap import DoneBitmap
-from pipeline.source.manifest import Manifest, freeze_for, needs_of
+from pipeline.source.freezing import freeze_for, needs_of
+from pipeline.source.manifest import Manifest
 from pipeline.storage.listing import Listed
 from pipeline.storage.output_dir import DATA, OutputDir
 
@@ -129,9 +130,9 @@ def plan_listing(folder: Path, case: Case) -> Results:
         for number in range(case.num_files):
             yield Listed(f"train/{number // 1000:05d}/{number:09d}.jpg", 90_000 + number % 1000, f"{number:032x}")
 
-    files = manifest._table(listing())
+    files = freezing._table(listing())
     needs = needs_of(source, PromptOptions(), ())
-    frozen = manifest.survey_files(Unreadable(), "bucket/train", files, needs, IN_PROCESS)
+    frozen = freezing.survey_files(Unreadable(), "bucket/train", files, needs, IN_PROCESS)
     found = _read_tasks(source, frozen) | {"planning_rss_bytes": peak_bytes()}
     done = DoneBitmap(frozen.counts)
     every_other = np.arange(0, case.num_files, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.harness.markdown import Results
 
 MOST_BATCH_ROWS, MOST_BATCH_IMAGES = 512, 128
-"""Those of `pipeline.run.batches`, which is not imported: `benchmarks.gpu` renders tables without pydantic."""
+"""Those of `pipeline.run.job_plan`, which is not imported: `benchmarks.gpu` renders tables without pydantic."""
 
 DRIVER_SHARE = 0.5
 """Share of one core that a driver is planned to use; the rest is reserve."""

@@ -16,8 +16,9 @@ from configs.schema import CaptionJob, Sampling
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
 from pipeline.source.done_bitmap import DoneBitmap, PathIndex
+from pipeline.source.freezing import list_source, open_listing
 from pipeline.source.id_hashes import Hashes, hash_ids
-from pipeline.source.manifest import Manifest, list_source, open_listing
+from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores

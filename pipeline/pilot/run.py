@@ -13,8 +13,9 @@ from actors.results import torch_threads
 from pipeline.cluster import ray_session
 from pipeline.pilot.estimate import Pilot
 from pipeline.pilot.verdict import Verdict, judge, methods_of, pilot_method, pilot_pool
-from pipeline.run.execution import Build, started, tables_of
-from pipeline.run.plan import JobPlan
+from pipeline.run.execution import started, tables_of
+from pipeline.run.graph import Build
+from pipeline.run.job_plan import JobPlan
 
 
 def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:

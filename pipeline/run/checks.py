@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,9 +13,9 @@ from actors.losses import loss_of
 from configs.acceptance import Audit
 from configs.load import ConfigError
 from configs.schema import CaptionJob
+from configs.source import Source
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session
-from pipeline.media.video import checks
 from pipeline.reports import loss
 from pipeline.run.processing import check_processing
 from pipeline.source.overlap import refuse_overlap
@@ -25,6 +26,9 @@ from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from actors.loading.pair import PairInfo
+
+DECODER_PACKAGES = {"auto": "av", "pyav": "av", "decord": "decord"}
+"""The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
 
 
 def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
@@ -39,8 +43,27 @@ def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
         source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
         config = config.model_copy(update={"source": source})
     check_processing(config, pair)
-    checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
+    check_videos(config.source, pair.front_end.takes_videos, config.model.target.path)
     return config, pair
+
+
+def check_videos(source: Source, takes_videos: bool, target: str) -> None:
+    """Raise ConfigError if the job file declares videos and they cannot be decoded here or the target takes no videos.
+
+    Videos inside tars are not declared and not checked.
+    """
+    if source.kind != "videos" and source.columns.video is None:
+        return
+    decoder = source.video.decoder
+    for module in dict.fromkeys(("av", DECODER_PACKAGES[decoder])):
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"source.video.decoder: {decoder!r} needs the Python package {module!r}, which is not installed; "
+                f"install it into this environment, or choose another decoder"
+            )
+    if not takes_videos:
+        dotted = "source.kind" if source.kind == "videos" else "source.columns.video"
+        raise ConfigError(f"{dotted}: {target} takes no videos; LLaVA-OneVision and the Qwen-VL families do")
 
 
 def check_audit(audit: Audit) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import yaml
-from ray.data import Dataset, Datasource
+from ray.data import Dataset
 
 from actors.events import Events
 from actors.losses import MetricError
@@ -32,19 +32,17 @@ from pipeline.reports.summary import Summary, count
 from pipeline.run import crash_ledger, reporting, wait_times
 from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.finalize import finalize
-from pipeline.run.plan import JobPlan
+from pipeline.run.graph import Build, RunContext
+from pipeline.run.job_plan import JobPlan
 from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, limit_text, resume_lines
+from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest_parts import broken_files
 from pipeline.source.shards import rows_of
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import DATA, JOB, as_json
-
-Build = Callable[..., Dataset]
-"""Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger; for
-captions, also with another actor (`pipeline.run.graph.caption_dataset`)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     write_provenance(plan, begun.publisher)
     for line in resume_lines(plan):
         print(line, flush=True)
-    events = Events(plan.stamp(begun.publisher.attempt), plan.config.job.log == "json")
+    events = Events(plan.identity.stamp(begun.publisher.attempt), plan.config.job.log == "json")
     report = ReportWriter(plan, begun.publisher, _versions(plan), events)
     began_s = time.monotonic()
     with _emitted(plan, events, began_s):
@@ -142,7 +140,7 @@ def _fill(
         progress.shown(plan.num_results, job.progress, None, events, plan.empty_summary(), job.drift) as tally,
         reporting.kept(report, tally.live, waits.total),
     ):
-        dataset = build(plan, plan.stamp(begun.publisher.attempt), tally, waits.report, log)
+        dataset = build(plan, RunContext(plan.identity.stamp(begun.publisher.attempt), tally, waits.report, log))
         began_s = time.monotonic()
         with (
             job_error(log),
@@ -154,7 +152,7 @@ def _fill(
         return time.monotonic() - began_s, waits.total(), tally.live()
 
 
-def stream(plan: JobPlan, build: Build, datasource: Datasource, num_rows: int) -> Iterator[pa.Table]:
+def stream(plan: JobPlan, build: Build, datasource: SpanDatasource, num_rows: int) -> Iterator[pa.Table]:
     """Run the graph of `build` on `num_rows` samples of a data source and yield its tables, as `started`."""
     with started(plan, build, datasource, num_rows, num_rows) as (dataset, _):
         yield from tables_of(dataset)
@@ -162,7 +160,7 @@ def stream(plan: JobPlan, build: Build, datasource: Datasource, num_rows: int) -
 
 @contextlib.contextmanager
 def started(
-    plan: JobPlan, build: Build, datasource: Datasource, num_samples: int, num_rows: int | None
+    plan: JobPlan, build: Build, datasource: SpanDatasource, num_samples: int, num_rows: int | None
 ) -> Iterator[tuple[Dataset, wait_times.WaitTimes]]:
     """Yield the dataset of `build` over the samples of a data source, and its wait times, under a Ray that has started;
     the output directory is not touched. `num_rows` is the number of results that progress shows. Raises the errors of
@@ -174,7 +172,8 @@ def started(
         progress.shown(num_rows, job.progress) as tally,
         job_error(log),
     ):
-        yield build(plan.reading(datasource, num_samples), plan.stamp(0), tally, waits.report, log), waits
+        run = RunContext(plan.identity.stamp(0), tally, waits.report, log)
+        yield build(plan.reading(datasource, num_samples), run), waits
 
 
 def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
@@ -227,13 +226,13 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
     root = plan.manifest.root
     folder = None if access.uri_scheme(root) else FolderId.of(root)
     return {
-        "job_id": plan.job_id,
-        "config_fingerprint": plan.fingerprint,
-        "content": plan.content,
+        "job_id": plan.identity.job_id,
+        "config_fingerprint": plan.identity.fingerprint,
+        "content": plan.identity.content,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_revision": code_revision(),
         "limit": plan.limit,
-        "config": plan.recorded_config,
+        "config": plan.identity.recorded_config,
         "resources": plan.resources.record(),
         "versions": _versions(plan),
         SOURCE_FOLDER: None if folder is None else folder.to_json(),
@@ -242,7 +241,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
 
 def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
     """Write `_job/config.yaml` and `_job/versions.json`; the attempt's record contains the same values."""
-    text = yaml.safe_dump(plan.recorded_config, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(plan.identity.recorded_config, sort_keys=False, allow_unicode=True)
     publisher.write_job_file("_job/config.yaml", text.encode())
     publisher.write_job_file("_job/versions.json", as_json(_versions(plan)))
 

@@ -8,7 +8,6 @@ attempt has taken over, `Fenced` is raised and nothing more is changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,6 +16,7 @@ from pipeline.output.checksums import is_of, read_note
 from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, SET_ASIDE, Publisher
+from pipeline.run.job_plan import JobPlan
 from pipeline.run.repeated_ids import finalize_repeated_ids
 from pipeline.source import spans
 from pipeline.source.manifest import Manifest
@@ -25,9 +25,6 @@ from pipeline.sources import kind_of
 from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.output_dir import DATA, ERRORS
 from pipeline.storage.parquet_files import num_rows_of
-
-if TYPE_CHECKING:
-    from pipeline.run.plan import JobPlan
 
 
 def finalize(

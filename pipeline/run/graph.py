@@ -15,7 +15,7 @@ by bytes is disabled. Each stage bounds its blocks by rows instead:
     generate  the same rows with generated text
     prepare   `pool.batch_rows` prompts with their conditions and sampling values
     draw      the generated VQ codes of these prompts' images, `sampling.num_images_per_prompt` rows per prompt
-    cut       images, a multiple of `vq.batch_rows` (`pipeline.run.batches`)
+    cut       images, a multiple of `vq.batch_rows` (`rows_per_image_batch`)
     paint     the same images as RGB
     encode    the same images as encoded files
     write     the columns of the sink, outside the graph (`pipeline.output.writer`)
@@ -30,7 +30,8 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import pyarrow as pa
 import ray.data
@@ -48,8 +49,8 @@ from configs.synthesis import SynthesizeJob
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
 from pipeline.resources.requests import GPU_ACTOR_CPUS, PREPARE_CPUS
-from pipeline.run.batches import rows_per_image_batch
 from pipeline.run.crash_ledger import CrashLedger, journalled
+from pipeline.run.job_plan import MOST_BATCH_IMAGES
 
 MAX_ACTOR_RESTARTS = 100
 """Restarts of one actor over the whole job; the loss of its node counts too."""
@@ -66,6 +67,7 @@ MAX_PROCESSOR_CALLS_PER_WORKER = 1024
 videos are decoded in a subprocess, which is replaced more often."""
 CUT_CPUS = 0.1
 """CPUs of one task that cuts blocks: it waits for room for its output most of the time."""
+TASK_OPTIONS = {"max_calls": MAX_CALLS_PER_WORKER, "max_retries": MAX_READ_RETRIES}
 RESERVED_SHARE = 0.1
 """Share of the resources that Ray Data reserves for its operators in equal parts. Its default, a half, keeps CPUs from
 decoding that reading and cutting do not use (decision 45)."""
@@ -86,29 +88,52 @@ def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
     context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
 
 
-def caption_dataset(
-    config: CaptionJob,
-    datasource: Datasource,
-    num_spans: int,
-    decode: Callable[[pa.Table], pa.Table],
-    schema: pa.Schema,
-    stamp: Stamp,
-    load: LoadPair = load_pair,
-    tally: Tally | None = None,
-    flow: ReportWaits | None = None,
-    log: CrashLedger | None = None,
-    weigher: Weigher | None = None,
-    max_calls: int = MAX_CALLS_PER_WORKER,
-    actor: type[Generate] = Generate,
-    options: Mapping[str, Any] | None = None,
-) -> Dataset:
-    """Build the lazy dataset of caption results, without the write. `decode` maps a READ table to a DECODED table.
+@dataclass(frozen=True)
+class RunContext:
+    """The stamp of the rows of one run of a graph, and where its actors and tasks report."""
+
+    stamp: Stamp
+    tally: Tally | None = None
+    flow: ReportWaits | None = None
+    log: CrashLedger | None = None
+
+    def reports(self) -> dict[str, Any]:
+        return {"tally": self.tally, "flow": self.flow}
+
+
+Build = Callable[[Any, RunContext], Dataset]
+"""Builds the dataset of results from a plan."""
+
+
+class BuildCaptions(Protocol):
+    """Builds the dataset of captions from a plan, with another actor too (`CaptionStages.actor`)."""
+
+    def __call__(self, plan: Any, run: RunContext, actor: type[Generate] = Generate, **options: Any) -> Dataset: ...
+
+
+@dataclass(frozen=True)
+class CaptionStages:
+    """The stages of a caption job. `decode` maps a READ table to a DECODED table; `schema` is that of the results.
 
     With a `weigher`, decode tasks are bounded by the weight of their rows, otherwise by their number of rows.
     `max_calls` is the number of decode tasks per worker process. `actor` may be a subclass of Generate, which is made
     with further arguments `options`.
     """
-    pool, cuts_videos = config.pool, config.source.video.cuts
+
+    decode: Callable[[pa.Table], pa.Table]
+    schema: pa.Schema
+    load: LoadPair = load_pair
+    weigher: Weigher | None = None
+    max_calls: int = MAX_CALLS_PER_WORKER
+    actor: type[Generate] = Generate
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def caption_dataset(
+    config: CaptionJob, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
+) -> Dataset:
+    """Build the lazy dataset of caption results, without the write."""
+    pool, weigher, cuts_videos = config.pool, stages.weigher, config.source.video.cuts
     shares_media = config.columns.prompts is not None and not cuts_videos
     assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
     decode_rows = 1 if cuts_videos else pool.rows_per_batch  # one video may become hundreds of clips
@@ -118,48 +143,60 @@ def caption_dataset(
         # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
         pad_to = block_rows = pool.rows_per_batch + (MAX_PROMPTS if shares_media else 0)
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to, max_calls)
+    decode = stages.decode if run.log is None else journalled(stages.decode, run.log.of("decode"))
+    if pad_to is not None:
+        decode = padded(decode, pad_to)  # receives tables without filler rows
+    max_retries = MAX_READ_RETRIES if run.log is None else MAX_JOURNALLED_RETRIES
+    tasks = {"max_calls": stages.max_calls, "max_retries": max_retries, **_placed(labels)}
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, tasks)
     if cuts_videos:
         block_rows = pool.rows_per_batch if weigher is None else weigher.rows_of_clips
         decoded = cut(decoded, block_rows)
-    arguments = {"load": load, "tally": tally, "flow": flow, **(options or {})}
-    return map_actors(decoded, actor, (config, schema, stamp), arguments, pool, log, batch_rows=block_rows)
+    arguments = (config, stages.schema, run.stamp)
+    named_arguments = {"load": stages.load, **run.reports(), **stages.options}
+    return map_actors(decoded, stages.actor, arguments, named_arguments, pool, run.log, batch_rows=block_rows)
+
+
+@dataclass(frozen=True)
+class ImageStages:
+    """The stages of a synthesis job. `prepare` maps READ to PREPARED tables, `encode` PAINTED to RESULT tables
+    (`pipeline.synthesis.rows`); `coded` and `painted` are the schemas of CODED and PAINTED tables. Images whose ids are
+    in `present` are not generated again."""
+
+    prepare: Callable[[pa.Table], pa.Table]
+    encode: Callable[[pa.Table], pa.Table]
+    coded: pa.Schema
+    painted: pa.Schema
+    present: frozenset[str] = frozenset()
+    load: image_stage.LoadPair = load_pair
+    load_painter: LoadPainter = load_painter
 
 
 def synthesis_dataset(
-    config: SynthesizeJob,
-    datasource: Datasource,
-    num_spans: int,
-    prepare: Callable[[pa.Table], pa.Table],
-    encode: Callable[[pa.Table], pa.Table],
-    schemas: tuple[pa.Schema, pa.Schema],
-    stamp: Stamp,
-    load: image_stage.LoadPair = load_pair,
-    load_painter: LoadPainter = load_painter,
-    tally: Tally | None = None,
-    flow: ReportWaits | None = None,
-    log: CrashLedger | None = None,
-    present: frozenset[str] = frozenset(),
+    config: SynthesizeJob, datasource: Datasource, num_spans: int, stages: ImageStages, run: RunContext
 ) -> Dataset:
-    """Build the lazy dataset of image results, without the write; if `sink.images` is false, it ends at the codes.
-
-    `prepare` maps READ to PREPARED tables, `encode` PAINTED to RESULT tables (`pipeline.synthesis.rows`). `schemas` are
-    the schemas of CODED and PAINTED tables. Images whose ids are in `present` are not generated again.
-    """
-    coded, painted = schemas
+    """Build the lazy dataset of image results, without the write; if `sink.images` is false, it ends at the codes."""
     prompt_rows, image_rows = config.pool.rows_per_batch, rows_per_image_batch(config)
     prompts = read_batches(datasource, num_spans, prompt_rows)
-    prepared = map_tasks(prompts, prepare, "prepare", prompt_rows, PREPARE_CPUS)
-    arguments = {"load": load, "tally": tally, "flow": flow, "present": present}
+    prepared = map_tasks(prompts, stages.prepare, "prepare", prompt_rows, PREPARE_CPUS)
+    arguments = (config, stages.coded, run.stamp)
+    named_arguments = {"load": stages.load, **run.reports(), "present": stages.present}
     drawn = map_actors(
-        prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool, log, batch_rows=prompt_rows
+        prepared, image_stage.Synthesize, arguments, named_arguments, config.pool, run.log, batch_rows=prompt_rows
     )
     if not config.sink.images:
         return drawn
     images = cut(drawn, image_rows)
-    painting = {"load": load_painter, "journal": None if log is None else log.of("paint")}
-    pixels = map_actors(images, Paint, (config, painted), painting, config.vq, batch_rows=image_rows)
-    return map_tasks(pixels, encode, "encode", image_rows, config.image.encode_cpus)
+    painting = {"load": stages.load_painter, "journal": None if run.log is None else run.log.of("paint")}
+    pixels = map_actors(images, Paint, (config, stages.painted), painting, config.vq, batch_rows=image_rows)
+    return map_tasks(pixels, stages.encode, "encode", image_rows, config.image.encode_cpus)
+
+
+def rows_per_image_batch(config: SynthesizeJob) -> int:
+    """Return the images of a batch between the stages of a synthesis job, a multiple of `vq.batch_rows`."""
+    num_images = config.pool.rows_per_batch * config.sampling.num_images_per_prompt
+    forwards = min(num_images, MOST_BATCH_IMAGES) // config.vq.batch_rows
+    return config.vq.batch_rows * max(1, forwards)
 
 
 def read_batches(
@@ -198,20 +235,9 @@ def map_tasks(
     name: str,
     batch_rows: int,
     num_cpus: float,
-    log: CrashLedger | None = None,
-    labels: dict[str, str] | None = None,
-    pad_to: int | None = None,
-    max_calls: int = MAX_CALLS_PER_WORKER,
+    options: Mapping[str, Any] = TASK_OPTIONS,
 ) -> Dataset:
-    """Apply a function of tables to batches in CPU tasks, one task per batch; Ray shows the stage as `name`.
-
-    A crash ledger requires READ tables. With `pad_to`, the function receives tables without their filler rows, and its
-    output is padded with filler rows to this number of rows.
-    """
-    if log is not None:
-        function = journalled(function, log.of(name))
-    if pad_to is not None:
-        function = padded(function, pad_to)
+    """Apply a function of tables to batches in CPU tasks, one task per batch; Ray shows the stage as `name`."""
     with _free_remote_arguments():
         return batches.map_batches(
             named(function, name),
@@ -219,9 +245,7 @@ def map_tasks(
             batch_format="pyarrow",
             zero_copy_batch=True,
             num_cpus=num_cpus,
-            max_calls=max_calls,
-            **_placed(labels),
-            max_retries=MAX_READ_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
+            **options,
         )
 
 

@@ -12,7 +12,8 @@ from actors.results import RowError
 from configs.drafters import NoDrafter
 from configs.method import Auto, Method
 from configs.pool import ActorPool, EnginePool
-from pipeline.run.plan import JobPlan, Plan
+from pipeline.run.job_plan import JobPlan
+from pipeline.run.plan import Plan
 from pipeline.storage import access
 from pipeline.storage.first_touch import bounded
 from pipeline.storage.listing import describe_skipped
@@ -64,7 +65,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     if plan.limit is not None:
         rows += f" (--limit {plan.limit})"
     return {
-        "job": f"{plan.job_id}, seed {config.job.seed}",
+        "job": f"{plan.identity.job_id}, seed {config.job.seed}",
         **({} if plan.output.shard == WHOLE else {"shard": f"{plan.output.shard}"}),
         "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
         f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.events import Events
 from actors.serving.engine_thread import Waits
@@ -27,11 +27,9 @@ from pipeline.reports.gallery import (
 from pipeline.reports.live import Live
 from pipeline.reports.report import Report, render
 from pipeline.reports.summary import Summary
+from pipeline.run.job_plan import JobPlan
 from pipeline.storage import access
 from pipeline.storage.output_dir import JOB
-
-if TYPE_CHECKING:
-    from pipeline.run.plan import JobPlan
 
 REPORT = f"{JOB}/report.html"
 INTERVAL_S = 30.0
@@ -92,7 +90,7 @@ class ReportWriter:
     def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> Report:
         plan = self._plan
         return Report(
-            title=plan.job_id,
+            title=plan.identity.job_id,
             output=plan.output.shown(),
             state=state,
             updated_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
@@ -101,7 +99,7 @@ class ReportWriter:
             live=live,
             gallery=gallery,
             gallery_note=note,
-            config=plan.recorded_config,
+            config=plan.identity.recorded_config,
             versions=self._versions,
         )
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.cluster.partitions import IN_PROCESS, Workers
-from pipeline.output.checksums import Verified, verify
+from pipeline.output.checksums import verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.reports.outcome import Verdict, judge_json
 from pipeline.reports.summary import count
+from pipeline.run.job_plan import AnyPlan, Earlier, JobPlan
 from pipeline.source import spans
 from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest import Manifest
@@ -32,43 +33,12 @@ from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import ATTEMPTS, CONTENT, JOB, OutputDir, as_json
 from pipeline.storage.shard import WHOLE
 
-if TYPE_CHECKING:
-    from pipeline.run.plan import JobPlan
-
-AnyPlan = TypeVar("AnyPlan", bound="JobPlan")
 MAX_DIFFERENCES = 8
 MAX_NAMED_IDS = 5
 WHOLE_FILE_ROWS, WHOLE_FILE_BYTES = 1_000_000, 1 << 60
 """Sizes of spans with which samples are only counted."""
 SUMMARY = "summary.json"
 """Name of the last file that a job writes, below `_job/`."""
-
-
-@dataclass(frozen=True)
-class ResumeOptions:
-    """Resume options of the command line."""
-
-    allow_mixed: bool = False
-    retry_errors: bool = False
-    accept_touched: bool = False
-    """Accept source files whose time or etag has changed if their size has not (`manifest_parts.reopen`)."""
-    skip_digests: bool = False
-    """Compare only sizes and footers of published files."""
-
-
-DEFAULT_RESUME = ResumeOptions()
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """State of the output after earlier attempts; `gone` are the ordinals of files that the source no longer has."""
-
-    inventory: Inventory
-    done: DoneBitmap
-    present_ids: frozenset[str] = frozenset()
-    gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    verified: Verified = field(default_factory=Verified)
-    """Result of the comparison of published files with their checksums."""
 
 
 def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
@@ -83,7 +53,7 @@ def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> An
             return plan
         if not plan.resume.allow_mixed:
             record = plan.output.read_attempt(numbers[-1], plan.output.digests(ATTEMPTS))
-            refuse_other_content(record.get("content") or {}, plan.content, plan.output)
+            refuse_other_content(record.get("content") or {}, plan.identity.content, plan.output)
         return _with_inventory(plan, gone, workers)
 
 
@@ -100,7 +70,7 @@ def _refuse_content_of_other_shards(plan: JobPlan) -> None:
     if plan.output.shard == WHOLE or plan.resume.allow_mixed:
         return
     with contextlib.suppress(FileNotFoundError):
-        refuse_other_content(read_content(plan.output), plan.content, plan.output)
+        refuse_other_content(read_content(plan.output), plan.identity.content, plan.output)
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
@@ -218,7 +188,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     attempt = max(output.list_attempts(), default=0) + 1
     if output.shard != WHOLE:
         try:
-            output.create_recorded(CONTENT, as_json(plan.content))
+            output.create_recorded(CONTENT, as_json(plan.identity.content))
         except FileExistsError:
             _refuse_content_of_other_shards(plan)
     output.take_attempt(dict(record), attempt)
@@ -226,7 +196,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     output = output.pinned()
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
-    publisher = Publisher(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
+    publisher = Publisher(output, form, attempt, plan.identity.fingerprint, plan.config.sink.rows_per_file)
     with Workers(plan.config.job) as workers:
         stored = write_parts(plan.manifest, output, plan.config.source, workers)
         gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)

@@ -16,19 +16,8 @@ from configs.load import ConfigError
 from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.source.done_bitmap import UNKNOWN, Bools, Ints, PathIndex
-from pipeline.source.manifest import (
-    CUT_KEY,
-    KEEP_KEY,
-    PARTS,
-    ROOT_KEY,
-    SCHEMA,
-    Manifest,
-    freeze_for,
-    list_source,
-    part_name,
-    survey_files,
-    with_repeated_rows,
-)
+from pipeline.source.freezing import freeze_for, list_source, survey_files, with_repeated_rows
+from pipeline.source.manifest import CUT_KEY, KEEP_KEY, PARTS, ROOT_KEY, SCHEMA, Manifest, part_name
 from pipeline.source.manifest_checks import MAX_SAMPLES, as_files, most_rows, problem_of_files
 from pipeline.source.shards import Cut
 from pipeline.source.survey import survey

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fsspec import AbstractFileSystem
 
 from pipeline.storage import access
 from pipeline.storage.retries import retried
-
-if TYPE_CHECKING:
-    from pipeline.storage.output_dir import OutputDir
 
 _CONDITIONAL_ADVICE = (
     "choose a local or shared folder, or a store that honours conditional writes (S3 with If-None-Match, GCS)"
@@ -53,7 +50,23 @@ def check_size(filesystem: Any, path: str, num_bytes: int) -> None:
         raise OSError(f"{shown}: {num_bytes} bytes were sent and {size} are stored")
 
 
-def problem_of_store(output: OutputDir, probe: str) -> str:
+class Folder(Protocol):
+    """The operations of `pipeline.storage.output_dir.OutputDir` that `problem_of_store` tries."""
+
+    @property
+    def filesystem(self) -> Any: ...
+
+    @property
+    def is_local(self) -> bool: ...
+
+    def create_bytes(self, relative: str, data: Any) -> None: ...
+
+    def read_bytes(self, relative: str) -> bytes: ...
+
+    def remove(self, relative: str) -> None: ...
+
+
+def problem_of_store(output: Folder, probe: str) -> str:
     """Write, create again, read and remove the file `probe`; return why the store cannot be used, empty if it can."""
     # fsspec's default implementation of an exclusive create looks first and then writes.
     is_default = getattr(output.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file

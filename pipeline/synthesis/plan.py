@@ -16,11 +16,10 @@ from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
-from pipeline.run.batches import MOST_BATCH_IMAGES
 from pipeline.run.checks import open_output, runs_here
-from pipeline.run.plan import JobPlan, checked
+from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
+from pipeline.run.plan import checked
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
-from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints

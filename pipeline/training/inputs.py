@@ -1,11 +1,14 @@
-"""Opens the rows that a job trains on: those of a source, or the answered rows of a caption job's source."""
+"""Opens and checks the rows that a job trains on: those of a source, or the answered rows of a caption job's source."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from configs.load import ConfigError
+from configs.schema import Checkpoint
 from configs.source import JobOutput, Source
 from configs.training import TrainDrafterJob
 from models.heads.training.trainer import key_of
@@ -15,8 +18,8 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import Manifest
 from pipeline.source.row_stream import Spans
+from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training import job_output
 from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, store
 from pipeline.training.rows import freeze_source
 
@@ -37,7 +40,7 @@ class Inputs:
     def check_target(self, training: TrainDrafterJob, revision: str) -> None:
         """Raise ConfigError if the answers are those of another revision of the target."""
         if self.job is not None:
-            job_output.check_revision(self.job, training.target, revision)
+            check_revision(self.job, training.target, revision)
 
     def begun(self, output: OutputDir) -> Inputs:
         """Choose and store the answers of a new run; raise ConfigError if there are none, or their rows are gone."""
@@ -85,8 +88,57 @@ def open_inputs(job: TrainDrafterJob) -> Inputs:
     training = job.training
     if isinstance(job.source, JobOutput):
         found = read_job(job.source.path, "source.path")
-        job_output.check(found, job.target)
+        check_answers(found, job.target)
         options = PromptOptions.of(found.config)
         limits = (training.max_rows, training.max_tokens)
         return Inputs(found.config.source, found.manifest, options, *limits, found)
     return Inputs(job.source, freeze_source(job), PromptOptions(job.prompt), training.max_rows, training.max_tokens)
+
+
+def check_answers(found: RecordedJob, target: Checkpoint) -> None:
+    """Raise ConfigError if the answers are not this target's own, or not one for each row of the source."""
+    config, shown = found.config, found.output.shown()
+    theirs = config.model.target
+    if not _is_same_place(theirs.path, target.path):
+        raise ConfigError(
+            f"target: {access.shown(target.path)} is another target than {access.shown(theirs.path)}, whose answers "
+            f"are in {shown}; a drafter learns from its own target's answers"
+        )
+    if theirs.quantization != "none":
+        raise ConfigError(
+            f"target: the answers in {shown} are those of the target in {theirs.quantization} "
+            "(model.target.quantization), and a training runs it as it is stored; train on an output without "
+            "quantization"
+        )
+    if lossy := [one.label for one in config.method.methods if not one.acceptance.lossless]:
+        raise ConfigError(
+            f"source.path: the job in {shown} has the lossy method {lossy[0]!r}, which accepts tokens that the target "
+            "would not choose; train on an output of a lossless method, for example of method.acceptance.kind=exact"
+        )
+    if config.multiplies_rows:
+        name = "columns.prompts" if config.columns.prompts is not None else f"source.video.{config.source.video.cut_by}"
+        raise ConfigError(
+            f"source.path: the job in {shown} has {name}, so a row of its source has several answers; train on an "
+            "output with one answer per row"
+        )
+    if not config.sink.keep_tokens:
+        raise ConfigError(
+            f"source.path: the job in {shown} did not keep its tokens, and its texts do not determine them; run it "
+            "with sink.keep_tokens=true and another sink.path"
+        )
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    if access.uri_scheme(one) or access.uri_scheme(other):
+        return one.rstrip("/") == other.rstrip("/")
+    return one == other or (os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other))
+
+
+def check_revision(job: RecordedJob, target: Checkpoint, revision: str) -> None:
+    """Raise ConfigError if the target that is trained for has another revision than the job's."""
+    if revision != job.target_revision:
+        raise ConfigError(
+            f"target: {access.shown(target.path)} is revision {revision}, and the answers in {job.output.shown()} "
+            f"are those of revision {job.target_revision}; name that one in target.revision, or train on an "
+            "output of this one"
+        )

@@ -19,7 +19,8 @@ from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
-from pipeline.source.manifest import Manifest, freeze
+from pipeline.source.freezing import freeze
+from pipeline.source.manifest import Manifest
 from pipeline.storage.first_touch import check_stores
 from pipeline.synthesis.conditions import read_features, read_label
 

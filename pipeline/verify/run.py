@@ -31,7 +31,8 @@ from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
 from pipeline.run.checks import check_models
-from pipeline.run.execution import Build, stream
+from pipeline.run.execution import stream
+from pipeline.run.graph import Build, BuildCaptions
 from pipeline.run.plan import Plan
 from pipeline.source.datasource import SpanDatasource
 from pipeline.storage import access
@@ -255,8 +256,8 @@ def _inexact(config: CaptionJob) -> str:
     return ""
 
 
-def verify(prepared: Prepared, build: Build) -> Verification:
-    """Decode the chosen rows under Ray by `build(plan, …, actor, **options)`, compare them and write the findings.
+def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
+    """Decode the chosen rows under Ray by `build`, compare them and write the findings.
 
     Raises:
         ConfigError: a file of the source is gone or has changed.
@@ -264,7 +265,7 @@ def verify(prepared: Prepared, build: Build) -> Verification:
         ErrorBudgetSpent: more rows failed than `job.max_error_share` allows.
     """
     settings, job = prepared.settings, prepared.job
-    name = f"share-{settings.share:g}-seed-{settings.seed}-{prepared.plan.fingerprint}"
+    name = f"share-{settings.share:g}-seed-{settings.seed}-{prepared.plan.identity.fingerprint}"
     found = Verification(prepared, job.output.shown(f"{FOLDER}/{name}"))
     for old in job.output.list_files(f"{FOLDER}/{name}"):
         job.output.remove(f"{FOLDER}/{name}/{old}")
@@ -281,7 +282,7 @@ def verify(prepared: Prepared, build: Build) -> Verification:
     return found
 
 
-def _round(prepared: Prepared, recorded: pa.Table, build: Build) -> Comparison:
+def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> Comparison:
     compared = Comparison(recorded, prepared.loss)
     if not recorded.num_rows:
         return compared

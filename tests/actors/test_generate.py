@@ -17,7 +17,7 @@ import pytest
 from actors.generate import Generate
 from actors.results import Stamp
 from actors.serving.engine_thread import EngineThread
-from decoding.types import Completion, Request, Sampling
+from decoding.types import Request, Sampling
 from pipeline.rows.schemas import ERROR_CODES, result_schema
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, num_steps_of
 
@@ -183,19 +183,6 @@ def test_a_row_with_an_error_passes_through_and_is_never_decoded() -> None:
     assert {sample for ids in pair.engines[0].active_ids_per_step for sample in ids} == {"good"}
 
 
-def test_a_batch_of_nothing_but_errors_needs_no_engine() -> None:
-    pair = FakePair()
-    [result] = run(make_actor(pair), decoded_table([{"id": f"b{i}", "error": "broken_image"} for i in range(3)]))
-    assert result.column("status").to_pylist() == ["error"] * 3
-    assert pair.engines[0].active_ids_per_step == []
-
-
-def test_an_empty_table_gives_an_empty_table_of_the_schema() -> None:
-    [result] = run(make_actor(FakePair()), decoded_table([]))
-    assert result.num_rows == 0
-    assert result.schema.equals(result_schema())
-
-
 def test_a_conversation_that_the_template_refuses_is_an_error_row_beside_good_ones() -> None:
     [result] = run(make_actor(FakePair()), decoded_table([{"id": "a", "text": "REFUSE"}, {"id": "b", "text": "ok"}]))
     refused, good = result.to_pylist()
@@ -228,14 +215,6 @@ def test_an_engine_that_raises_is_given_up_with_its_reason(caplog: pytest.LogCap
     thread.close()
     assert [str(error) for error in died] == ["CUDA error: an illegal memory access was encountered"]
     assert not future.done()
-
-
-def test_closing_finishes_what_was_handed_over() -> None:
-    thread = EngineThread(FakePair().engine(2))
-    future = thread.decode([Request(sample_id=f"s{index}", prompt="x") for index in range(5)])
-    thread.close()
-    completions: list[Completion] = future.result(timeout=0)
-    assert [completion.sample_id for completion in completions] == [f"s{index}" for index in range(5)]
 
 
 def test_a_dead_engine_ends_its_process_with_the_reason() -> None:

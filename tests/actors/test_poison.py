@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Request
-from pipeline.run.crash_ledger import Ledger
 from tests.actors.fakes import FakePair, text_of
 from tests.actors.poison import Life
 
@@ -173,37 +172,3 @@ def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
         """
     )
     assert done.stdout.strip() == str([True, False, True, False])
-
-
-# --- planted faults: each must blame an innocent row ---------------------------------------------------------------
-
-
-def rows_that_wait_are_blamed(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(book: Ledger, who: str, keys: Sequence[str]) -> None:
-        book._running[who] = {key for key, row in book._rows.items() if row.holder == who}
-
-    patch.setattr(Ledger, "running", all_of_them)
-
-
-def rows_that_are_done_stay_marked(patch: pytest.MonkeyPatch) -> None:
-    running = Ledger.running
-
-    def never_less(book: Ledger, who: str, keys: Sequence[str]) -> None:
-        running(book, who, [*keys, *book._running.get(who, ())])
-
-    patch.setattr(Ledger, "running", never_less)
-
-
-def nobody_runs_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("actors.serving.engine_thread.ALONE_FROM_DEATHS", 100)
-
-
-@pytest.mark.parametrize("fault", [rows_that_wait_are_blamed, rows_that_are_done_stay_marked, nobody_runs_alone])
-def test_a_planted_fault_gives_up_a_harmless_row(
-    fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = [request(f"s{index}", "LATE" if index == 3 else "fine") for index in range(10)]
-    life = Life(slots=4)
-    assert life.run([batch]) == outcome([batch])
-    fault(monkeypatch)
-    assert Life(slots=4).run([batch]) != outcome([batch])

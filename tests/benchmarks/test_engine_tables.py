@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine.__main__ import parse, plan
 from benchmarks.tables import engine as tables
 from benchmarks.tables.parts import PARTS
 from benchmarks.tables.plots import plots_of
@@ -75,32 +74,6 @@ def test_the_bound_follows_from_the_forwards_and_the_speed_up_from_the_steps() -
     assert "| 3.33 | 3.20 | 96 % | 10.0 % |" in render("engine_steps", results())
 
 
-def test_a_round_in_which_all_forwards_take_twice_as_long_leaves_the_bound_as_it_was() -> None:
-    _, chain, _ = results()["rows"]
-    chain["forwards_ms"] = {name: [ms, 2.0 * ms] for name, (ms, _) in chain["forwards_ms"].items()}
-    assert tables.bound(chain, 2) == pytest.approx(80.0 / 24.0)
-
-
-def test_what_steps_take_beyond_forwards_is_held_against_their_own_forwards() -> None:
-    _, chain, _ = results()["rows"]
-    assert tables.beyond_forwards(chain) == pytest.approx(0.1)
-    chain["seconds"] = [2 * seconds for seconds in chain["seconds"]]
-    assert tables.beyond_forwards(chain) == pytest.approx(0.1)
-    assert tables.without_forward(chain) == pytest.approx(0.55)
-    chain["prompt_forwards_s"] = [0.1 * seconds for seconds in chain["seconds"]]
-    assert tables.without_forward(chain) == pytest.approx(0.45)
-
-
-def test_the_interval_of_the_controller_is_students() -> None:
-    plain, _, controlled = results()["rows"]
-    assert tables.slower_by(controlled, plain) == pytest.approx((-0.5, -0.5, -0.5))
-    controlled["seconds"] = [2.0, 2.42]
-    mean, low, high = tables.slower_by(controlled, plain)
-    assert mean == pytest.approx(0.05)
-    assert high - mean == pytest.approx(12.706 * 0.05)
-    assert mean - low == pytest.approx(high - mean)
-
-
 def test_a_method_with_other_outputs_is_marked_and_has_no_speed() -> None:
     found = results(different=3)
     table = render("engine", found).splitlines()
@@ -143,42 +116,3 @@ def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> 
     withheld = results(different=1)
     assert verdicts(withheld)["a chain"] is None
     assert "| withheld | not known |" in render("engine_claims", withheld)
-
-
-def test_shares_of_phases_and_of_positions() -> None:
-    found = results()
-    assert "| 64 | 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % | 0.0 % |" in render("engine_phases", found)
-    found["rows"][1]["seconds"] = [2 * seconds for seconds in found["rows"][1]["seconds"]]
-    assert "| 64 | 1 | chain | 0.0 % | 10.0 % | 40.0 % | 0.0 % | 50.0 % |" in render("engine_phases", found)
-    assert "| 64 | 1 | 75 % | 75 % |" in render("engine_positions", found)
-    plots = plots_of({"engine": found})
-    bars = plots[Path("docs/results/engine_phases_plot.svg")].data
-    assert bars["batch 1, ≤ 64, chain"] == pytest.approx((0.0, 0.1, 0.4, 0.0, 0.5))
-    curves = plots[Path("docs/results/engine_positions_plot.svg")].data
-    assert curves["batch 1, ≤ 64 tokens"] == [(1, 75, 75, 75), (2, 75, 75, 75)]
-
-
-def test_both_lengths_stand_in_every_table_and_what_was_left_out_is_named() -> None:
-    found = results()
-    found["rows"] += [{**row, "max_new_tokens": 256, "batch": 8} for row in found["rows"]]
-    assert list(tables.cells_of(found)) == [(64, 1), (256, 8)]
-    for name in ("engine", "engine_steps", "engine_phases", "engine_positions"):
-        assert "\n| 256 | 8 |" in render(name, found)
-    settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "machine": "m"}
-    result = render("engine_setting", {**found, **settings, "torch": "2"})
-    assert "the highest, 2 at batch 1, 2 at batch 8;" in result
-    assert "Left out for lack of memory: batch 128 with 64 tokens." in result
-
-
-def test_batches_at_which_something_is_to_be_shown_are_measured_first_and_at_both_lengths() -> None:
-    cells = [(cell.batch, cell.max_new_tokens, cell.num_requests) for cell in plan(parse([]).repeats)]
-    assert cells == [(1, 64, 8), (8, 64, 64), (1, 256, 4), (8, 256, 24), (32, 64, 64), (128, 64, 128), (4, 64, 32)]
-
-
-def test_each_batch_has_rounds_of_its_own() -> None:
-    cells = plan(parse(["--repeats", "5", "6", "7", "10", "4"]).repeats)
-    assert {(cell.batch, cell.repeats) for cell in cells} == {(1, 5), (8, 6), (32, 7), (128, 10), (4, 4)}
-    assert {cell.repeats for cell in plan(parse([]).repeats)} == {5}
-    for wrong in (["--repeats", "5", "10"], ["--repeats", "1", "1", "1", "1", "1"]):
-        with pytest.raises(SystemExit):
-            parse(wrong)

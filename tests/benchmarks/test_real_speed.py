@@ -87,22 +87,6 @@ def test_an_engine_copies_nothing_from_an_earlier_one_over_the_same_prompts(pair
     assert first["mean_acceptance_length"] == again["mean_acceptance_length"]
 
 
-def test_too_few_prompts_are_refused(pairs: dict[str, Pair]) -> None:
-    with pytest.raises(ValueError, match="batch 1 needs 12 prompts, and there are 11"):
-        speed.measure_speed(pairs, lambda pair, num, length: make_requests(pair, num - 1, length), (1,))
-
-
-def test_what_there_is_no_time_for_is_left_out(pairs: dict[str, Pair]) -> None:
-    answers = iter([True, True, *[False] * 99])
-    found = speed.measure_speed(pairs, make_requests, (1, 2), lambda: next(answers))
-    assert [row["method"] for row in found["rows"]] == ["plain", "suffix"]
-    assert {row["num_prompts"] for row in found["rows"]} == {3}, "a further round began"
-    assert found["left_out"] == [
-        *(f"{name}, batch 1" for name in ("sd_chain", "sd_tree")),
-        *(f"{name}, batch 2" for name in pairs),
-    ]
-
-
 def test_generate_of_transformers_gives_the_same_outputs_and_leaves_the_engine_as_it_was(
     pairs: dict[str, Pair],
 ) -> None:
@@ -132,35 +116,6 @@ def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, devi
 
 
 SETTINGS = vision_settings.settings()
-
-
-def test_methods_that_were_measured_again_replace_their_rows() -> None:
-    def rows(speed: int, *names: str) -> list[Results]:
-        return [{"method": name, "batch": batch, "speed": speed} for batch in (1, 8) for name in names]
-
-    earlier = {"setting": {"device": "one"}, "rows": rows(1, "plain", "a", "b"), "left_out": []}
-    merged = speed.merge(earlier, {"rows": rows(2, "plain", "b"), "left_out": []}, ("plain", "a", "b"))
-    assert [(row["method"], row["batch"], row["speed"]) for row in merged["rows"]] == [
-        *(("plain", 1, 1), ("a", 1, 1), ("b", 1, 2)),
-        *(("plain", 8, 1), ("a", 8, 1), ("b", 8, 2)),
-    ]
-    assert merged["setting"] == {"device": "one"}
-    found = {"setting": {"device": "two"}, "rows": rows(3, "plain", "b", "a"), "left_out": []}
-    assert speed.merge(merged, found, ("plain", "a", "b")) == found, "plain decoding of a run without other rows stays"
-
-
-def test_tables_name_the_device_and_what_was_not_measured() -> None:
-    row: Results = {
-        **{"method": "plain", "batch": 1, "num_prompts": 8, "num_equal": 7},
-        **{"tokens_per_s": {"median": 9.6, "low": 8.0, "high": 10.0}, "over_plain": {"median": 1, "low": 1, "high": 1}},
-    }
-    results = {"text": {"cuda": {"setting": {"device": "a GPU", "torch": "2"}, "rows": [row], "left_out": ["x"]}}}
-    found = PARTS["real_text_speed_gpu"].render(results)
-    assert found.startswith("a GPU, torch 2.")
-    assert "| plain | 1 |  | 10 (8–10) | 1.00 (1.00–1.00) | 7 of 8 |" in found
-    assert found.endswith("Left out: x.")
-    assert PARTS["real_text_speed"].render(results) == "Not measured yet."
-    assert PARTS["real_vision_speed_gpu"].render(results) == "Not measured yet."
 
 
 def test_replayed_steps_are_compared_with_launched_ones_of_batch_1() -> None:

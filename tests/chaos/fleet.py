@@ -19,11 +19,12 @@ import yaml
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
+from jobs import caption
 from jobs.command import Command
 from pipeline.media.image_decoding import decode_table
 from pipeline.reports import summary
 from pipeline.run.execution import run_job
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from pipeline.run.plan import Plan
 from tests.actors.fakes import FakeEngine, FakePair
 from tests.pipeline.attempts import job, plan_of
@@ -94,12 +95,12 @@ def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = de
 def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decode_table) -> summary.Summary:
     """One attempt of a checked job, to the end."""
 
-    def build(plan: Any, stamp: Any, tally: Any, flow: Any, log: Any) -> Any:
+    def build(plan: Any, run: RunContext) -> Any:
         def decode(table: Any, options: Any = plan.decode_options, present: Any = plan.present_ids) -> Any:
             return decode_rows(table, options, present)
 
         source, config = plan.datasource, plan.config
-        return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
+        return caption_dataset(config, source, source.num_spans, CaptionStages(decode, plan.schema, load), run)
 
     return run_job(plan, build)
 
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> int:
         make_plan=lambda config, limit, _, resume, shard: plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
-        build=caption_dataset,
+        build=caption.results,
     )
     return command.main(["--config", str(config), *(["--shard", arguments[3]] if len(arguments) > 3 else [])])
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.writer import MAX_TASKS, Writer
-from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
+from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import answered, at_rest, end, job, plan_of, rows_in, start

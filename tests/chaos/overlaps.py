@@ -29,8 +29,8 @@ from configs.schema import CaptionJob
 from pipeline.cluster import signals
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.run.audit import audit
+from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import check_plan
-from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from tests.chaos import kills

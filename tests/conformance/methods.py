@@ -24,6 +24,7 @@ from models.loading.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import block, checks, heads
 from tests.conformance.relaxation import NEIGHBOURS
+from tests.covering import covering
 
 Make = Callable[[str], Method]
 VISUAL = tuple(name for name, family in toys.FAMILIES.items() if family.takes_images)
@@ -136,6 +137,8 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "tabed+dynamic": (drafted(MT, lambda: DynamicTree(3, 2, 10), policy="adaboost"), VISUAL),
     "lookup+sage+fly-zero": (lambda _: Method(LookupDrafter(), SageTree(), Fly(min_entropy=100.0, window=0)), EVERY),
 }
+FAST = ("plain", "sd-chain", "tabed-tree", "sage", "eagle", "medusa", "block", "layer-skip", "jacobi", "suffix")
+"""One method of each kind of drafter and tree."""
 SLOTS = (1, 4, 9)
 MODES = {"greedy": Sampling(), "sampled": Sampling(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.2)}
 Case = tuple[str, str, int, str]
@@ -151,21 +154,8 @@ def every_case() -> list[Case]:
 
 
 def covering_cases() -> list[Case]:
-    """A covering set of all legal pairs of values; greedy and deterministic."""
-    cases = every_case()
-    pairs = {case: _pairs(case) for case in cases}
-    open_pairs = set().union(*pairs.values())
-    chosen = []
-    while open_pairs:
-        best = max(cases, key=lambda case: len(pairs[case] & open_pairs))
-        chosen.append(best)
-        open_pairs -= pairs[best]
-    return chosen
-
-
-def _pairs(case: Case) -> set[tuple[tuple[int, object], tuple[int, object]]]:
-    values: list[tuple[int, object]] = list(enumerate(case))
-    return {(one, other) for i, one in enumerate(values) for other in values[i + 1 :]}
+    """A covering set of all legal pairs of values."""
+    return covering(every_case(), 2)
 
 
 def check_case(case: Case, count: int = 5) -> float:

@@ -9,6 +9,7 @@ from decoding.acceptance import Exact
 from tests import toys
 from tests.conformance import checks, images, methods
 from tests.conformance.erratic import Erratic, unsettled
+from tests.covering import tiers
 from tests.toys import images as image_toys
 
 pytestmark = pytest.mark.slow
@@ -46,8 +47,7 @@ def check_method(name: str, mode: str, seed: int) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("mode", list(methods.MODES))
-@pytest.mark.parametrize("name", EXACT)
+@tiers("name, mode", EXACT, list(methods.MODES), strength=1)
 def test_no_depth_at_any_step_changes_a_token(name: str, mode: str) -> None:
     engine = check_method(name, mode, seed=len(name))
     assert engine.stats.num_generated_tokens > 40

@@ -10,22 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import decoding.trees.pool as pool
 from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from decoding.trees import DynamicTree
 from models.backends.attention import LayerInputs
-from models.heads.eagle3 import Eagle3Network, FirstLayer
-from models.heads.medusa import MedusaHeads
+from models.heads.eagle3 import Eagle3Network
 from models.loading.vocabulary import SlicedHead
-from tests.conformance import checks, heads
-from tests.decoding.trees import test_dynamic as trees
+from tests.conformance import checks, heads, planted
+from tests.conformance.planted import Patch
 from tests.models.heads import test_eagle3, test_peagle
 
 pytestmark = pytest.mark.slow
-
-Patch = pytest.MonkeyPatch
 
 
 def prompt_features_are_shifted_by_one(patch: Patch) -> None:
@@ -44,19 +40,6 @@ def accepted_features_are_shifted_by_one(patch: Patch) -> None:
         commit(self, replace(judgement, features=judgement.features.roll(1, 2)), verdict)
 
     patch.setattr(EagleDrafter, "commit", shifted)
-
-
-def accepted_tokens_keep_the_heads_own_features(patch: Patch) -> None:
-    """The tree's positions are committed unchanged, instead of being encoded again with the target's features."""
-    commit = EagleDrafter.commit
-
-    def lazy(self: Any, judgement: Any, verdict: Any) -> None:
-        own = self._column.gather(1, judgement.tree.origin).clamp_min(0)
-        size = judgement.features.shape[3]
-        features = self._outputs.gather(2, own[:, None, :, None].expand(-1, 1, -1, size))
-        commit(self, replace(judgement, features=features), verdict)
-
-    patch.setattr(EagleDrafter, "commit", lazy)
 
 
 def levels_feed_on_the_roots_output(patch: Patch) -> None:
@@ -84,14 +67,6 @@ def image_columns_are_embedded_as_placeholders(patch: Patch) -> None:
     patch.setattr(EagleDrafter, "_pairs", blind)
 
 
-def ties_go_to_the_younger_node(patch: Patch) -> None:
-    def younger(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        ordered, index = scores.flip(1).sort(dim=1, descending=True, stable=True)
-        return ordered[:, :count], scores.shape[1] - 1 - index[:, :count]
-
-    patch.setattr(pool, "best_of", younger)
-
-
 def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:
     finish = DynamicTree.finish
 
@@ -100,27 +75,6 @@ def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:
         return replace(tree, origin=torch.arange(tree.num_nodes).expand_as(tree.tokens))
 
     patch.setattr(DynamicTree, "finish", renumbered)
-
-
-def deeper_nodes_than_a_row_can_use_are_ranked(patch: Patch) -> None:
-    grow = DynamicTree.grow
-    patch.setattr(DynamicTree, "grow", lambda self, level: grow(self, replace(level, max_depth=None)))
-
-
-def medusa_starts_one_head_too_far(patch: Patch) -> None:
-    logits = MedusaHeads.logits
-
-    def later(self: Any, head: int, hidden: Tensor) -> Tensor:
-        return logits(self, min(head + 1, self.shape.num_heads - 1), hidden)
-
-    draft = MedusaDrafter.draft
-
-    def patched(self: Any, slots: Any, frontier: Any) -> Tensor:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(MedusaHeads, "logits", later)
-            return draft(self, slots, frontier)
-
-    patch.setattr(MedusaDrafter, "draft", patched)
 
 
 def medusa_reads_the_roots_state_after_every_step(patch: Patch) -> None:
@@ -162,27 +116,6 @@ def draft_ids_are_taken_for_target_ids(patch: Patch) -> None:
     )
 
 
-def states_are_fed_back_normalized(patch: Patch) -> None:
-    forward = Eagle3Network.forward
-
-    def normed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = forward(self, *args, **kwargs)
-        out.last_hidden_state = self.norm(out.last_hidden_state)
-        return out
-
-    patch.setattr(Eagle3Network, "forward", normed)
-
-
-def the_residual_is_normalized(patch: Patch) -> None:
-    forward = FirstLayer.forward
-
-    def other(self: Any, pairs: Tensor, **kwargs: Any) -> Tensor:
-        self.norm_before_residual = True
-        return forward(self, pairs, **kwargs)
-
-    patch.setattr(FirstLayer, "forward", other)
-
-
 def pairs_of_three_axes_are_counted(patch: Patch) -> None:
     pairs = EagleDrafter._pairs
 
@@ -203,16 +136,6 @@ def memory_on_three_axes() -> None:
     heads.check_memory("qwen2_5_vl", "chain", kind="eagle3-axes")
 
 
-def masks_are_one_position_late(patch: Patch) -> None:
-    run = ParallelEagleDrafter._run
-
-    def late(self: Any, slots: Any, tokens: Any, features: Any, depth: Any, sees: Any, offset: int) -> Any:
-        is_masks = tokens.shape[1] == len(self._places)
-        return run(self, slots, tokens, features, depth + int(is_masks), sees, offset)
-
-    patch.setattr(ParallelEagleDrafter, "_run", late)
-
-
 def masks_see_later_masks(patch: Patch) -> None:
     start = ParallelEagleDrafter.open
 
@@ -221,16 +144,6 @@ def masks_see_later_masks(patch: Patch) -> None:
         self._causal = torch.ones_like(self._causal)
 
     patch.setattr(ParallelEagleDrafter, "open", opened)
-
-
-def masks_carry_the_roots_output(patch: Patch) -> None:
-    draft_all = ParallelEagleDrafter._draft_all
-
-    def wrong(self: Any, slots: Any) -> Any:
-        self._features = self._output[slots.index][:1, :, None].expand_as(self._features)
-        return draft_all(self, slots)
-
-    patch.setattr(ParallelEagleDrafter, "_draft_all", wrong)
 
 
 def recorded_levels() -> None:
@@ -257,27 +170,16 @@ def picked_drafts_fit() -> None:
     assert checks.joint_of_two_tokens(lambda: DynamicTree(2, 1, 4), Rejection(), 3000, "loose") < 2.1
 
 
-FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+FAULTS: list[planted.Fault] = [
     (prompt_features_are_shifted_by_one, memory),
     (accepted_features_are_shifted_by_one, memory),
-    (accepted_tokens_keep_the_heads_own_features, memory),
     (image_columns_are_embedded_as_placeholders, memory_with_images),
     (levels_feed_on_the_roots_output, drafts("eagle", "branching")),
     (origin_names_the_kept_node_instead_of_the_grown, lambda: checks_cache()),
-    (ties_go_to_the_younger_node, trees.test_of_equal_scores_the_parent_is_kept),
-    (
-        deeper_nodes_than_a_row_can_use_are_ranked,
-        trees.test_a_rows_tree_does_not_depend_on_how_deep_its_neighbours_may_go,
-    ),
     (features_come_from_another_layer, memory_of_eagle3),
     (draft_ids_are_taken_for_target_ids, recorded_chain),
-    (states_are_fed_back_normalized, recorded_chain),
-    (the_residual_is_normalized, recorded_chain),
     (pairs_of_three_axes_are_counted, memory_on_three_axes),
-    (masks_are_one_position_late, recorded_levels),
     (masks_see_later_masks, recorded_levels),
-    (masks_carry_the_roots_output, recorded_levels),
-    (medusa_starts_one_head_too_far, drafts("medusa")),
     (medusa_reads_the_roots_state_after_every_step, drafts("medusa")),
     (picked_drafts_are_judged_as_if_drawn, picked_drafts_fit),
 ]
@@ -290,14 +192,9 @@ def checks_cache() -> None:
         checks.check_cache("llama", "dynamic", "perturbed")
 
 
-@pytest.mark.parametrize(("fault", "check"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
-def test_a_planted_fault_is_caught(
-    fault: Callable[[Patch], None], check: Callable[[], None], monkeypatch: Patch
-) -> None:
-    check()
-    fault(monkeypatch)
-    with pytest.raises((AssertionError, IndexError)):
-        check()
+@planted.each(FAULTS)
+def test_a_planted_fault_is_caught(fault: planted.Plant, check: planted.Check) -> None:
+    planted.assert_caught(fault, check)
 
 
 def test_a_wrong_head_is_invisible_in_the_output_and_visible_in_the_acceptance(monkeypatch: Patch) -> None:

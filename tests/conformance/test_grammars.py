@@ -13,6 +13,7 @@ from decoding.drafters import GrammarDrafter, LookupDrafter, ModelDrafter, NoDra
 from decoding.trees import Chain, StaticTree, branching_paths
 from tests import toys
 from tests.conformance import checks, grammars, methods
+from tests.covering import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -43,21 +44,17 @@ def relaxed(rule: Acceptance, is_legal: bool) -> methods.Make:
 FAMILIES = {name: "llava" if "llava" in families else families[0] for name, (_, families) in methods.METHODS.items()}
 
 
-@pytest.mark.parametrize("mode", list(methods.MODES))
-@pytest.mark.parametrize("name", list(methods.METHODS))
+@tiers("name, mode", list(methods.METHODS), list(methods.MODES), strength=1)
 def test_every_method_equals_generate_with_a_mask(name: str, mode: str) -> None:
     grammars.check_equal(methods.METHODS[name][0], FAMILIES[name], methods.MODES[mode])
 
 
-@pytest.mark.parametrize("mode", list(methods.MODES))
-@pytest.mark.parametrize("family", ["llama", "llava"])
-@pytest.mark.parametrize("name", list(FORCED))
+@tiers("name, family, mode", list(FORCED), ["llama", "llava"], list(methods.MODES))
 def test_forced_tokens_are_accepted_and_change_nothing(name: str, family: str, mode: str) -> None:
     assert grammars.check_equal(FORCED[name], family, methods.MODES[mode], count=8) > 1.15
 
 
-@pytest.mark.parametrize("slots", [1, 4, 9])
-@pytest.mark.parametrize("tree", list(checks.TREES))
+@tiers("tree, slots", list(checks.TREES), [1, 4, 9], strength=1)
 def test_trees_equal_generate_in_every_batch(tree: str, slots: int) -> None:
     make = lambda family: Method(checks.make_drafter("perturbed", family), checks.TREES[tree](), Exact())  # noqa: E731
     grammars.check_equal(make, slots=slots, count=9)

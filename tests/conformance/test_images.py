@@ -18,46 +18,11 @@ from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree
 from tests.conformance import checks
 from tests.conformance import images as contract
+from tests.covering import tiers
 from tests.toys import images
 
-CASES = [
-    (method, kind, slots, mode)
-    for place, method in enumerate(contract.METHODS)
-    for kind in images.KINDS
-    for slots, mode in zip((1, 4, 9, 4), np.roll(list(contract.MODES), place).tolist(), strict=True)
-]
 
-
-@pytest.mark.slow_cases(
-    "eagle2-class-9",
-    "eagle2-text-1",
-    "eagle3-class-9",
-    "eagle3-text-1",
-    "jacobi-class-9",
-    "jacobi-text-1",
-    "jacobi+lantern-zero-class-9",
-    "jacobi+lantern-zero-text-1",
-    "lantern-zero-class-9",
-    "lantern-zero-text-1",
-    "layer-skip-class-9",
-    "layer-skip-text-1",
-    "medusa-class-9",
-    "medusa-text-1",
-    "plain-class-9",
-    "plain-text-1",
-    "sd-chain-class-9",
-    "sd-chain-text-1",
-    "sd-dynamic-class-9",
-    "sd-dynamic-text-1",
-    "sd-tree-class-9",
-    "sd-tree-text-1",
-    "suffix-class-9",
-    "suffix-text-1",
-    "jacobi-above-class",
-    "jacobi-wide-class",
-    "layer-skip-tree-class",
-)
-@pytest.mark.parametrize(("method", "kind", "slots", "mode"), CASES)
+@tiers("method, kind, slots, mode", list(contract.METHODS), images.KINDS, [1, 4, 9], list(contract.MODES))
 def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: int, mode: str) -> None:
     contract.check_equal(method, kind, slots, mode)
 

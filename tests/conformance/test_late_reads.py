@@ -19,6 +19,7 @@ from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks, images, methods, resting
 from tests.conformance.erratic import Erratic, unsettled
+from tests.covering import tiers
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +30,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=True))
 
 
-@pytest.mark.parametrize("mode", methods.MODES)
-@pytest.mark.parametrize("name", methods.METHODS)
+@tiers("name, mode", list(methods.METHODS), list(methods.MODES), strength=1)
 def test_every_method_gives_the_targets_output(name: str, mode: str, late: None) -> None:
     families = methods.METHODS[name][1]
     methods.check_case((name, "llava" if "llava" in families else families[0], 4, mode), count=8)

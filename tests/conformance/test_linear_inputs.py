@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from decoding import Engine
 from tests import toys
 from tests.conformance import checks
-from tests.conformance.methods import METHODS
+from tests.conformance.methods import FAST, METHODS
+from tests.covering import tiers
+
+LLAMA = [name for name, (_, families) in METHODS.items() if "llama" in families]
 
 
 def folds(states: Tensor) -> bool:
@@ -40,8 +42,7 @@ class Inputs(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("name", [name for name, (_, families) in METHODS.items() if "llama" in families])
+@tiers("name, slots", LLAMA, [1, 3], strength=1, fast=FAST)
 def test_linear_layers_read_no_view_with_gaps(name: str, slots: int) -> None:
     engine = Engine(toys.target("llama"), METHODS[name][0]("llama"), slots, 160)
     with Inputs() as inputs:

@@ -8,8 +8,10 @@ import pytest
 
 from decoding import Sampling
 from tests.conformance import checks
+from tests.covering import tiers
 
 FAMILIES = ("llama", "llava")
+DRAFTERS = [("none", "chain"), *product(("right", "perturbed", "wrong"), checks.TREES)]
 SAMPLED = {
     "plain temperature": Sampling(temperature=0.7),
     "top-k": Sampling(temperature=1.3, top_k=9),
@@ -19,37 +21,7 @@ SAMPLED = {
 }
 
 
-@pytest.mark.slow_cases(
-    "llama-perturbed-branching-1",
-    "llama-perturbed-branching-9",
-    "llama-perturbed-chain-1",
-    "llama-perturbed-chain-9",
-    "llama-right-branching-1",
-    "llama-right-branching-9",
-    "llama-right-chain-1",
-    "llama-right-chain-9",
-    "llama-wrong-branching-1",
-    "llama-wrong-branching-9",
-    "llama-wrong-chain-1",
-    "llama-wrong-chain-9",
-    "llava-perturbed-branching-1",
-    "llava-perturbed-branching-9",
-    "llava-perturbed-chain-1",
-    "llava-perturbed-chain-9",
-    "llava-right-branching-1",
-    "llava-right-branching-9",
-    "llava-right-chain-1",
-    "llava-right-chain-9",
-    "llava-wrong-branching-1",
-    "llava-wrong-branching-9",
-    "llava-wrong-chain-1",
-    "llava-wrong-chain-9",
-)
-@pytest.mark.parametrize("slots", [1, 4, 9])
-@pytest.mark.parametrize(
-    ("drafter", "tree"), [("none", "chain"), *product(("right", "perturbed", "wrong"), checks.TREES)]
-)
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, drafter, tree, slots", FAMILIES, DRAFTERS, [1, 4, 9])
 def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slots: int) -> None:
     checks.check_greedy(family, tree, drafter, slots)
 
@@ -63,10 +35,7 @@ def test_the_perturbed_drafter_is_refused_at_every_depth_and_younger_siblings_ar
         assert max(rule.ranks_taken) >= 1
 
 
-@pytest.mark.slow_cases("llama-chain", "llava-branching")
-@pytest.mark.parametrize("kind", list(SAMPLED))
-@pytest.mark.parametrize("tree", list(checks.TREES))
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, tree, kind", FAMILIES, list(checks.TREES), list(SAMPLED))
 def test_sampled_output_equals_plain_sampling_under_shared_noise(family: str, tree: str, kind: str) -> None:
     acceptance_length = checks.check_sampled(family, tree, "perturbed", 4, SAMPLED[kind])
     assert acceptance_length > 1.2, "the drafter shares the noise, so it must often be right"
@@ -77,18 +46,12 @@ def test_sampled_output_does_not_depend_on_the_drafter(drafter: str) -> None:
     checks.check_sampled("llava", "branching", drafter, 4, SAMPLED["top-k"])
 
 
-@pytest.mark.slow_cases("llava-b", "llava-c", "llama-chain")
-@pytest.mark.parametrize("tree", list(checks.TREES))
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, tree", FAMILIES, list(checks.TREES))
 def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(family: str, tree: str) -> None:
     checks.check_eos_at_every_depth(family, tree)
 
 
-@pytest.mark.slow_cases(
-    "llava-none", "llava-perturbed-chain", "llava-right", "llama-perturbed-branching", "llama-right-chain"
-)
-@pytest.mark.parametrize(("drafter", "tree"), [("none", "chain"), *product(("right", "perturbed"), checks.TREES)])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, drafter, tree", FAMILIES, [case for case in DRAFTERS if case[0] != "wrong"])
 def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
     checks.check_cache(family, tree, drafter)
 

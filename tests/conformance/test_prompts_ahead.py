@@ -22,6 +22,7 @@ from models.inputs.processing import FrontEnd, PromptError
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, images, methods
+from tests.covering import tiers
 from tests.models.inputs.test_features import check_answers, keeping
 
 pytestmark = pytest.mark.slow
@@ -47,8 +48,7 @@ def plain(target: Target, slots: int, **options: Any) -> Engine:
     return Engine(target, Method(NoDrafter(), Chain(1), Exact()), slots, 160, **options)
 
 
-@pytest.mark.parametrize("async_output", [False, True])
-@pytest.mark.parametrize("name", methods.METHODS)
+@tiers("name, async_output", list(methods.METHODS), [False, True], strength=1)
 def test_every_method_gives_the_targets_output(name: str, async_output: bool, ahead: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=async_output))
     families = methods.METHODS[name][1]

@@ -18,6 +18,7 @@ from tests import toys
 from tests.conformance import checks, images
 from tests.conformance.erratic import unsettled
 from tests.conformance.resting import MIXED
+from tests.covering import tiers
 from tests.toys import images as image_toys
 
 pytestmark = pytest.mark.slow
@@ -39,9 +40,7 @@ def known_to_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "make_drafter", make_any)
 
 
-@pytest.mark.parametrize("slots", [1, 4, 9])
-@pytest.mark.parametrize("family", ["llama", "llava"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@tiers("drafter, family, slots", DRAFTERS, ["llama", "llava"], [1, 4, 9])
 def test_greedy_output_equals_generate(drafter: str, family: str, slots: int) -> None:
     checks.check_greedy(family, "chain", drafter, slots, count=18)
 

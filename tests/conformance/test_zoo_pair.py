@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 from transformers import AutoProcessor
 
 from actors.loading.pair import Pair, load
@@ -22,6 +21,7 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.target import Target
 from tests.conformance.checks import check_telemetry, run
+from tests.covering import tiers
 from zoo.pair import CHECKPOINTS
 from zoo.quality import ask, load_captioner, other_questions
 from zoo.world import sample_scenes
@@ -78,9 +78,7 @@ def engine(tree: str | None, slots: int) -> Engine:
     return Engine(pair().target, Method(drafter, TREES[tree](), Exact()), slots, 512)
 
 
-@pytest.mark.slow_cases("chain-4", "chain-9", "static")
-@pytest.mark.parametrize("slots", [1, 4, 9])
-@pytest.mark.parametrize("tree", list(TREES))
+@tiers("tree, slots", list(TREES), [1, 4, 9], strength=1)
 def test_greedy_output_equals_generate(tree: str, slots: int) -> None:
     done = run(engine(tree, slots), requests())
     assert {key: c.token_ids for key, c in done.items()} == generated()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
-from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
+from decoding.contexts import Caption, Full, Pooled, Pruned
 from decoding.contracts import Context
 from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
@@ -149,14 +149,6 @@ def drafting(family: str, contexts: list[Context], model: Target | None = None) 
     return Method(ModelDrafter(made, contexts, toys.VOCAB_SIZE, merge), Chain(4), Exact())
 
 
-@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
-def test_pooling_without_a_known_grid(family: str) -> None:
-    wanted = checks.requests(family, 9)
-    failed = {one.sample_id for one in wanted if one.images or (family == "llava_next" and one.videos)}
-    assert 0 < len(failed) < 9
-    check(run(drafting(family, [Pooled()]), family, wanted), family, wanted, failed, "the context 'pooled' needs")
-
-
 class Odd:
     """A captioner that fails on tall pictures, or returns captions that are too long."""
 
@@ -211,22 +203,6 @@ def test_a_drafters_processor_that_fails(family: str, context: Context) -> None:
     check(run(drafting(family, [context], model), family, wanted), family, wanted, failed, "prompt_refused")
 
 
-def test_a_drafters_vision_tower_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = toys.perturbed("llava", 0.02)
-    tower = model.model.model.vision_tower
-    see = tower.forward
-
-    def fails_on_two(pixel_values: torch.Tensor, *given: Any, **named: Any) -> Any:
-        if pixel_values.shape[0] > 1:
-            raise TypeError("two pictures")
-        return see(pixel_values, *given, **named)
-
-    monkeypatch.setattr(tower, "forward", fails_on_two)
-    wanted = checks.requests("llava", 9)
-    failed = {one.sample_id for one in wanted if len(one.images) > 1}
-    check(run(drafting("llava", [Full()], model), "llava", wanted), "llava", wanted, failed, "drafter_failed")
-
-
 def test_guided_pruning_where_the_drafter_has_other_columns_than_the_target() -> None:
     """The drafter looks at tiles of the picture, the target at one square."""
     wanted = checks.requests("llava", 6)
@@ -234,21 +210,6 @@ def test_guided_pruning_where_the_drafter_has_other_columns_than_the_target() ->
     assert 0 < len(failed) < 6
     method = drafting("llava", [Pruned(0.5, "attention")], toys.target("llava_next"))
     check(run(method, "llava", wanted, context=256), "llava", wanted, failed, "prompt_refused")
-
-
-def test_a_drafter_without_a_token_for_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(_: Any) -> int:
-        raise PromptError("no newline")
-
-    monkeypatch.setattr("decoding.contexts.text.newline_id", none)
-    wanted = checks.requests("llava", 6)
-    check(
-        run(drafting("llava", [TextOnly()]), "llava", wanted),
-        "llava",
-        wanted,
-        set(plain("llava", wanted)),
-        "no newline",
-    )
 
 
 def test_a_drafters_prompt_is_held_to_the_last_column() -> None:

@@ -60,26 +60,6 @@ def test_the_manifest_has_only_known_fields_of_the_right_types(manifest: dict[st
     assert complaints(manifest, RAY_JOB) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (("spec", "backOffLimit"), 2, "'backOffLimit' was unexpected"),
-        (("spec", "backoffLimit"), "2", "'2' is not of type 'integer'"),
-        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0, "0 is not of type 'string'"),
-        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplica"), 2, "'maxReplica' was unexpected"),
-        (("spec", "submissionMode"), "K8SJobMode", "'K8SJobMode' is not one of"),
-    ],
-)
-def test_a_misspelt_field_or_a_wrong_type_is_seen(
-    manifest: dict[str, Any], place: tuple[Any, ...], value: Any, message: str
-) -> None:
-    spoilt = node = copy.deepcopy(manifest)
-    for key in place[:-1]:
-        node = node[key]
-    node[place[-1]] = value
-    assert any(message in complaint for complaint in complaints(spoilt, RAY_JOB))
-
-
 def pods(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     cluster = manifest["spec"]["rayClusterSpec"]
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from jobs import caption
 from pipeline.media.video import clips
 from pipeline.media.video.worker import DecoderWorker
 from pipeline.reports.summary import Summary
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from pipeline.run.plan import make_plan
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table
 
@@ -128,10 +129,10 @@ def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", arou
     }
 
     def faked(
-        config: CaptionJob, datasource: Datasource, num_spans: int, decode: Any, *rest: Any, **named: Any
+        config: CaptionJob, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
     ) -> Dataset:
-        read, decode = around(datasource, decode) if around else (datasource, decode)
-        return caption_dataset(config, read, num_spans, decode, *rest, **{**named, "load": LoadFake()})
+        read, decode = around(datasource, stages.decode) if around else (datasource, stages.decode)
+        return caption_dataset(config, read, num_spans, replace(stages, decode=decode, load=LoadFake()), run)
 
     checked = mock.patch.object(actors.loading.pair, "check", return_value=FakePairInfo())
     with checked, mock.patch.object(caption, "caption_dataset", faked):

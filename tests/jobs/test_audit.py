@@ -13,7 +13,7 @@ import pytest
 from actors.losses import edit_distance
 from actors.serving.audited import is_audited
 from jobs import caption
-from jobs.command import DONE, FAILED, REFUSED, TOO_LOSSY
+from jobs.command import DONE, FAILED, TOO_LOSSY
 from pipeline.reports.loss import loss_interval
 from zoo.text.samples import held_out_questions
 from zoo.world import listing
@@ -168,11 +168,3 @@ def test_errors_of_a_users_function_end_the_job_with_the_reason(
     output = capsys.readouterr().err
     assert f"the job was ended: the metric {__name__}:{function} {reason}" in " ".join(output.split())
     assert "Traceback" not in output
-
-
-def test_a_function_that_cannot_be_imported_is_refused_before_anything_starts(
-    job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(job_file, tmp_path / "out", "audit.share=1.0", "audit.metric=no_such_module:f") == REFUSED
-    assert "audit.metric: no_such_module:f cannot be imported" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -13,9 +13,9 @@ import yaml
 
 from configs.load import ConfigError
 from configs.schema import CaptionJob
+from jobs.caption import results
 from jobs.command import FAILED, REFUSED, Command
 from pipeline.output.publishing import Fenced
-from pipeline.run.graph import caption_dataset
 from tests.pipeline.attempts import job, plan_of
 
 
@@ -28,7 +28,7 @@ def command(run: Callable[[Any], Any], make_plan: Callable[..., Any] = plan_of) 
         make_plan=lambda config, limit, _, resume, __: make_plan(config, resume, limit),
         describe=lambda _: [],
         run=run,
-        build=caption_dataset,
+        build=results,
     )
 
 

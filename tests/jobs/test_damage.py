@@ -123,7 +123,7 @@ def check_that_nothing_passes(config: CaptionJob, path: Path, shards: tuple[Shar
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_changed_bit_anywhere_in_an_output_is_named(whole: CaptionJob, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(whole)))
     content = bytearray(path.read_bytes())
@@ -133,7 +133,7 @@ def test_a_changed_bit_anywhere_in_an_output_is_named(whole: CaptionJob, data: s
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_changed_bit_anywhere_in_an_output_of_shards_is_named(sharded: CaptionJob, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(sharded)))
     content = bytearray(path.read_bytes())
@@ -160,7 +160,7 @@ def mutated(value: Any, data: st.DataObject) -> Any:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("has_digests", [True, False])
 def test_a_json_file_with_other_values_is_no_traceback(
     sharded: CaptionJob, has_digests: bool, data: st.DataObject

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +16,11 @@ import ray
 
 from tests.chaos import deaths, fleet
 from tests.pipeline.attempts import at_rest
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 NUM_ROWS, STEP_S = 400, 0.02
-PATIENCE_S = 900.0
 
 
 def test_a_job_whose_actor_and_driver_are_killed_resumes_to_every_row_once(tmp_path: Path) -> None:
@@ -60,9 +59,4 @@ def generating() -> set[int]:
 
 def wait_for(folder: Path, num_files: int, look: Callable[[], int]) -> int:
     """What `look` finds, once so many files are saved."""
-    until_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until_s:
-        if deaths.num_saved(folder) >= num_files and (found := look()):
-            return int(found)
-        time.sleep(0.01)
-    raise AssertionError((folder / "log").read_text()[-3000:])
+    return until(lambda: look() if deaths.num_saved(folder) >= num_files else 0, (folder / "log").read_text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ import actors.loading.pair
 from actors.serving.journal import HOPELESS_FROM_ROWS, MAX_LOAD_DEATHS
 from jobs import caption
 from jobs.exit_status import FAILED
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from tests.jobs.poison import LoadPoisoned
 from tests.jobs.stand_ins import FakePairInfo
 from tests.jobs.unstartable import LoadKilled, LoadRaising
@@ -40,8 +41,8 @@ def run(tmp_path: Path, load: Any, words: str = "ask") -> int:
         return caption.main(["--config", str(tmp_path / "job.yaml")])
 
 
-def _build(fake: Any, /, *arguments: Any, **named: Any) -> Any:
-    return caption_dataset(*arguments, **{**named, "load": fake})
+def _build(fake: Any, config: Any, datasource: Any, num_spans: int, stages: CaptionStages, run: RunContext) -> Any:
+    return caption_dataset(config, datasource, num_spans, replace(stages, load=fake), run)
 
 
 @pytest.mark.parametrize(

@@ -65,30 +65,6 @@ def test_a_pilot_of_images_counts_every_image_of_a_prompt(tmp_path: Path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pilot_of_enough_rows_compares_methods_and_shows_where_the_time_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo.write_sources(demo.draw_rows(192, demo.SEED), tmp_path / "source")
-    arguments = [
-        *("--config", str(ROOT / "configs/jobs/demo_caption.yaml"), *demo.KINDS["parquet"], "pool.slots=2"),
-        *(f"source.path={tmp_path}/source/parquet", f"sink.path={tmp_path}/out", "sampling.max_new_tokens=4"),
-        *(f"model.target.path={PAIR}/caption_target", f"model.drafter.path={PAIR}/caption_drafter"),
-        *("job.progress=false", "pool.torch_threads=1", "method.drafter.kind=none"),
-    ]
-    assert caption.main([*arguments, "--estimate", "96"]) == 0
-    estimate = printed_json(capsys)
-    verdict = estimate["verdict"]
-    assert [one["method"] for one in verdict["methods"]] == ["plain"]
-    assert verdict["recommended"] == "none"
-    assert verdict["media_s"] > 0
-    assert all(verdict[name]["value"] > 0 for name in ("encode_s", "prefill_s", "decode_s"))
-    assert verdict["ceiling"]["value"] > 1
-    assert estimate["engine_hours"]["value"] == pytest.approx(
-        verdict["methods"][0]["row_s"]["value"] * estimate["rows"]["value"] / 3600
-    )
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_estimate_takes_neither_a_limit_nor_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), "--estimate", "2"]
     assert caption.main([*arguments, "--limit", "3"]) == 2

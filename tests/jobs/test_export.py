@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from configs.schema import CaptionJob
-from docgen.commands import parser_of
 from jobs import caption, command
 from jobs import export as command_of_exports
 from jobs.export import DONE, FAILED, REFUSED, ROWS_REFUSED
@@ -95,19 +94,9 @@ def test_a_job_exports_at_its_end_and_a_finished_one_exports_what_is_missing(tmp
     assert sorted(path.name for path in (tmp_path / "in").glob("*.txt")) == ["a.txt", "b.txt"]
 
 
-def test_exports_do_not_change_the_fingerprint_of_a_job(tmp_path) -> None:
-    config = job_with_exports(tmp_path)
-    without = config.model_copy(update={"sink": config.sink.model_copy(update={"exports": ()})})
-    assert config.fingerprint({"target": "t"}) == without.fingerprint({"target": "t"})
-
-
 def test_a_shard_with_exports_is_refused(tmp_path) -> None:
     from configs.load import ConfigError
     from pipeline.storage.shard import Shard
 
     with pytest.raises(ConfigError, match=r"^sink\.exports: a shard does not have all rows; run jobs\.export"):
         plans.make_plan(job_with_exports(tmp_path), shard=Shard(0, 2))
-
-
-def test_the_parser_is_documented() -> None:
-    assert parser_of("jobs.export").prog == "python -m jobs.export"

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import pyarrow.dataset
 import pytest
 
 from tests.chaos import deaths, fleet
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SILENCE_S, PATIENCE_S = 800, 10.0, 1500.0
@@ -61,17 +61,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             [sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, env=environment, stdout=terminal, stderr=terminal
         )
     try:
-        stopped = until(driver, folder, lambda: deaths.num_saved(folder) and one(driver, deaths.VICTIMS["actor"]))
+        stopped = found(driver, folder, lambda: deaths.num_saved(folder) and one(driver, deaths.VICTIMS["actor"]))
         os.kill(driver.pid, signal.SIGSTOP)
-        until(driver, folder, lambda: "T" in state_of(driver.pid))
+        found(driver, folder, lambda: "T" in state_of(driver.pid))
         os.kill(driver.pid, signal.SIGCONT)
         os.kill(stopped, signal.SIGSTOP)
         without_guard = unguarded(driver)
         admitted = folder / "admitted"
         num_admitted = admitted.stat().st_size
-        until(driver, folder, lambda: not Path(f"/proc/{stopped}").exists())
-        until(driver, folder, lambda: admitted.stat().st_size > num_admitted)
-        killed = until(driver, folder, lambda: one(driver, deaths.VICTIMS["actor"]))
+        found(driver, folder, lambda: not Path(f"/proc/{stopped}").exists())
+        found(driver, folder, lambda: admitted.stat().st_size > num_admitted)
+        killed = found(driver, folder, lambda: one(driver, deaths.VICTIMS["actor"]))
         os.kill(killed, signal.SIGKILL)
         stats = one(driver, lambda pid, result: "_StatsActor" in result)
         if stats:
@@ -104,14 +104,11 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def until(driver: subprocess.Popen[bytes], folder: Path, look: Callable[[], int | bool]) -> int:
-    """What `look` finds, as soon as it finds something."""
-    last_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < last_s and driver.poll() is None:
-        if found := look():
-            return int(found)
-        time.sleep(0.02)
-    raise AssertionError((folder / "terminal").read_text()[-3000:])
+def found(driver: subprocess.Popen[bytes], folder: Path, look: Callable[[], int | bool]) -> int:
+    """What `look` finds, as soon as it finds something while the driver runs."""
+    result = until(lambda: driver.poll() is not None or look(), (folder / "terminal").read_text)
+    assert driver.poll() is None, (folder / "terminal").read_text()[-3000:]
+    return int(result)
 
 
 def test_every_id_is_made_exactly_once(run: Run) -> None:

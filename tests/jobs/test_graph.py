@@ -15,7 +15,7 @@ from ray.data._internal.logical.optimizers import get_execution_plan
 
 from actors.results import Stamp
 from pipeline.rows.schemas import result_schema
-from pipeline.run.graph import CUT_CPUS, RESERVED_SHARE, caption_dataset, pool_strategy
+from pipeline.run.graph import CUT_CPUS, RESERVED_SHARE, CaptionStages, RunContext, caption_dataset, pool_strategy
 from tests.actors.fakes import fake_job
 from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
 
@@ -34,7 +34,9 @@ def spans_of(num_rows: int, span_rows: int) -> list[list[dict[str, Any]]]:
 def dataset_of(spans: list[list[dict[str, Any]]], lease: Path | None = None, **pool: Any) -> Dataset:
     job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
     source = RowsInMemory(spans)
-    return caption_dataset(job, source, len(spans), as_it_is, result_schema(), STAMP, load=LoadFake(lease))
+    return caption_dataset(
+        job, source, len(spans), CaptionStages(as_it_is, result_schema(), LoadFake(lease)), RunContext(STAMP)
+    )
 
 
 def blocks_of(dataset: Dataset) -> list[pa.Table]:
@@ -77,7 +79,9 @@ def test_rows_made_of_one_are_cut_into_batches_again_and_keep_their_order() -> N
         pool={"slots": 4, "batch_rows": 8}, source={"kind": "videos", "path": "in", "video": {"clip_s": 1.0}}
     )
     source = RowsInMemory(spans_of(5, 2))
-    dataset = caption_dataset(job, source, 3, seven_of_each, result_schema(), STAMP, load=LoadFake())
+    dataset = caption_dataset(
+        job, source, 3, CaptionStages(seven_of_each, result_schema(), LoadFake()), RunContext(STAMP)
+    )
     blocks = blocks_of(dataset)
     assert max(block.num_rows for block in blocks) <= 16
     ids = [sample_id for block in blocks for sample_id in block["sample_id"].to_pylist()]

@@ -14,10 +14,10 @@ import yaml
 from configs.pool import Job
 from configs.schema import CaptionJob
 from jobs import exit_status
+from jobs.caption import results
 from jobs.command import Command
 from jobs.exit_status import DONE, NO_RESULT, TOO_MANY_ERRORS
 from pipeline.reports.summary import Summary, count
-from pipeline.run.graph import caption_dataset
 from pipeline.run.plan import Plan
 from tests.pipeline import attempts
 
@@ -43,7 +43,7 @@ def command(fails: Fails) -> Command[Any, Any]:
         make_plan=lambda config, limit, _, resume, shard: attempts.plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=run,
-        build=caption_dataset,
+        build=results,
     )
 
 

@@ -16,7 +16,7 @@ from actors.serving.journal import ErrorBudgetSpent
 from pipeline.rows.schemas import result_schema
 from pipeline.run.crash_ledger import CrashLedger, kept
 from pipeline.run.execution import job_error
-from pipeline.run.graph import caption_dataset
+from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from tests.actors.fakes import fake_job, num_steps_of
 from tests.jobs.poison import LoadPoisoned, decode_or_die
 from tests.jobs.stand_ins import RowsInMemory
@@ -37,7 +37,11 @@ def run(rows: list[dict[str, Any]], folder: Path, log: CrashLedger, **pool: Any)
     spans = [rows[start : start + 20] for start in range(0, len(rows), 20)]
     decode = functools.partial(decode_or_die, folder=folder)
     dataset = caption_dataset(
-        job, RowsInMemory(spans), len(spans), decode, result_schema(), STAMP, LoadPoisoned(folder), log=log
+        job,
+        RowsInMemory(spans),
+        len(spans),
+        CaptionStages(decode, result_schema(), LoadPoisoned(folder)),
+        RunContext(STAMP, log=log),
     )
     blocks = ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
     assert all(block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist()) for block in blocks)

@@ -46,27 +46,6 @@ def batch(num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> 
     return pa.Table.from_pylist(rows, schema=result_schema())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("local_ray")
-def test_nothing_is_shown_where_progress_is_off() -> None:
-    stream = io.StringIO()
-    with shown(10, enabled=False, stream=stream) as tally:
-        tally(batch(2, 20, 10, 8))
-    assert stream.getvalue() == ""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("local_ray")
-def test_what_actors_report_is_shown_as_quiet_lines_where_there_is_no_terminal() -> None:
-    stream = io.StringIO()
-    with shown(6, stream=stream) as tally:
-        tally(batch(2, 20, 10, 8))
-        tally(batch(4, 40, 20, 22))
-    [line] = stream.getvalue().splitlines()
-    assert line.startswith("6 of 6 rows, ")
-    assert line.endswith("acceptance length 2.00")
-
-
 @pytest.mark.usefixtures("local_ray")
 def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):

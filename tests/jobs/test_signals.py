@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,11 @@ import ray
 
 from tests.chaos import deaths, fleet
 from tests.pipeline.attempts import at_rest
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 NUM_ROWS, STEP_S = 400, 0.02
-PATIENCE_S = 300.0
-
-
-def wait_for_files(folder: Path, num_files: int) -> None:
-    """Return once so many files of finished rows are saved."""
-    until_s = time.monotonic() + PATIENCE_S
-    while deaths.num_saved(folder) < num_files:
-        assert time.monotonic() < until_s, (folder / "log").read_text()[-3000:]
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +27,7 @@ def test_a_stopped_job_saves_finished_rows_and_resumes(tmp_path: Path, number: i
     config = fleet.config_in(folder, NUM_ROWS)
     address = ray.get_runtime_context().gcs_address if joins else ""  # or a Ray of its own, whose handler is kept out
     driver = deaths.start(folder, address, str(STEP_S))
-    wait_for_files(folder, 1)
+    until(lambda: deaths.num_saved(folder), (folder / "log").read_text)
     os.kill(driver.pid, number)
     assert driver.wait(PATIENCE_S) == status, (folder / "log").read_text()[-3000:]
     log = (folder / "log").read_text()

@@ -50,17 +50,6 @@ def test_a_job_reads_from_s3_and_writes_to_s3(name: str, bucket: Any) -> None:
     assert bucket.exists(f"{BUCKET}/{given.kind}/out/_job/summary.json")
 
 
-def test_a_job_reads_videos_from_the_web_and_writes_to_s3(web: web_server.WebServer, bucket: Any) -> None:
-    given = INPUTS["video files"]
-    web.files |= given.files()
-    source = {"kind": "videos", "path": [f"http://{web.host}/file/{path}" for path in given.named]}
-    run_fake({**source, "video": {"num_frames": 2}}, f"s3://{BUCKET}/videos/out")
-    first, second = texts(bucket, "videos/out")
-    assert first.startswith("user: <video> What? / [] [(")
-    assert first != second
-    assert web.asked[f"/file/{given.named[0]}"] >= 1
-
-
 def test_a_store_that_falters_costs_a_job_nothing(bucket: Any) -> None:
     given = INPUTS["JSONL `.gz`"]
     bucket.pipe({f"{BUCKET}/faults/in/{path}": data for path, data in given.files().items()})

@@ -12,7 +12,7 @@ import pytest
 import pipeline.cluster.jobs
 from configs.load import ConfigError
 from jobs import submit
-from pipeline.cluster.jobs import Known, dashboard_url
+from pipeline.cluster.jobs import dashboard_url
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
 
@@ -305,13 +305,6 @@ def test_only_named_variables_travel_and_no_credentials() -> None:
         submit.environment(["GONE"], mine)
 
 
-def test_resources_of_the_driver_get_the_names_of_ray(client: Client) -> None:
-    wanted = ["--driver-num-cpus", "2", "--driver-memory-bytes", "1000", "--driver-resource", "head=0.5"]
-    assert submit.main([*CAPTION, *ADDRESS, *wanted]) == submit.DONE
-    values = {name: value for name, value in client.submitted[0].items() if name.startswith("entrypoint_")}
-    assert values == {"entrypoint_num_cpus": 2.0, "entrypoint_memory": 1000, "entrypoint_resources": {"head": 0.5}}
-
-
 def test_addresses_of_dashboards() -> None:
     assert dashboard_url("head:8265") == "http://head:8265"
     assert dashboard_url("https://head/ray/") == "https://head/ray"
@@ -326,12 +319,3 @@ def test_addresses_of_dashboards() -> None:
 def test_an_unreachable_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit.main([*CAPTION, "--address", "127.0.0.1:1"]) == submit.REFUSED
     assert "refused: --address: no server answers at http://127.0.0.1:1" in capsys.readouterr().err
-
-
-def test_a_submission_is_printed_as_readable_lines() -> None:
-    known = Known("job-12", "FAILED", "it broke\n", "python -m jobs.caption", 1000, 61_000, 1)
-    assert known.number == 12
-    assert known.lines() == [
-        *("submission  job-12", "status      FAILED", "command     python -m jobs.caption"),
-        *("ran for     60 s", "exit        1", "message     it broke"),
-    ]

@@ -124,13 +124,6 @@ def test_wait_times_are_reported_as_shares(output: OutputDir) -> None:
     assert summary.combine([found, found]).waits == Waits(2.0, 6.0, 8.0)
 
 
-def test_errors_stand_in_one_order_whichever_was_read_first() -> None:
-    counts = [("prompt_too_long", 1), ("broken_line", 1), ("empty_prompt", 2)]
-    for found in (counts, counts[::-1]):
-        values = dict(summary.Summary("job", "plain", "lossless", 1.0, errors_by_type=dict(found)).lines())
-        assert values["errors"] == "2 empty_prompt, 1 broken_line, 1 prompt_too_long"
-
-
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
     one = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
     both = summary.combine([one, one])
@@ -140,22 +133,6 @@ def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> N
     assert both.mean_acceptance_length == one.mean_acceptance_length
     assert both.errors_by_type == {"not_an_image": 4, "broken_image": 2}
     assert one.num_samples == 6
-
-
-def test_side_by_side_keeps_lines_that_only_one_run_has(output: OutputDir) -> None:
-    chain = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
-    plain = summary.Summary("job", "plain", "lossless", 1.0, acceptance_histogram=[4])
-    lines = summary.show_side_by_side(chain, plain).splitlines()
-    assert lines[0].split() == ["method", "chain", "(lossless)", "plain", "(lossless)"]
-    assert lines[-1].startswith("  position 2")
-    assert lines[-1].endswith("0.50")
-
-
-def test_an_output_without_any_step_has_length_one() -> None:
-    nothing = summary.Summary("job", "plain", "lossless", 1.0)
-    assert nothing.mean_acceptance_length == 1.0
-    assert nothing.acceptance_by_position == []
-    assert "acceptance length" in summary.show(nothing)
 
 
 def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: Path) -> None:

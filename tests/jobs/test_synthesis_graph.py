@@ -19,7 +19,7 @@ from ray.data.block import BlockMetadata
 from actors.results import Stamp
 from configs.synthesis import ImageFile, SynthesizeJob
 from decoding.types import Completion
-from pipeline.run.graph import synthesis_dataset
+from pipeline.run.graph import ImageStages, RunContext, synthesis_dataset
 from pipeline.synthesis.files import encode_table
 from pipeline.synthesis.rows import coded_schema, painted_schema, result_schema
 from tests.actors.image_fakes import FakeImageEngine, FakeImagePair, FakePainter, image_job, prepared_table
@@ -111,17 +111,15 @@ def dataset_of(
     rows[3] = {"id": "p003", "error": "empty_prompt"}
     spans = [rows[start : start + span_rows] for start in range(0, num_prompts, span_rows)]
     job = image_job(**{"sampling": {"num_images_per_prompt": 2}, "pool": {"slots": 4, "batch_rows": 3}, **sections})
-    return synthesis_dataset(
-        job,
-        RowsInMemory(spans),
-        len(spans),
+    stages = ImageStages(
         as_it_is,
         functools.partial(encode_table, file=ImageFile(), keep_codes=True),
-        (coded_schema(), painted_schema()),
-        Stamp("job-1", 1, "f00d"),
+        coded_schema(),
+        painted_schema(),
         load=functools.partial(load_pair, lease=engine),
         load_painter=functools.partial(load_painter, lease=painter),
     )
+    return synthesis_dataset(job, RowsInMemory(spans), len(spans), stages, RunContext(Stamp("job-1", 1, "f00d")))
 
 
 def blocks_of(dataset: Dataset) -> list[pa.Table]:

@@ -531,28 +531,4 @@ def test_a_head_is_never_written_over_another(source: Path, tmp_path: Path, caps
     assert "is not empty" in capsys.readouterr().err
 
 
-def test_an_output_that_cannot_be_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "torn/_job").mkdir(parents=True)
-    (tmp_path / "torn/_job/run.json").write_text("{")
-    for name in ("n" * 300, "file/head", "torn"):
-        assert main(command(source, tmp_path / name)) == REFUSED
-        assert f"refused: output.path: {tmp_path}/{name} cannot be used: " in capsys.readouterr().err
-
-
 # --- several workers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("local_ray")
-def test_two_workers_teach_what_one_teaches(
-    image_world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(image_job(image_world, tmp_path / "one", "text")) == DONE
-    capsys.readouterr()
-    assert main(image_job(image_world, tmp_path / "two", "text", "workers.count=2", "workers.torch_threads=1")) == DONE
-    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
-    assert measured(tmp_path / "one")["left_out"] == measured(tmp_path / "two")["left_out"]
-    assert measured(tmp_path / "one")["num_taught_rows"] == measured(tmp_path / "two")["num_taught_rows"]
-    assert "step 6/6 loss" in capsys.readouterr().err

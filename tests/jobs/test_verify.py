@@ -177,11 +177,6 @@ def test_an_output_whose_prompts_had_other_special_tokens_is_refused(
     assert "text_target reads other tokens than when the output was decoded" in capsys.readouterr().err
 
 
-def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify.main([str(tmp_path)]) == verify.REFUSED
-    assert f"OUTPUT: {tmp_path} is no output of a job" in capsys.readouterr().err
-
-
 def test_a_source_that_has_changed_is_refused(copy: Path, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     source = folder / "src/a.txt"
     text, times = source.read_text(), source.stat()

@@ -21,10 +21,11 @@ from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import result_schema
 from pipeline.run.execution import Ran, close, opening_record
 from pipeline.run.finalize import finalize
+from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import Plan
 from pipeline.run.reporting import ReportWriter
-from pipeline.run.resume import DEFAULT_RESUME, Begun, ResumeOptions, begin, fingerprints_of, read_earlier
-from pipeline.source.manifest import needs_of
+from pipeline.run.resume import Begun, begin, fingerprints_of, read_earlier
+from pipeline.source.freezing import needs_of
 from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
@@ -127,7 +128,7 @@ def end(plan: Plan, begun: Begun) -> Inventory:
 
 def write_summary(plan: Plan, done: Summary, publisher: Publisher) -> None:
     """Write the summary and the report of an attempt that has computed no rows."""
-    report = ReportWriter(plan, publisher, {}, Events(plan.stamp(publisher.attempt), False))
+    report = ReportWriter(plan, publisher, {}, Events(plan.identity.stamp(publisher.attempt), False))
     close(plan, done, Ran(1.0, Waits(), publisher, report, None))
 
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors.auto import comparison
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
 from actors.auto.trial import CHOSEN, SLOWER, WITHIN, Trial
 from actors.results import Choice
@@ -353,13 +352,6 @@ def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
     assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)
 
 
-def test_candidates_take_turns_and_the_order_is_turned_about() -> None:
-    same = Makers(lambda _: Workload(4, 6, 0.0, 0.0, noise=0.3), seed=1)
-    trial = Trial(same.candidates({"plain": 0, "b": 0, "c": 0}), 4, 4, 0, same.clock)
-    run(trial, rows(10_000), lambda: bool(trial.choices))
-    assert [name for name, _ in same.made][:7] == ["plain", "b", "c", "b", "plain", "b", "c"]
-
-
 def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -> None:
     steady = Workload(4, 24, 0.05, 0.8, noise=0.05)
     makers = Makers(lambda _: steady, seed=2)
@@ -421,14 +413,6 @@ def test_where_drafts_depend_on_the_load_only_rows_among_many_count() -> None:
     assert lengths == {True: 21 / 7, False: 41 / 11}
 
 
-def test_rows_of_one_token_cost_their_prefill_alone() -> None:
-    block = Recorder("plain", 0, steps=[Step(0.8, 4, 4)] * 5, rows=[Row(0, 0)] * 16)
-    found = block.block()
-    assert found is not None
-    assert found.token_s == 0.0
-    assert found.sample_s(0.0) >= 0.0
-
-
 def test_steps_are_split_into_decoding_and_admitting_and_a_hiccup_counts_for_nothing() -> None:
     rng = random.Random(1)
     steps = [Step(1.0 + 0.25 * k + 0.001 * rng.random(), 8, k) for k in (0, 1, 0, 2, 0, 0, 1, 3) * 5]
@@ -444,16 +428,6 @@ def blocks(times: dict[str, list[float]]) -> list[Block]:
     return [Block(name, number, 0.0, s, 1.0, 16) for name, all_s in times.items() for number, s in enumerate(all_s)]
 
 
-def test_what_all_candidates_share_in_a_round_cancels() -> None:
-    found = Comparison(blocks({"a": [1.0, 2.0, 4.0], "b": [1.1, 2.2, 4.4]}), 1.0)
-    assert found.best == "a"
-    assert found.slowdown("b") == pytest.approx(1.1)
-    assert found.is_slower("b")
-    assert not found.is_slower("a")
-    apart = Comparison(blocks({"a": [1.0, 2.0, 4.0], "b": [1.3, 1.9, 4.4]}), 1.0)
-    assert not apart.is_slower("b")
-
-
 def test_the_interval_is_students_over_what_rounds_and_candidates_leave_unexplained() -> None:
     found = Comparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
     standing = found.standing("a")
@@ -465,10 +439,3 @@ def test_the_interval_is_students_over_what_rounds_and_candidates_leave_unexplai
     one_round = Comparison(blocks({"a": [1.0], "b": [1.5]}), 1.0)
     assert one_round.standing("a").low_s is None
     assert not one_round.is_slower("b")
-
-
-def test_candidates_that_left_early_are_compared_over_the_rounds_they_were_in() -> None:
-    found = Comparison(blocks({"a": [1.0, 3.0, 3.0], "b": [2.0, 6.0, 6.0], "c": [1.5]}), 1.0)
-    assert found.slowdown("b") == pytest.approx(2.0)
-    assert found.slowdown("c") == pytest.approx(1.5)
-    assert comparison.acceptance_band(blocks({"a": [1.0, 1.0]}), "a", 0.1) == (0.9, 1.1)

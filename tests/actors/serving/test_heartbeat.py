@@ -6,31 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from tests.chaos.deaths import children_of
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 300.0
-"""Longest wait of a failing test."""
-Found = TypeVar("Found")
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc"), pytest.mark.slow]
-
-
-def until(look: Callable[[], Found]) -> Found:
-    """Poll `look` until it returns a value."""
-    last_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < last_s:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("nothing was found")
 
 
 @pytest.fixture

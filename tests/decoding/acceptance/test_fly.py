@@ -56,11 +56,6 @@ def test_a_mismatch_needs_an_unsure_target(min_entropy: float, passes: int) -> N
     assert accepted(Fly(min_entropy, window=2), {2}) == passes
 
 
-def test_it_is_the_targets_doubt_at_the_mismatch_that_counts() -> None:
-    assert accepted(Fly(0.9, window=2), {3}, unsure_at={3}) == 8
-    assert accepted(Fly(0.9, window=2), {3}, unsure_at={1, 2, 4, 5, 6, 7, 8}) == 2
-
-
 @pytest.mark.parametrize(
     ("mismatches", "passes"),
     [
@@ -83,17 +78,6 @@ def test_the_last_drafts_of_a_block_are_strict(window: int) -> None:
         # The public code leaves the last window + 1 drafts alone.
         margin = 8 if place + window + 1 <= 8 else place - 1
         assert accepted(Fly(0.3, window, block_end="margin"), {place}) == margin
-
-
-def test_the_public_codes_setting_never_relaxes_its_last_six_of_fifteen() -> None:
-    passes = [accepted(Fly(), {place}, length=12) == 12 for place in range(1, 13)]
-    assert passes == [True] * 6 + [False] * 6
-
-
-def test_without_a_window_the_gate_alone_decides() -> None:
-    assert accepted(Fly(0.3, window=0), {1, 2, 3, 4, 5, 6, 7, 8}) == 8
-    assert accepted(Fly(0.3, window=0), {1, 2, 3}, unsure_at={1, 2}) == 2
-    assert accepted(Fly(100.0, window=0), {4}) == 3
 
 
 def test_special_tokens_are_strict_both_ways() -> None:

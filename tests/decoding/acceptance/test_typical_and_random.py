@@ -71,11 +71,6 @@ def test_of_equally_long_paths_the_likelier_wins() -> None:
     assert verdict.path.tolist() == [[0, 2]]
 
 
-def test_bounds_of_one_relax_nothing() -> None:
-    strict = Typical(epsilon=1.0, alpha=1e9, temperature=1.0)
-    assert [passes(strict, PROBS, 10 + i) for i in range(4)] == [True, False, False, False]
-
-
 def test_specials_are_strict_under_typical_acceptance() -> None:
     logits = torch.full((1, 2, blocks.VOCAB_SIZE), -torch.inf)
     logits[0, :, [10, blocks.EOS]] = torch.tensor([0.6, 0.4]).log()
@@ -109,11 +104,6 @@ def test_mismatches_pass_with_the_given_probability_each_on_its_own() -> None:
     # Lengths 0 … 3 of a chain of three mismatches: 0.4, 0.24, 0.144, 0.216.
     counts = torch.bincount(found, minlength=4) / 4000
     torch.testing.assert_close(counts, torch.tensor([0.4, 0.24, 0.144, 0.216]), atol=0.03, rtol=0)
-
-
-def test_a_larger_probability_relaxes_whatever_a_smaller_one_does() -> None:
-    assert bool((lengths(0.3) <= lengths(0.5)).all())
-    assert int(lengths(0.3).sum()) < int(lengths(0.5).sum())
 
 
 def test_the_draws_belong_to_sample_and_position() -> None:

@@ -65,28 +65,6 @@ def test_merit_decides_between_equally_long_paths() -> None:
     assert verdict.path.tolist() == [[0, 1, 4]], "−1 − 2 beats −1 − 3 and −5 − 0.5"
 
 
-def test_a_refused_draft_ends_every_branch_that_holds_it() -> None:
-    drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK)
-    accept = torch.tensor([[True, False, True, True, True, True, True]])[:, None]
-    verdict = walk_accepted(drafts, Branches.of(drafts), torch.full((1, 7), 30), accept)
-    assert verdict.path.tolist() == [[0, 2, 5, 0]]
-    assert verdict.n.tolist() == [3]
-
-
-def test_nothing_accepted_gives_the_targets_token_after_the_root() -> None:
-    drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK)
-    refused = torch.zeros_like(drafts.valid)[:, None]
-    verdict = walk_accepted(drafts, Branches.of(drafts), torch.arange(30, 37)[None], refused)
-    assert (verdict.n.tolist(), verdict.next.tolist(), verdict.path.tolist()) == ([1], [30], [[0, 0, 0, 0]])
-    assert not verdict.relaxed.any()
-
-
-def test_a_tree_without_drafts_is_walked_as_well() -> None:
-    drafts = DraftTree.root_only(torch.tensor([39, 38]))
-    verdict = accept_all(drafts, torch.tensor([[7], [8]]))
-    assert (verdict.n.tolist(), verdict.next.tolist(), verdict.path.tolist()) == ([1, 1], [7, 8], [[0], [0]])
-
-
 def test_accepting_exact_matches_only_is_the_walk_along_the_targets_choices() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoding import Request
-from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
-from decoding.contexts.pooled import blocks_by_frame, pool
+from decoding.contexts import Caption, Full, Pooled, TextOnly
 from decoding.contexts.pruned import evenly_spaced, guided, prune
 from decoding.contracts import Probe
 from models.backends.attention import AttentionProbe
@@ -95,13 +94,6 @@ def test_a_pooled_image_has_a_quarter_of_its_columns_each_the_mean_of_four_featu
     torch.testing.assert_close(pooled.embeds[pooled.visual], expected[:, 0])
 
 
-def test_pooling_averages_two_by_two_blocks_of_the_grid() -> None:
-    grid = torch.arange(16.0).view(1, 16, 1)
-    assert pool(grid).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
-    with pytest.raises(PromptError, match="square grid"):
-        pool(torch.zeros(1, 6, 2))
-
-
 def test_pooling_is_refused_without_a_known_grid() -> None:
     for family in ("llava_next", "llava_onevision"):
         with pytest.raises(PromptError, match=r"LLaVA-1\.5"):
@@ -144,14 +136,6 @@ def test_pooling_a_video_of_onevision_keeps_its_last_column() -> None:
     assert torch.equal(pooled.embeds, whole.embeds)
 
 
-def test_square_frames_are_cut_into_blocks_row_by_row() -> None:
-    visual = torch.tensor([False] + [True] * 19)
-    prefix = Prefix(torch.zeros(20), torch.zeros(20, 2), torch.arange(20), visual)
-    assert blocks_by_frame(prefix, [2]).tolist() == [0, 0, 1, 0, 0, 1, 2, 2, 3, 4, 4, 5, 4, 4, 5, 6, 6, 7, 8]
-    with pytest.raises(PromptError, match="no square frames"):
-        blocks_by_frame(prefix, [3])
-
-
 def test_even_spacing_keeps_the_first_and_the_last() -> None:
     assert evenly_spaced(torch.arange(10), 4).tolist() == [0, 3, 6, 9]
     assert evenly_spaced(torch.arange(10), 1).tolist() == [0]
@@ -192,17 +176,6 @@ def test_pruning_keeps_all_three_axes_and_the_deepstack_features_of_what_it_keep
     for mine, theirs in zip(pruned.deepstack, whole.deepstack, strict=True):
         assert torch.equal(mine, theirs[kept])
     assert len(pruned.deepstack) == (0 if family == "qwen2_5_vl" else len(whole.deepstack))
-
-
-def test_ninety_percent_of_ten_columns_leaves_one() -> None:
-    prompt = "<s> w5 <image> <image> w6"
-    pruned = build(Pruned(0.875), Request("r", prompt, REQUEST.images))
-    assert int(pruned.visual.sum()) == 1
-
-
-def test_a_sample_without_images_is_not_pruned() -> None:
-    request = Request("r", "<s> w5 w6")
-    assert torch.equal(build(Pruned(0.9), request).embeds, build(Full(), request).embeds)
 
 
 def test_an_image_count_that_does_not_fit_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.base import Controller, Outcome, PrefillTime, batch_class
+from decoding.controllers.base import Outcome, PrefillTime
 from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, GoodputController
 
 pytestmark = pytest.mark.slow
@@ -175,13 +175,6 @@ def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: i
         dearest = TRIAL_STEPS * world.cost(num_active, 8) * (1 + noise) + 100 * num_active * world.missed_s
         assert controller.explored_s <= 0.02 * controller.spent_s + dearest
     assert controller.num_start_steps == 4 * START_STEPS
-
-
-def test_without_exploration_only_the_first_steps_measure() -> None:
-    world = World(GoodputController(8, max_exploration=0.0), linear(0.01, 0.001, 0.0), [0.7] * 8)
-    world.run(800, 4)
-    assert [reason for _, reason in world.chosen] == ["start"] * 12 + ["best"] * 788
-    assert [levels for levels, _ in world.chosen[:12]] == [0] * 3 + [8] * 3 + [3] * 3 + [0] * 3
 
 
 def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it() -> None:
@@ -392,25 +385,7 @@ def test_remaining_tokens_bound_the_depth() -> None:
     assert not world.controller.is_off
 
 
-def test_what_is_promised_is_what_comes() -> None:
-    world = World(GoodputController(5), linear(0.01, 0.002, 0.0), [0.7] * 5, seed=3)
-    world.run(600, 8)
-    choice = world.controller.choose(8, 5, 0, 0)
-    speeds = world.speeds(8)
-    assert choice.tokens_per_s == pytest.approx(speeds[choice.levels], rel=0.05)
-    assert choice.plain_tokens_per_s == pytest.approx(speeds[0], rel=0.05)
-
-
 @pytest.mark.parametrize(("max_levels", "depths"), [(1, (0, 1)), (4, (0, 1, 2, 3, 4)), (8, (0, 1, 2, 3, 5, 8))])
 def test_the_trees_own_depth_is_always_compared(max_levels: int, depths: tuple[int, ...]) -> None:
     assert GoodputController(max_levels).depths == depths
     assert set(depths) - {max_levels} <= set(LADDER)
-
-
-def test_the_fixed_controller_takes_what_the_trees_want() -> None:
-    assert [Controller().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
-    assert not Controller().can_be_off
-
-
-def test_batch_sizes_are_grouped_by_powers_of_two() -> None:
-    assert [batch_class(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 32, 33)] == [1, 2, 4, 4, 8, 8, 16, 32, 64]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from decoding import Engine, Method, Sampling
-from decoding.acceptance import Exact, Rejection
+from decoding import Engine, Method
+from decoding.acceptance import Exact
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import EngineSpec, Judgement, StepNoise
 from decoding.drafters import ModelDrafter
@@ -21,13 +21,12 @@ from decoding.drafters.ensemble import (
     adaboost,
     inverse_error,
     pick_candidate,
-    random_weights,
     simplex_grid,
 )
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Verdict
-from decoding.trees import Chain, StaticTree, branching_paths
+from decoding.trees import Chain, StaticTree
 from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks
@@ -82,13 +81,6 @@ def test_adaboost_weighs_by_log_odds_and_cuts_negative_weights() -> None:
     weights = adaboost(torch.tensor([[8.0, 3.0]]), torch.tensor([10]), vocab_size=V, constant=1.0)
     first, second = math.log(3) + math.log(3), math.log(0.5) + math.log(3)
     assert weights.tolist()[0] == pytest.approx([first / (first + second), second / (first + second)])
-
-
-def test_random_weights_are_on_the_simplex() -> None:
-    weights = random_weights(torch.rand(100, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    torch.testing.assert_close(weights.sum(1), torch.ones(100))
-    assert float(weights.min()) >= 0
-    assert float(weights.std()) > 0.1
 
 
 def one_step(
@@ -215,21 +207,6 @@ def test_an_ensemble_of_four_contexts_is_lossless_and_independent_of_the_batch(p
         weights = outputs[1][key].extras["ensemble_weights"]
         assert telemetry.extras["ensemble_weights"] == pytest.approx(weights, abs=1e-3)
     assert max(c.telemetry.mean_acceptance_length for c in done.values()) > 1.5
-
-
-def test_a_sampled_ensemble_on_a_tree_equals_plain_sampling() -> None:
-    sampling = Sampling(temperature=0.9, top_k=12, repetition_penalty=1.1)
-    wanted = checks.requests("llava", 6, sampling)
-    target = toys.target("llava")
-    done = checks.run(engine(EnsembleOptions(steps=4), 3, StaticTree(branching_paths([2, 2, 1]))), wanted)
-    for request in wanted:
-        assert done[request.sample_id].token_ids == checks.referenced("llava", request, target.eos_ids)
-
-
-def test_an_ensemble_drafts_for_rejection_sampling() -> None:
-    done = checks.run(engine(EnsembleOptions(steps=4), 3, rule=Rejection()), checks.requests("llava", 6))
-    for request in checks.requests("llava", 6):
-        assert done[request.sample_id].token_ids == checks.generated("llava", request, toys.target("llava").eos_ids)
 
 
 def test_every_lanes_memory_equals_a_fresh_prefill_of_its_own_prompt() -> None:

@@ -121,18 +121,6 @@ def test_the_index_is_due_when_an_eighth_of_the_corpus_is_new() -> None:
     assert [place for place in range(120, 200) if due[place]] == list(range(120 + due[120:].index(True), 200, 13))
 
 
-def test_long_texts_of_many_tokens_are_indexed_exactly() -> None:
-    rng = np.random.default_rng(3)
-    phrases = [rng.integers(0, 100_000, rng.integers(2, 9)).tolist() for _ in range(40)]
-    outputs = [[token for i in rng.integers(0, 40, 8) for token in phrases[i]] for _ in range(60)]
-    index = corpus_of(outputs, 4096).build(8, 5)
-    for output in outputs[::7]:
-        for place in range(3, len(output), 11):
-            for order in (1, 3, min(8, place)):
-                ngram = output[place - order : place]
-                assert indexed_drafts(index, ngram, 5) == slow_drafts(outputs, ngram, 5)
-
-
 # --- the drafter -----------------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.clock import DeviceClock
-from benchmarks.harness.engines import lanes_of
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
@@ -23,8 +21,9 @@ from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks, images
 from tests.conformance.erratic import Erratic, unsettled
-from tests.conformance.methods import METHODS
+from tests.conformance.methods import FAST, METHODS
 from tests.conformance.resting import MIXED
+from tests.covering import tiers
 from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
 from tests.models.plain_tree_kernel import plain
 
@@ -67,9 +66,7 @@ def decode(
     return found, engine._runner
 
 
-@pytest.mark.slow_cases("greedy")
-@pytest.mark.parametrize(("name", "family"), CASES)
-@pytest.mark.parametrize("mode", list(MODES))
+@tiers("name, family, mode", CASES, list(MODES), strength=1, fast=FAST)
 def test_replayed_steps_equal_launched_ones(
     name: str, family: str, mode: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,9 +125,7 @@ def test_steps_without_drafts_are_replayed_too(
     assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
 
 
-@pytest.mark.slow_cases("greedy-", "sampled-guided-")
-@pytest.mark.parametrize("method", list(images.METHODS))
-@pytest.mark.parametrize("mode", list(images.MODES))
+@tiers("method, mode", list(images.METHODS), list(images.MODES), strength=1)
 def test_replayed_images_equal_the_slow_reference(
     method: str, mode: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,29 +169,13 @@ def forget_new_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotBatch, "are_leading", True)
 
 
-def forget_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of all depths have one key."""
-    key_of = StepRunner._key_of
-
-    def wrong(self: StepRunner, *given: Any) -> Any:
-        key = key_of(self, *given)
-        return None if key is None else (*key[:2], *key[3:])
-
-    monkeypatch.setattr(StepRunner, "_key_of", wrong)
-
-
-def forget_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelDrafter, "count_forwards", lambda *_: None)
-
-
 def forget_missed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed steps without drafts leave the host's number of missed tokens as it was."""
     monkeypatch.setattr(ModelDrafter, "replayed", lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    "fault", [break_nothing, forget_new_slots, forget_levels, forget_forwards, forget_missed_tokens]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [break_nothing, forget_new_slots, forget_missed_tokens])
 def test_planted_faults_are_found(
     fault: Callable[[pytest.MonkeyPatch], None], backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,19 +268,3 @@ def test_numbers_of_keys_and_recordings_have_limits(backend: CudaBackend, monkey
     _, runner = decode("sd-chain", "llava", Sampling())
     assert runner.num_recordings == 2
     assert len(runner._counts) <= 3
-
-
-def test_the_benchmarks_clock_counts_the_forwards_of_replayed_steps(
-    backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    found = []
-    for most in (0, 64):
-        monkeypatch.setattr(replay, "MAX_RECORDINGS", most)
-        engine = Engine(toys.target("llama"), METHODS["sd-chain"][0]("llama"), 3, 160)
-        clock = DeviceClock(lanes_of(engine), runner=engine._runner)
-        checks.run(engine, checks.requests("llama", 8, longest=40))
-        reading = clock.read()
-        assert (reading["target"].busy_s > 0) == (most > 0) == (engine._runner.num_recordings > 0)
-        found.append({kind: (one.calls, one.num_bytes) for kind, one in reading.items()})
-    assert found[0] == found[1]

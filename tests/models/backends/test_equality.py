@@ -213,29 +213,3 @@ def test_forwards_are_compiled_or_captured(backend: Backend, monkeypatch: pytest
     del runner, target
     torch._dynamo.reset()
     gc.collect()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["place", "cut_chain", "verify_chain"])
-def test_a_wrong_backend_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plants a fault in each operation of the reference's copy, and sees the comparison fail."""
-    wrong = Backend()
-    right = getattr(wrong, fault)
-
-    def faulty(*arguments: Any) -> Any:
-        if fault == "place":
-            (nodes,) = arguments
-            return right(replace(nodes, lens=nodes.lens + 1))
-        if fault == "cut_chain":
-            return right(arguments[0], arguments[1] - 1)
-        logits, tokens, valid = arguments
-        return right(logits, tokens.roll(1, dims=1), valid)
-
-    monkeypatch.setattr(wrong, fault, faulty)
-    test = {
-        "place": test_trees_are_placed_and_attended,
-        "cut_chain": test_chains_are_cut,
-        "verify_chain": test_chains_of_any_logits_are_verified,
-    }[fault]
-    with pytest.raises(AssertionError):
-        test(wrong)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,8 +13,6 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.trees import Chain
 from models.inputs import features
-from models.inputs.content import Content
-from models.inputs.features import FeatureCache
 from models.inputs.processing import PromptError
 from models.target import Target
 from tests import toys
@@ -181,52 +177,3 @@ def test_a_context_that_changes_features_neither_takes_nor_leaves_any() -> None:
     pooled = Pooled().build(wanted[0], None, drafter)  # type: ignore[arg-type]
     alone = Pooled().build(wanted[0], None, toys.perturbed("llava", 0.02))  # type: ignore[arg-type]
     torch.testing.assert_close(pooled.embeds, alone.embeds)
-
-
-# --- planted faults ------------------------------------------------------------------------------------------------
-
-
-def features_are_known_by_nothing(patch: Patch) -> None:
-    patch.setattr(Content, "__eq__", lambda self, other: True)
-    patch.setattr(Content, "__hash__", lambda self: 0)
-
-
-def a_video_is_taken_for_an_image(patch: Patch) -> None:
-    inner = FeatureCache._call
-
-    def wrong(self: FeatureCache, method: str, *rest: Any, **more: Any) -> Any:
-        self._num_calls = 0
-        return inner(self, "get_image_features", *rest, **more)
-
-    patch.setattr(FeatureCache, "_call", wrong)
-
-
-def a_layers_features_are_forgotten(patch: Patch) -> None:
-    patch.setattr(features, "READ", ("pooler_output",))
-
-
-def pixels_are_not_copied(patch: Patch) -> None:
-    patch.setattr(Content, "copy", lambda self: self)
-    # A key whose hash is of now, as that of a view would be.
-    patch.setattr(Content, "__hash__", lambda self: 0)
-    label = Content.__eq__
-    patch.setattr(Content, "__eq__", lambda self, other: setattr(self, "_hash", other._hash) or label(self, other))
-
-
-def both_kinds(family: str) -> Any:
-    return lambda: test_an_image_and_a_video_of_one_prompt_have_features_of_their_own(family)
-
-
-FAULTS = [
-    (features_are_known_by_nothing, test_other_pixels_of_the_same_size_and_text_are_other_features),
-    (a_video_is_taken_for_an_image, both_kinds("qwen2_5_vl")),
-    (a_layers_features_are_forgotten, both_kinds("qwen3_vl")),
-    (pixels_are_not_copied, test_a_changed_array_and_a_callers_later_change_are_noticed),
-]
-
-
-@pytest.mark.parametrize(("fault", "check"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
-def test_a_planted_fault_is_caught(fault: Any, check: Any, monkeypatch: Patch) -> None:
-    fault(monkeypatch)
-    with pytest.raises((AssertionError, PromptError, AttributeError, TypeError)):
-        check()

@@ -22,6 +22,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.methods import VISUAL
+from tests.covering import tiers
 from tests.models.inputs.test_shared_inputs import ROOM, Counted
 
 CONTEXTS: dict[str, list[Context]] = {
@@ -75,19 +76,7 @@ def check_equal(done: dict[str, Any], expected: dict[str, Any]) -> None:
         assert done[name].telemetry.acceptance_histogram == one.telemetry.acceptance_histogram
 
 
-@pytest.mark.slow_cases(
-    "llava_next-attention",
-    "llava_next-full",
-    "llava_onevision-attention",
-    "llava-a",
-    "llava-p",
-    "llava_onevision-p",
-    "qwen2_5_vl-f",
-    "qwen2_5_vl-p",
-    "qwen3_vl",
-)
-@pytest.mark.parametrize("contexts", CONTEXTS)
-@pytest.mark.parametrize("family", VISUAL)
+@tiers("family, contexts", VISUAL, list(CONTEXTS))
 def test_tokens_and_acceptance_equal_those_of_pixels(family: str, contexts: str) -> None:
     requests = wanted(family)
     expected = run(*pair(family)[:2], CONTEXTS[contexts], requests)

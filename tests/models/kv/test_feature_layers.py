@@ -19,6 +19,7 @@ from models.kv.prefill_batching import stack_positions
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
+from tests.covering import tiers
 from tests.models.backends.cuda.test_graphs import TapeRecorder
 
 FAMILIES = ("llama", "llava", "qwen2_5_vl", "qwen3_vl")
@@ -61,18 +62,8 @@ def states_of(decoder: Any, prefix: Prefix, tokens: Tensor) -> list[Tensor]:
     return states
 
 
-@pytest.mark.slow_cases(
-    "llama-captured",
-    "llava-compiled",
-    "llava-eager",
-    "qwen2_5_vl-captured",
-    "qwen3_vl-captured",
-    "qwen3_vl-compiled",
-    "llama-compiled",
-)
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("kind", ["eager", "compiled", "captured"])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiers("family, kind", FAMILIES, ["eager", "compiled", "captured"])
 def test_features_are_the_inputs_of_layers_in_transformers(family: str, kind: str) -> None:
     target = toys.target(family)
     plain = copy.deepcopy(target.decoder)

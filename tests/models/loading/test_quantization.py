@@ -28,6 +28,7 @@ from models.loading.quantization import FP8, KINDS, Fp8Linear, Int8Linear, Round
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
+from tests.covering import tiers
 
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "qwen2", "llava", "qwen2_5_vl")
@@ -202,10 +203,7 @@ def generate(oracle: Any, family: str, request: Any, eos_ids: frozenset[int]) ->
     return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
 
 
-@pytest.mark.slow_cases("fp8-chain", "fp8-plain", "int8-tree")
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
-@pytest.mark.parametrize("rounding", KINDS)
+@tiers("family, kind, rounding", FAMILIES, ["plain", "chain", "tree"], KINDS)
 def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, kind: str, rounding: str) -> None:
     target, oracle = rounded_pair(family, rounding)
     drafter = NoDrafter() if kind == "plain" else ModelDrafter(toys.target(family), [Full()], toys.VOCAB_SIZE)

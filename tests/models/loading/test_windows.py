@@ -21,7 +21,7 @@ from transformers import (
     LlavaForConditionalGeneration,
     PhimoeConfig,
 )
-from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
@@ -165,12 +165,6 @@ def test_inspection_leaves_the_attention_implementation_as_it_was() -> None:
 def test_the_first_context_that_a_window_cuts_is_one_longer_than_the_window(window: int, num_tokens: int) -> None:
     found = first_hidden(sliding_window_causal_mask_function(window), num_tokens, CPU)
     assert found == (window + 1 if num_tokens > window else None)
-
-
-@given(chunk=st.integers(1, 5000), num_tokens=st.integers(2, 5000))
-def test_the_first_context_that_a_chunk_cuts_is_one_longer_than_the_chunk(chunk: int, num_tokens: int) -> None:
-    rule = chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long))
-    assert first_hidden(rule, num_tokens, CPU) == (chunk + 1 if num_tokens > chunk else None)
 
 
 @pytest.mark.parametrize("stride", [2, 3, 7])

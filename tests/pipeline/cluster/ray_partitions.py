@@ -22,7 +22,7 @@ from configs.source import Source
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Workers
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import manifest, survey
+from pipeline.source import freezing, survey
 from tests.pipeline.cluster.test_partitions import JOB, parts
 from tests.pipeline.sources.shards import write_parquet
 
@@ -61,8 +61,8 @@ def write_sources(folder: Path) -> dict[str, Source]:
 def main(folder: Path) -> None:
     sources = write_sources(folder / "in")
     survey.PARTITION_FILES, survey.PARTITION_IDS, survey.RANGE_BYTES = 2, 25, 300
-    needs = {kind: manifest.needs_of(one, PromptOptions(Prompt(text="{n}")), ("n",)) for kind, one in sources.items()}
-    expected = {kind: manifest.freeze_for(one) for kind, one in needs.items()}
+    needs = {kind: freezing.needs_of(one, PromptOptions(Prompt(text="{n}")), ("n",)) for kind, one in sources.items()}
+    expected = {kind: freezing.freeze_for(one) for kind, one in needs.items()}
     assert expected["jsonl"].files["num_samples"].to_pylist() == [20, 40, 60] * 4
     assert expected["parquet"].files["num_samples"].to_pylist()[5] is None
     repeated = [len(rows) for rows in expected["parquet"].files["repeated_rows"].to_pylist()]
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     partitions.MIN_RAY_S = 0.0
     with Workers(JOB) as workers:
         for kind, one in needs.items():
-            found = manifest.freeze_for(one, workers)
+            found = freezing.freeze_for(one, workers)
             assert found.files.equals(expected[kind].files)
             assert found.keep == expected[kind].keep
         assert ray.is_initialized()

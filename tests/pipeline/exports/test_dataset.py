@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from configs.load import ConfigError
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from tests.pipeline.attempts import job, run
 from tests.pipeline.exports.made import RED, export, files_below, image_job, images, records, some_tars, tar_job
 from tests.pipeline.sources.shards import encode, write_parquet

@@ -102,7 +102,7 @@ def test_kills_at_some_places_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: 3 + 17 * number) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_kills_at_every_place_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: number + 1) >= 30

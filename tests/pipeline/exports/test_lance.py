@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from tests.pipeline.attempts import job, run
 from tests.pipeline.exports.made import RED, export
 from tests.pipeline.sources.shards import write_parquet

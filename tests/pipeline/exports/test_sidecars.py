@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from pipeline.exports import sidecars
 from pipeline.exports.sidecars import _with_line
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage import tree
 from pipeline.storage.shard import Shard
 from tests.pipeline.attempts import job, run

@@ -104,7 +104,7 @@ def test_samples_without_a_result_are_left_out_and_listed_until_they_have_one(tm
     [record] = records(tmp_path / "out", "webdataset")
     [left] = record["left_out"]
     assert (left["sample_id"], left["error_type"]) == ("a.tar#1", "engine_died")
-    from pipeline.run.resume import ResumeOptions
+    from pipeline.run.job_plan import ResumeOptions
 
     run(config, ResumeOptions(retry_errors=True))
     [report] = export(tmp_path / "out", section)

@@ -28,7 +28,7 @@ from pipeline.media.row_weights import Weigher, share_of
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest import freeze
+from pipeline.source.freezing import freeze
 
 if TYPE_CHECKING:
     from models.inputs.output_size import OutputSizes

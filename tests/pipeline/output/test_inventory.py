@@ -18,10 +18,11 @@ from pipeline.output.files import list_published
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Fenced
 from pipeline.run import finalize, resume
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.manifest_parts import with_counts
 from pipeline.storage.output_dir import DATA, ERRORS
+from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, run, save, start
 from tests.pipeline.sources.shards import tar_bytes
 
@@ -138,8 +139,7 @@ def several_prompts(folder: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.slow_cases("one row-1", "one row-2", "one row-3", "two rows")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", by_tier(range(4), 1, 1))
 @pytest.mark.parametrize("sections", SECTIONS, ids=["one row", "two rows"])
 def test_kills_and_overlaps_leave_inventories_that_are_equal(tmp_path: Path, compared, seed: int, sections) -> None:
     chance = random.Random(seed)

@@ -50,11 +50,5 @@ def test_whatever_a_column_holds_the_special_tokens_are_those_of_harmless_text(f
         assert found == harmless
 
 
-def test_without_the_list_of_special_tokens_the_same_text_would_break_the_prompt(front_end: FrontEnd) -> None:
-    rows = [{"q": "harmless"}, {"q": "</s>"}]
-    harmless, found = (special_ids(front_end, PromptOptions(Prompt(text="{q}")), row) for row in rows)
-    assert len(found) == len(harmless) + 1
-
-
 def test_special_tokens_are_those_of_tokenizer_and_processor(front_end: FrontEnd) -> None:
     assert front_end.special_tokens == ("</s>", "<image>", "<pad>", "<s>", "<unk>")

@@ -10,7 +10,6 @@ import pytest
 
 from configs.pool import AcceptanceDrop
 from docgen.screenshot import BROWSER, BROWSERS
-from pipeline.reports import report
 from pipeline.reports.gallery import MAX_ROWS, MAX_ROWS_LIMITED, make_gallery
 from pipeline.reports.report import Report, render
 from pipeline.rows.schemas import result_schema
@@ -205,21 +204,6 @@ def test_hostile_texts_run_nothing_and_add_no_element(browser: Any, tmp_path: Pa
     ):
         assert mark in shown
     assert not set("\x00\x01\x1b\x9b\u202e\u2066\u200f") & set(page.content())
-
-
-def test_the_checks_see_a_page_that_escapes_nothing(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    harmless, _ = opened(browser, tmp_path / "harmless.html", render(report_with("text")))
-    careless = report._environment()
-    careless.autoescape = False
-    monkeypatch.setattr(report, "_TEMPLATE", careless.get_template("report.html.j2"))
-    text = render(report_with(HOSTILE.replace("<base", "<b")))
-    blocked, _ = opened(browser, tmp_path / "blocked.html", text)
-    assert structure(blocked) != structure(harmless)
-    assert not has_run(blocked)  # the policy allows the page's own script alone
-    page, _ = opened(browser, tmp_path / "open.html", text.replace("Content-Security-Policy", "x"))
-    assert has_run(page)
 
 
 def test_rows_of_1_mb_are_cut_and_leave_the_page_within_its_bound(browser: Any, tmp_path: Path) -> None:

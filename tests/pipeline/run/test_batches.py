@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.pool import EnginePool
-from pipeline.run.batches import BATCHES_PER_ACTOR, MOST_BATCH_ROWS, ROWS_PER_SLOT, choose_batch_rows
+from pipeline.run.job_plan import BATCHES_PER_ACTOR, MOST_BATCH_ROWS, ROWS_PER_SLOT, choose_batch_rows
 from tests.pipeline.attempts import job, plan_of
 
 
@@ -64,4 +64,4 @@ def test_a_plan_has_the_rows_of_its_batches(tmp_path: Any) -> None:
     assert plan.reading(plan.datasource, plan.datasource.num_samples).config.pool.batch_rows == 40
     limited = plan_of(config, limit=100)
     assert limited.reading(limited.datasource, limited.datasource.num_samples).config.pool.batch_rows == 32
-    assert plan.fingerprint == limited.fingerprint
+    assert plan.identity.fingerprint == limited.identity.fingerprint

@@ -17,7 +17,8 @@ from configs.schema import CaptionJob
 from pipeline.output.files import Format, write_checksum
 from pipeline.output.publishing import Publisher
 from pipeline.run.audit import audit
-from pipeline.run.resume import ResumeOptions, is_complete
+from pipeline.run.job_plan import ResumeOptions
+from pipeline.run.resume import is_complete
 from pipeline.source.manifest_parts import COUNTS
 from pipeline.storage.output_dir import CONTENT, OutputDir
 from pipeline.storage.shard import WHOLE, Shard

@@ -16,8 +16,9 @@ from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
 from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan import Plan
-from pipeline.run.resume import Begun, ResumeOptions, fingerprints_of, read_earlier
+from pipeline.run.resume import Begun, fingerprints_of, read_earlier
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
@@ -136,7 +137,7 @@ def closing(config: CaptionJob) -> Callable[[], Any]:
 
     def act() -> None:
         write_provenance(plan, begun.publisher)
-        write_summary(plan, Summary(plan.job_id, "none", "exact", 1.0), begun.publisher)
+        write_summary(plan, Summary(plan.identity.job_id, "none", "exact", 1.0), begun.publisher)
 
     return act
 

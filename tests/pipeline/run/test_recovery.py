@@ -22,14 +22,16 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan_text import source_lines
-from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
+from pipeline.run.resume import is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
-from pipeline.source.manifest import freeze
+from pipeline.source.freezing import freeze
 from pipeline.storage import listing
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import OutputDir
 from pipeline.synthesis import rows
+from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 from tests.pipeline.run.test_resume import SOURCES
 from tests.pipeline.sources.shards import encode, tar_bytes, write_parquet
@@ -79,8 +81,7 @@ def test_a_row_of_a_tar_whose_id_an_earlier_tar_has_becomes_an_error_and_the_job
     assert plan_of(config).datasource.num_spans == 0
 
 
-@pytest.mark.slow_cases("1", "2", "4", "5", "7")
-@pytest.mark.parametrize("num_writes", range(8))
+@pytest.mark.parametrize("num_writes", by_tier(range(8), 2, 6))
 def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:

@@ -34,7 +34,7 @@ def finished(tmp_path: Path) -> tuple[Plan, Any, Path]:
 
 
 def reported(plan: Plan, publisher: Any, path: Path) -> str:
-    write_summary(plan, Summary(plan.job_id, "plain", "lossless", 1.0), publisher)
+    write_summary(plan, Summary(plan.identity.job_id, "plain", "lossless", 1.0), publisher)
     return path.read_text()
 
 
@@ -82,10 +82,10 @@ def test_a_failure_is_printed_once_and_the_summary_is_written(
         raise ValueError("no page")
 
     monkeypatch.setattr(reporting, "render", fail)
-    write_summary(plan, Summary(plan.job_id, "plain", "lossless", 1.0), publisher)
+    write_summary(plan, Summary(plan.identity.job_id, "plain", "lossless", 1.0), publisher)
     assert not path.exists()
     assert (path.parent / "summary.json").exists()
-    writer = ReportWriter(plan, publisher, {}, Events(plan.stamp(1), False))
+    writer = ReportWriter(plan, publisher, {}, Events(plan.identity.stamp(1), False))
     live = Live(plan.empty_summary(), DriftWatch())
     for _ in range(3):
         writer.write(lambda: writer.running(live, NO_WAITS))
@@ -99,7 +99,7 @@ def test_the_last_report_of_an_attempt_that_ends_early_says_so(
     tmp_path: Path, error: BaseException, state: str
 ) -> None:
     plan, publisher, path = finished(tmp_path)
-    writer = ReportWriter(plan, publisher, {}, Events(plan.stamp(1), False))
+    writer = ReportWriter(plan, publisher, {}, Events(plan.identity.stamp(1), False))
     live = Live(plan.empty_summary(), DriftWatch())
     with pytest.raises(type(error)), reporting.kept(writer, lambda: live, lambda: NO_WAITS):
         raise error

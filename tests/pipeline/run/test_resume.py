@@ -16,7 +16,8 @@ from configs.load import ConfigError
 from pipeline.output.publishing import Fenced
 from pipeline.resources.resolve import Resources
 from pipeline.run.execution import write_provenance
-from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
+from pipeline.run.job_plan import ResumeOptions
+from pipeline.run.resume import is_complete, resume_lines
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start

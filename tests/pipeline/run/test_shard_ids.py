@@ -19,9 +19,10 @@ from pipeline.output.files import list_published
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.turns import Turns, take_turn
 from pipeline.run.audit import audit
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard
+from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
 from tests.pipeline.run.test_recovery import named_tars
 from tests.pipeline.sources.shards import write_parquet
@@ -112,8 +113,7 @@ def test_files_that_two_shards_add_at_the_same_time_are_compared_before_they_are
     assert at_rest(tmp_path / "out") == ({"a", "b", "c", "d"}, {"0.parquet#0"})
 
 
-@pytest.mark.slow_cases("3", "4", "5", "6", "7", "8")
-@pytest.mark.parametrize("num_writes", range(9))
+@pytest.mark.parametrize("num_writes", by_tier(range(9), 2, 7))
 def test_a_shard_that_dies_while_ids_are_compared_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
 ) -> None:
@@ -147,8 +147,7 @@ def test_a_shard_that_dies_while_ids_are_compared_is_taken_up(
     assert set(rows_in(tmp_path / "out/data")) == {name for names in NAMES for name in names}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", by_tier(range(8), 0, 2))
 def test_kills_overlaps_and_retries_of_shards_leave_every_id_once(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     names = [[chance.choice("abcdefghijkl") for _ in range(chance.randrange(3, 7))] for _ in range(4)]

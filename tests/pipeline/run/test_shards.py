@@ -17,9 +17,10 @@ from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
 from pipeline.run.checks import open_output
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
+from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
 NUM_SHARDS = 3
@@ -65,8 +66,7 @@ def test_a_finished_shard_has_nothing_left_and_an_empty_one_is_complete(tmp_path
     assert len(at_rest(tmp_path / "out")[0]) == 2
 
 
-@pytest.mark.slow_cases("1", "2", "3", "4")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", by_tier(range(5), 1, 1))
 def test_kills_and_overlapping_attempts_of_shards_cost_no_row_and_double_none(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     config = config_in(tmp_path, tuple(chance.randrange(1, 30) for _ in range(4)))
@@ -184,8 +184,8 @@ def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
     numbers = []
     for shard in SHARDS:
         plan = run(config, shard=shard)
-        done = Summary(plan.job_id, "none", "exact", 1.0)
-        write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.fingerprint))
+        done = Summary(plan.identity.job_id, "none", "exact", 1.0)
+        write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.identity.fingerprint))
         numbers.append(done.num_broken_files)
     assert numbers == [0, 0, 1]
     assert audit(OutputDir(config.sink.path)).is_complete

@@ -11,7 +11,7 @@ from configs.source import Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
-from pipeline.source import datasource, manifest, span_reader
+from pipeline.source import datasource, freezing, span_reader
 from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes, write_parquet
 
 PROMPT = PromptOptions(Prompt(text="Describe."))
@@ -19,7 +19,7 @@ GOOD = encode()
 
 
 def span_source(source: Source, limit: int | None = None) -> datasource.SpanDatasource:
-    return datasource.SpanDatasource(source, manifest.freeze(source, PROMPT), (), limit)
+    return datasource.SpanDatasource(source, freezing.freeze(source, PROMPT), (), limit)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_counts_are_known_where_they_can_be(tmp_path) -> None:
 def test_the_first_rows_need_no_ray(tmp_path) -> None:
     write_parquet(tmp_path / "a.parquet", {"q": [str(row) for row in range(100)]}, row_group_size=7)
     source = Source(kind="parquet", path=str(tmp_path), span_max_rows=13)
-    table = datasource.read_first(source, manifest.freeze(source, PromptOptions(Prompt(text="{q}"))), ("q",), 30)
+    table = datasource.read_first(source, freezing.freeze(source, PromptOptions(Prompt(text="{q}"))), ("q",), 30)
     assert table["sample_id"].to_pylist() == [f"a.parquet#{row}" for row in range(30)]
     assert table.schema.equals(schemas.read_schema(), check_metadata=True)
 

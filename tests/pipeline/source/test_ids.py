@@ -18,7 +18,7 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import ids, manifest
+from pipeline.source import freezing, ids
 from pipeline.source.done_bitmap import DoneBitmap
 from tests.pipeline.sources.shards import outcomes, read_all, tar_bytes, write_parquet
 
@@ -169,7 +169,7 @@ def test_without_the_check_only_repeats_within_a_span_are_found(tmp_path) -> Non
     source = Source(kind="jsonl", path=str(tmp_path), id_column="k", check_ids=False, span_max_rows=3)
     table = read_all(source)
     assert table["sample_id"].to_pylist() == ["p", "a.jsonl#1", "q", "q"]
-    assert manifest.freeze(source, PromptOptions(Prompt(text="x"))).files["repeated_rows"].to_pylist() == [[], []]
+    assert freezing.freeze(source, PromptOptions(Prompt(text="x"))).files["repeated_rows"].to_pylist() == [[], []]
 
 
 def test_a_damaged_file_does_not_hide_repeats_in_others(tmp_path) -> None:
@@ -181,7 +181,7 @@ def test_a_damaged_file_does_not_hide_repeats_in_others(tmp_path) -> None:
 
 
 def test_a_column_that_is_no_id_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(manifest, "MAX_REPEATED_ROWS", 3)
+    monkeypatch.setattr(freezing, "MAX_REPEATED_ROWS", 3)
     write(tmp_path, "csv", "a", ["cat", "dog"] * 5)
     with pytest.raises(
         ConfigError, match=r"^source\.id_column: 'k' is no id: 8 of 10 rows have one that an earlier row"
@@ -200,5 +200,5 @@ def test_ids_of_tars_are_not_read_beforehand(tmp_path) -> None:
         members = [(f"{name}.jpg", b"x"), (f"{name}.json", b'{"k": "same"}')]
         (tmp_path / f"{name}.tar").write_bytes(tar_bytes(members))
     source = Source(kind="webdataset", path=str(tmp_path), id_column="k", span_max_rows=1)
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="x")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
     assert frozen.files["repeated_rows"].to_pylist() == [[], []]

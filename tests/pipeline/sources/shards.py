@@ -16,7 +16,7 @@ from configs.source import Source
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from pipeline.sources.uris import Fetcher
 
 
@@ -53,7 +53,7 @@ def read_all(
     """Everything that the read tasks of a source give, checked to be one table of the right schema each."""
     template = Prompt(text=prompt) if isinstance(prompt, str) else prompt
     prompt_options = PromptOptions(template) if isinstance(template, Prompt) else template
-    frozen = manifest.freeze(source, prompt_options, keep)
+    frozen = freezing.freeze(source, prompt_options, keep)
     spans = datasource.SpanDatasource(source, frozen, tuple(prompt_options.fields()))
     tables = []
     for task in spans.get_read_tasks(1):
@@ -75,7 +75,7 @@ def images_of(table: pa.Table) -> list[list[bytes | str]]:
 
 def fetched(table: pa.Table, source: Source) -> pa.Table:
     """The table with every image that a URI names fetched, as the decoding stage does it."""
-    fetcher = Fetcher(source, manifest.freeze(source, PromptOptions(Prompt(text="x"))).root)
+    fetcher = Fetcher(source, freezing.freeze(source, PromptOptions(Prompt(text="x"))).root)
     cells, codes, messages = [], [], []
     for row in table.to_pylist():
         cell, code, message = [], row["error_type"], row["error_message"]

@@ -17,7 +17,7 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from pipeline.sources import kind, limits, parquet, parquet_pages
 from tests.pipeline.sources.lies import arrow_bytes, nested_views, parquet_bytes, repeated, replaced
 from tests.pipeline.sources.shards import images_of, outcomes, read_all
@@ -185,7 +185,7 @@ def test_a_file_has_a_bounded_number_of_rows_per_byte(tmp_path, num_rows, count)
     data = parquet_bytes({"q": repeated(["a"], np.zeros(num_rows, np.int32), pa.string())}, row_group_size=num_rows)
     data += b""
     source = source_of(tmp_path, data + bytes(0))
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
     # Below 1000 rows per byte of the file, too.
     assert frozen.num_samples == (count if num_rows <= 1000 * len(data) else None)
     if count is None:
@@ -301,7 +301,7 @@ def test_the_files_of_a_span_share_its_memory_and_give_the_same_rows_each_time(
         data = parquet_bytes({"q": repeated(["x" * 40_000, "small"], [1, *[0] * (15 + number % 4), 1], pa.string())})
         source = source_of(tmp_path, data, f"{number:02}.parquet")
         sizes.append(len(data))
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
     spans = datasource.SpanDatasource(source, frozen, ("q",))
     assert spans.num_spans == 1
     first, second, third = (spans.read(0) for _ in range(3))

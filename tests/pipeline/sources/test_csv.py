@@ -19,7 +19,7 @@ from configs.schema import Prompt, RowColumns, Sampling
 from configs.source import Source, SourceColumns
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import manifest, survey
+from pipeline.source import freezing, manifest, survey
 from pipeline.sources import csv, lines
 from tests.pipeline.sources.shards import encode, fetched, outcomes, read_all
 
@@ -181,7 +181,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
 
     def read(num_bytes: int) -> tuple[manifest.Manifest, list[dict]]:
         monkeypatch.setattr(survey, "RANGE_BYTES", num_bytes)
-        frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+        frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
         return frozen, read_all(source, "{q}").to_pylist()
 
     whole, whole_rows = read(1 << 30)
@@ -211,7 +211,7 @@ def test_records_that_cross_ranges_are_counted_in_few_rounds(tmp_path, monkeypat
 
     monkeypatch.setattr(survey, "_begun_inside", counted)
     monkeypatch.setattr(survey, "RANGE_BYTES", 10 * len(record) + 5)
-    frozen = manifest.freeze(csv_source(tmp_path), PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(csv_source(tmp_path), PromptOptions(Prompt(text="{q}")))
     assert frozen.num_samples == 200
     assert rounds[0] > 10
     assert rounds[1:] == [0]
@@ -227,7 +227,7 @@ def test_a_file_whose_ranges_stay_wrong_is_counted_when_it_is_read(tmp_path, mon
     rounds = []
     before = survey._begun_inside
     monkeypatch.setattr(survey, "_begun_inside", lambda *given: rounds.append(1) or before(*given))
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
     assert frozen.files["num_samples"].to_pylist() == [None, num_lines]
     assert len(rounds) == survey.MAX_ROUNDS + 2
     assert len(outcomes(read_all(source, "{q}"))) == num_lines // 2 + num_lines

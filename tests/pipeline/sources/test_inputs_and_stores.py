@@ -17,7 +17,7 @@ from configs.source import Source
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from tests.object_store import make_bucket
 from tests.pipeline import inputs
 from tests.pipeline.inputs import INPUTS, NOT_TO_BE_HAD, STORES, Input
@@ -74,7 +74,7 @@ def decode_all(given: Input, path: str | tuple[str, ...]) -> pa.Table:
     prompt_options = PromptOptions(
         Prompt(text="{ask}" if given.asks and given.kind != "text" else "{text}" if given.asks else "what?")
     )
-    frozen = manifest.freeze(source, prompt_options)
+    frozen = freezing.freeze(source, prompt_options)
     options = image_decoding.DecodeOptions.of(source, frozen.root, prompt_options)
     spans = datasource.SpanDatasource(source, frozen, tuple(prompt_options.fields()))
     return pa.concat_tables(

@@ -12,7 +12,7 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all
 
 RED = encode("red")
@@ -47,14 +47,14 @@ def test_datasets_of_a_folder_are_read_in_order_fragment_by_fragment(folder, spa
     assert images_of(table) == [[RED]] * 28
     assert [json.loads(fields)["q"] for fields in table["fields"].to_pylist()] == table["q"].to_pylist()
     assert table["q"].to_pylist()[24:26] == ["a24", "b0"]
-    assert manifest.freeze(source, PromptOptions(Prompt(text="x"))).num_samples == 28
+    assert freezing.freeze(source, PromptOptions(Prompt(text="x"))).num_samples == 28
 
 
 def test_one_dataset_is_named_by_itself_and_pinned_to_its_version(folder) -> None:
     import lance
 
     source = lance_source(folder / "b.lance")
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
     lance.write_dataset(pa.table({"i": [RED], "q": ["new"]}), str(folder / "b.lance"), mode="overwrite")
     table = datasource.read_first(source, frozen, ("q",), 10)
     assert outcomes(table) == {f"b.lance#{row}": "" for row in range(3)}

@@ -17,7 +17,7 @@ from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest, survey
+from pipeline.source import datasource, freezing, manifest, survey
 from pipeline.sources import csv, jsonl, limits, lines, records, text
 from pipeline.sources.kind import FilePiece
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all
@@ -159,7 +159,7 @@ def test_a_file_that_shrinks_after_the_listing_gives_an_error_row_for_every_row_
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{number}\n" for number in range(10)))
     source = text_source(path, span_max_rows=4)
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
     path.write_text("".join(f"{number}\n" for number in range(5)))
     table = datasource.read_first(source, frozen, ("text",), 10)
     assert table["sample_id"].to_pylist() == [f"a.txt#{row}" for row in range(10)]
@@ -230,7 +230,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
     source = text_source("memory://ranges/a.txt", span_max_rows=max_rows, span_max_bytes=max_bytes)
 
     def read() -> tuple[manifest.Manifest, list[dict]]:
-        frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+        frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
         return frozen, read_all(source, "{text}").to_pylist()
 
     def is_row(number: int, line: bytes) -> bool:
@@ -271,7 +271,7 @@ def test_only_plain_files_are_split() -> None:
 def test_text_is_counted_before_the_job_and_cut_at_lines(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{number}\n" for number in range(100)))
     source = text_source(tmp_path, span_max_rows=30)
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
     spans = datasource.SpanDatasource(source, frozen, ("text",))
     assert (frozen.num_samples, spans.num_samples, spans.num_spans) == (100, 100, 4)
     assert frozen.files["row_group_lines"].to_pylist() == [[30, 30, 30, 10]]
@@ -333,7 +333,7 @@ def test_a_compressed_file_has_a_bounded_number_of_rows_for_its_size(tmp_path, m
         content = b"text\n" * (kind == "csv") + b"x\n" * num_rows
         (tmp_path / f"{number}.{kind if kind == 'csv' else 'txt'}.gz").write_bytes(gzip.compress(content))
     source = Source(kind=kind, path=str(tmp_path))
-    assert manifest.freeze(source, PromptOptions(Prompt(text="{text}"))).files["num_samples"].to_pylist() == [
+    assert freezing.freeze(source, PromptOptions(Prompt(text="{text}"))).files["num_samples"].to_pylist() == [
         1000,
         None,
     ]

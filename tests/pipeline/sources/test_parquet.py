@@ -20,7 +20,7 @@ from configs.schema import Prompt
 from configs.source import Source, SourceColumns
 from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from pipeline.sources import kind, parquet
 from tests.pipeline.sources.shards import encode, fetched, images_of, outcomes, read_all, write_parquet
 
@@ -239,7 +239,7 @@ def test_values_for_the_prompt_are_json_of_every_type(tmp_path) -> None:
 def test_columns_that_do_not_fit_are_refused_before_anything_starts(tmp_path, prompt, keep, options, message) -> None:
     write_parquet(tmp_path / "x.parquet", {"q": ["a"], "n": [1.0], "bytes": [b"x"]})
     with pytest.raises(ConfigError, match=message):
-        manifest.freeze(parquet_source(tmp_path, **options), PromptOptions(Prompt(text=prompt)), keep)
+        freezing.freeze(parquet_source(tmp_path, **options), PromptOptions(Prompt(text=prompt)), keep)
 
 
 def test_text_that_is_not_utf8_is_this_rows_error_and_is_not_kept(tmp_path) -> None:
@@ -257,7 +257,7 @@ def test_text_that_is_not_utf8_is_this_rows_error_and_is_not_kept(tmp_path) -> N
 def test_a_file_that_changed_after_the_listing_is_an_error_row_for_every_row_that_it_had(tmp_path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"q": ["a", "b", "c"]})
     source = parquet_source(tmp_path)
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="x")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
     write_parquet(path, {"q": ["a"]})
     table = datasource.read_first(source, frozen, (), 3)
     assert outcomes(table) == {f"x.parquet#{row}": "broken_shard" for row in range(3)}
@@ -292,7 +292,7 @@ def test_damage_in_the_middle_keeps_the_rows_before_it_and_accounts_for_the_othe
 def spans_of(source: Source, prompt: str) -> datasource.SpanDatasource:
     template = Prompt(text=prompt)
     return datasource.SpanDatasource(
-        source, manifest.freeze(source, PromptOptions(template)), tuple(templates.placeholders(template))
+        source, freezing.freeze(source, PromptOptions(template)), tuple(templates.placeholders(template))
     )
 
 

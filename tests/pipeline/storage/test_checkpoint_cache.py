@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pipeline.storage.checkpoint_cache import StoredCheckpoint, chosen, copy, lo
 from pipeline.storage.listing import Listed
 from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, SECRET_KEY, Fault, make_bucket
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -263,10 +263,8 @@ def test_a_maker_that_is_killed_leaves_no_lock_and_nothing_that_is_used(bucket: 
     found = look(f"s3://{BUCKET}/killed", "model.target")
     with s3.failing(Fault("stall", "GET", "model.safetensors", 1)):
         process = start("killed", s3)
-        deadline = time.monotonic() + 900
-        while s3.faults[0].times and time.monotonic() < deadline:
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(lambda: not s3.faults[0].times or process.poll() is not None)
+        assert process.poll() is None
         assert (folder / "copies" / f"{found.key}.part").is_dir()
         process.kill()
         process.communicate()

@@ -18,7 +18,7 @@ from configs.schema import Prompt
 from configs.source import Fetch, Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, manifest
+from pipeline.source import datasource, freezing
 from pipeline.storage import access, retries
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.retries import RetryPolicy
@@ -73,7 +73,7 @@ def test_prefixes_globs_and_lists_are_listed_like_folders(bucket) -> None:
     root = f"s3://{BUCKET}/listing"
 
     def paths(path) -> list[str]:
-        return manifest.freeze(text_source(path), PromptOptions(Prompt(text="{text}"))).files["path"].to_pylist()
+        return freezing.freeze(text_source(path), PromptOptions(Prompt(text="{text}"))).files["path"].to_pylist()
 
     assert paths(root) == ["a/1.txt", "a/b/2.txt", "a/b/c/3.txt", "d/6.txt"]
     assert paths(f"{root}/a/") == ["1.txt", "b/2.txt", "b/c/3.txt"]
@@ -111,7 +111,7 @@ def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind, 
     impatient = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 0.2}}
     monkeypatch.setitem(access._OPTIONS, "s3", {**access._OPTIONS["s3"], **impatient})
     url = put(bucket, "faults/a.txt", TEXT)
-    frozen = manifest.freeze(text_source(url, span_max_rows=30), PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(text_source(url, span_max_rows=30), PromptOptions(Prompt(text="{text}")))
     spans = datasource.SpanDatasource(text_source(url, span_max_rows=30), frozen, ("text",))
     for task in spans.get_read_tasks(1):
         with s3.failing(Fault(kind, "GET", "faults/a.txt", times=2), Fault(kind, "HEAD", "faults/a.txt", times=2)):
@@ -124,7 +124,7 @@ def test_a_store_that_stays_broken_costs_rows_and_not_the_job(s3: S3, bucket) ->
     good, bad = put(bucket, "broken/a.txt", TEXT), put(bucket, "broken/b.txt", TEXT)
     assert good != bad
     source = text_source(f"s3://{BUCKET}/broken")
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
     with s3.failing(Fault("refuse", "GET", "b.txt", 1000), Fault("refuse", "HEAD", "b.txt", 1000)):
         table = datasource.read_first(source, frozen, ("text",), 200)
     codes = outcomes(table)
@@ -302,7 +302,7 @@ def test_no_credential_is_in_any_message(s3: S3, bucket, output, caplog) -> None
         access.reason_of(OSError(f"denied for {ACCESS_KEY} with {SECRET_KEY} at https://x/?X-Amz-Signature=f00"))
     ]
     source = text_source(f"s3://{BUCKET}/secret")
-    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
     with s3.failing(*(Fault("refuse", method, "", 1000) for method in ("GET", "HEAD", "PUT"))):
         messages += datasource.read_first(source, frozen, ("text",), 100)["error_message"].to_pylist()
         for refused in (output.check_writable, lambda: output.take_attempt({}), lambda: read_all(source, "{text}")):

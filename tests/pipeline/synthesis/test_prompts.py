@@ -24,7 +24,7 @@ from pipeline.prompts.sampling import read_sampling
 from pipeline.rows import schemas
 from pipeline.rows.schemas import ERROR_CODES, RowError
 from pipeline.source.datasource import read_first
-from pipeline.source.manifest import freeze_for
+from pipeline.source.freezing import freeze_for
 from pipeline.sources.kind import Needs
 from pipeline.synthesis.conditions import check_features_type, read_features, read_label
 from pipeline.synthesis.prompts import MAX_PROMPT_CHARS, ConditionShape, PrepareOptions, prepare_table

@@ -21,7 +21,7 @@ from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from configs.training import TrainDrafterJob
 from pipeline.rows.schemas import result_schema
-from pipeline.run.resume import ResumeOptions
+from pipeline.run.job_plan import ResumeOptions
 from pipeline.source.manifest import PARTS
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard

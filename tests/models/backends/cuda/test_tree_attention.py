@@ -22,11 +22,14 @@ from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.cuda.tree_attention import TreeKernel, kernel_for
 from tests import toys
 from tests.conformance import checks
+from tests.covering import tiers
 from tests.models.backends.cuda.test_graphs import batch, captured, decode_all
 from tests.models.plain_tree_kernel import plain
 from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
 
 KERNEL = "models.backends.cuda.tree_kernel"
+LENS = [(values,) for values in ((7,), (3, 21, 12), (0, 5, 0), (0,), (16, 32, 15))]
+PARENTS = {"chain": CHAIN, "bush": BUSH, "forest": FOREST, "root": [-1], "roots": [-1, -1, -1]}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,9 @@ def module() -> Any:
     return importlib.import_module(KERNEL)
 
 
-@pytest.fixture(params=["plain", "interpreted", "interpreted, split"])
+@pytest.fixture(
+    params=["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("interpreted", "interpreted, split"))]
+)
 def run(request: pytest.FixtureRequest, module: Any, monkeypatch: pytest.MonkeyPatch) -> TreeKernel:
     if request.param == "plain":
         return plain
@@ -48,20 +53,12 @@ def run(request: pytest.FixtureRequest, module: Any, monkeypatch: pytest.MonkeyP
     return kernel
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
-@pytest.mark.parametrize("parents", [CHAIN, BUSH, FOREST, [-1], [-1, -1, -1]])
-@pytest.mark.parametrize("lens", [[7], [3, 21, 12], [0, 5, 0], [0], [16, 32, 15]])
-def test_the_kernel_equals_one_mask(
-    run: TreeKernel, lens: list[int], parents: list[int], heads: tuple[int, int]
-) -> None:
-    got, expected = both_ways(run, lens, tree(parents, len(lens)), heads=heads)
+@tiers("lens, parents, heads", LENS, list(PARENTS), [((4, 4),), ((4, 2),), ((6, 1),)])
+def test_the_kernel_equals_one_mask(run: TreeKernel, lens: list[int], parents: str, heads: tuple[int, int]) -> None:
+    got, expected = both_ways(run, list(lens), tree(PARENTS[parents], len(lens)), heads=heads)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.slow_cases(
-    "interpreted-1-2", "interpreted-1-4", "interpreted-3-4", "interpreted, split-1-2", "interpreted, split-3-4"
-)
 @pytest.mark.parametrize("lens", [[3, 21, 12], [0, 5, 33]])
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (1, 4), (3, 4), (4, 6)])
 def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[int], first: int, last: int) -> None:

@@ -23,7 +23,7 @@ from pipeline.media import image_decoding
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
-from pipeline.source import manifest
+from pipeline.source import freezing
 from pipeline.source.datasource import read_first
 from tests.pipeline.media.video.files import encode_sound, encode_video, number_in
 
@@ -42,8 +42,8 @@ def _no_process_is_left():
 def decoded(folder: Path, kind: str, prompt: Prompt = PROMPT, keep: tuple[str, ...] = (), **options: Any) -> pa.Table:
     """All rows of a source as the actor would get them."""
     source = Source(kind=kind, path=str(folder), **{"video": VIDEO, **options})
-    frozen = manifest.freeze(source, PromptOptions(prompt), keep)
-    fields = tuple(manifest.needs_of(source, PromptOptions(prompt), keep).fields)
+    frozen = freezing.freeze(source, PromptOptions(prompt), keep)
+    fields = tuple(freezing.needs_of(source, PromptOptions(prompt), keep).fields)
     table = read_first(source, frozen, fields, 10**6)
     assert table.schema.equals(schemas.read_schema(frozen.keep), check_metadata=True)
     made = image_decoding.decode_table(
@@ -122,7 +122,7 @@ def test_members_of_a_tar_are_read_where_they_lie(compressed, tmp_path) -> None:
     name = "shard.tar.gz" if compressed else "shard.tar"
     write_tar(folder / name, members, "w:gz" if compressed else "w")
     source = Source(kind="webdataset", path=str(folder), video=VIDEO)
-    frozen = manifest.freeze(source, PromptOptions(PROMPT), ())
+    frozen = freezing.freeze(source, PromptOptions(PROMPT), ())
     cells = read_first(source, frozen, (), 100)["videos"].to_pylist()
     assert [[ref["bytes"] is None for ref in cell] for cell in cells] == [[not compressed]] * 2 + [[], [not compressed]]
     table = decoded(folder, "webdataset")
@@ -208,7 +208,7 @@ def test_files_that_are_none_or_vanish_are_row_errors(tmp_path) -> None:
     (folder / "a.mp4").write_bytes(SHORT)
     (folder / "b.mp4").write_bytes(SHORT)
     source = Source(kind="videos", path=str(folder), video=VIDEO)
-    frozen = manifest.freeze(source, PromptOptions(PROMPT), ())
+    frozen = freezing.freeze(source, PromptOptions(PROMPT), ())
     (folder / "a.mp4").unlink()
     os.mkfifo(folder / "a.mp4")
     (folder / "b.mp4").unlink()
