@@ -231,7 +231,7 @@ def private_members(path: Path) -> tuple[set[str], set[str]]:
             (defined if is_own else used).add(node.attr)
         elif isinstance(node, ast.ImportFrom):
             used |= {alias.name for alias in node.names}
-    private = re.compile(r"_(?!_|replace$|make$|asdict$|fields$|modules$)")  # those of NamedTuple and torch are documented
+    private = re.compile(r"_(?!_|replace$|make$|asdict$|fields$|modules$)")  # documented
     return {name for name in defined if private.match(name)}, {name for name in used if private.match(name)}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from zoo.pair import IMAGE_PX, NUM_VISUAL_TOKENS, SPECIALS
+from zoo.pair import IMAGE_PX, NUM_VISUAL_TOKENS, load_tokenizer
 from zoo.world import dialogue, grammar
 from zoo.world.render import render_scene
 from zoo.world.scene import Scene, change_scene, draw_clip, draw_scene, scene_rng
@@ -27,6 +29,10 @@ FILLER_WEIGHT = 0.3
 POOL = 16
 """Batches that are drawn together and sorted by length."""
 MIXTURE = {"caption": 0.78, "second": 0.09, "change": 0.06, "clip": 0.04, "text": 0.03}
+
+
+Encoded = tuple[list[int], list[float]]
+"""Ids of tokens and the loss weight of each."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def pixels_of(images: list[np.ndarray]) -> Tensor:
 
 def encode_turn(
     prompt: str, answer: str, tokenizer: PreTrainedTokenizerFast, fillers: Collection[str] = FILLER_WORDS
-) -> tuple[list[int], list[float]]:
+) -> Encoded:
     """Return the ids of a rendered prompt and of its answer, eos included, and the loss weight of each id."""
     asked, answered = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
     words = [tokenizer.decode([token]).strip() for token in answered]
@@ -103,57 +109,64 @@ def encode_turn(
     return [*asked, *answered, tokenizer.eos_token_id], [*[0.0] * len(asked), *weights, 1.0]
 
 
-def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
+def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> Encoded:
     """Return the ids of a conversation, laid out as the chat template does, and the loss weight of each id."""
-    before = tokenizer.bos_token + "USER: " + (SPECIALS["image"] * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes)
-    ids: list[int] = []
-    weights: list[float] = []
+    before = tokenizer.bos_token + "USER: " + ("<image>" * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes)
+    turns = []
     for prompt, answer in conversation.turns:
-        turn_ids, turn_weights = encode_turn(f"{before}{prompt} ASSISTANT:", f" {answer}", tokenizer)
-        ids += turn_ids
-        weights += turn_weights
+        turns.append(encode_turn(f"{before}{prompt} ASSISTANT:", f" {answer}", tokenizer))
         before = "USER: "
-    return ids, weights
+    ids, weights = zip(*turns)
+    return [*chain(*ids)], [*chain(*weights)]
 
 
-def pad_rows(rows: Iterable[tuple[list[int], list[float]]], pad: int) -> tuple[Tensor, Tensor, Tensor]:
+def pad_rows(rows: Iterable[Encoded], pad: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return right-padded ids, weights and mask [b, L] of encoded rows."""
-    all_ids, all_weights = zip(*rows)
-    ids = pad_sequence([torch.tensor(ids) for ids in all_ids], batch_first=True, padding_value=pad)
-    weights = pad_sequence([torch.tensor(weights) for weights in all_weights], batch_first=True)
-    mask = pad_sequence([torch.ones(len(ids), dtype=torch.long) for ids in all_ids], batch_first=True)
-    return ids, weights, mask
+    ids, weights = ([torch.tensor(part) for part in parts] for parts in zip(*rows))
+    masks = [torch.ones_like(one) for one in ids]
+    padded = [pad_sequence(part, True, value) for part, value in ((ids, pad), (weights, 0.0), (masks, 0))]
+    return padded[0], padded[1], padded[2]
 
 
 def draw_pools(
     draw: Callable[[random.Random], tuple[list[int], *tuple[Any, ...]]], stream: str, seed: int, size: int
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Yield lists of `size` samples without end; pools of 16 · `size` samples are sorted by length against padding."""
-    index = 0
-    while True:
+    for index in itertools.count(step=POOL * size):
         samples = [draw(scene_rng(stream, seed, index + number)) for number in range(POOL * size)]
         samples.sort(key=lambda sample: len(sample[0]))
-        index += POOL * size
         starts = list(range(0, POOL * size, size))
-        scene_rng(stream, seed, -index).shuffle(starts)
+        scene_rng(stream, seed, -index - POOL * size).shuffle(starts)
         yield from (samples[start : start + size] for start in starts)
 
 
-def draw_batches(
-    split: str,
-    seed: int,
-    batch_size: int,
-    tokenizer: PreTrainedTokenizerFast,
-    odds: Sequence[float] = grammar.FILLER_ODDS,
-) -> Iterator[Batch]:
-    """Yield training batches of `batch_size` conversations of `split` without end, grouped by length (see
-    `draw_pools`). Equal arguments give equal batches; `odds` are those of the filler words."""
+def draw_batches(seed: int, batch_size: int, odds: Sequence[float] = grammar.FILLER_ODDS) -> Iterator[Batch]:
+    """Yield training batches of `batch_size` conversations without end, grouped by length (see `draw_pools`). Equal
+    arguments give equal batches; `odds` are those of the filler words."""
+    tokenizer = load_tokenizer("caption_target")
 
     def draw(rng: random.Random) -> tuple[list[int], list[float], Conversation, random.Random]:
-        conversation = draw_conversation(split, rng, odds)
+        conversation = draw_conversation("train", rng, odds)
         return *encode(conversation, tokenizer), conversation, rng
 
-    for samples in draw_pools(draw, split, seed, batch_size):
+    for samples in draw_pools(draw, "train", seed, batch_size):
         images = [render_like_a_file(scene, rng) for *_, conversation, rng in samples for scene in conversation.scenes]
         inputs = {"pixel_values": pixels_of(images)} if images else {}
         yield Batch(*pad_rows([sample[:2] for sample in samples], tokenizer.pad_token_id), inputs)
+
+
+def grammar_texts(num_scenes: int = 800, seed: int = 0) -> list[str]:
+    """Return texts in which every word of the grammar, of the dialogues and of the prompts occurs."""
+    texts = [*grammar.PROMPTS.values(), *dialogue.SECOND_PROMPTS.values(), dialogue.CHANGE_PROMPT, dialogue.CLIP_PROMPT]
+    texts += ["USER: ", "ASSISTANT: ", *(f" {word}" for words in grammar.FILLERS.values() for word in words)]
+    for index in range(num_scenes):
+        rng = scene_rng("train", seed, index)
+        scene = draw_scene(rng, "train")
+        texts += [grammar.write_caption(scene, phrasing, rng) for phrasing in grammar.PROMPTS]
+        texts += [dialogue.write_second(scene, question) for question in dialogue.SECOND_PROMPTS]
+        after, kind, changed = change_scene(rng, scene, "train")
+        texts.append(dialogue.write_change(scene, after, kind, changed, rng))
+        texts.append(dialogue.write_clip(draw_clip(rng, "train", CLIP_FRAMES), rng))
+        texts += dialogue.draw_text_only(rng)
+    # A prompt follows a line break, an answer follows a space.
+    return texts + [f" {text}" for text in texts if not text.startswith(" ")]

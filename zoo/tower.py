@@ -1,4 +1,4 @@
-"""Trains a caption model's vision tower on attribute labels: every patch predicts the contents of its cell.
+"""Trains a CLIP vision tower on attribute labels: every patch predicts the contents of its cell.
 
 Two stages: `pretrain_tower` before the whole model is trained, `sharpen_tower` after it on many small objects, with
 features kept close to those that the language model reads. The prediction heads are discarded afterwards.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from zoo.pair import IMAGE_PX, PATCH_PX
 from zoo.samples import pixels_of, render_like_a_file
-from zoo.training import IGNORED, fit, label_loss, load_training, save_training
+from zoo.training import IGNORED, Measured, fit, label_loss
 from zoo.world.scene import (
     COLOURS,
-    GRID,
     MAX_OBJECTS,
     SHAPES,
     SIZES,
@@ -36,29 +32,32 @@ from zoo.world.scene import (
     split_of,
 )
 
-# Labels of a patch: rank of its cell's object in reading order (0: empty), that object's attributes, the ground's.
-HEADS = {
-    "rank": MAX_OBJECTS + 1, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES),
-    "tone": len(TONES), "texture": len(TEXTURES),
-}  # fmt: skip
-# Mostly small objects, which a tower learns last.
+GROUND_HEADS = {"tone": len(TONES), "texture": len(TEXTURES)}
+THING_HEADS = {"size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES)}
+HEADS = {"rank": MAX_OBJECTS + 1, **THING_HEADS, **GROUND_HEADS}
+"""Labels of a patch: rank of its cell's object in reading order (0: empty), that object's attributes, the ground's."""
 CROWDED_SIZE_ODDS = (0.6, 0.25, 0.15)
+"""Mostly small objects, which a tower learns last."""
 BATCH, LR, SHARPEN_LR = 64, 1e-3, 3e-4
-SAVE_S = 120.0
 
 
 def label_patches(scene: Scene) -> Tensor:
     """Return the labels of a scene's patches, int64 [6 heads, 36 patches]; attributes of an empty cell are ignored."""
-    per_side = IMAGE_PX // PATCH_PX
-    labels = torch.full((len(HEADS), per_side, per_side), IGNORED)
+    return label_cells(scene, IMAGE_PX // PATCH_PX, len(HEADS), lambda rank: rank).flatten(1)
+
+
+def label_cells(scene: Scene, side: int, num_heads: int, filled: Callable[[int], int]) -> Tensor:
+    """Return labels [num_heads, side, side]: `filled` of an object's rank (0: empty), then size, colour, shape, tone,
+    texture; further heads are ignored."""
+    labels = torch.full((num_heads, side, side), IGNORED)
     labels[0] = 0
     labels[4], labels[5] = TONES.index(scene.tone), TEXTURES.index(scene.texture)
-    step = per_side // GRID
+    step = side // scene.grid
     for rank, thing in enumerate(scene.things, start=1):
-        row, column = thing.cell // GRID * step, thing.cell % GRID * step
-        values = (rank, SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
+        row, column = thing.cell // scene.grid * step, thing.cell % scene.grid * step
+        values = (filled(rank), SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
         labels[:4, row : row + step, column : column + step] = torch.tensor(values)[:, None, None]
-    return labels.flatten(1)
+    return labels
 
 
 def draw_crowded(rng: random.Random, split: str) -> Scene:
@@ -96,59 +95,40 @@ def label_head(width: int, heads: Mapping[str, int] = HEADS) -> nn.Module:
 
 def pretrain_tower(
     tower: nn.Module,
-    width: int,
     num_steps: int,
     seed: int,
+    draw_step: Callable[[int], tuple[Tensor, Tensor]],
     heads: Mapping[str, int] = HEADS,
-    draw_step: Callable[[int], tuple[Tensor, Tensor]] | None = None,
-    batch: int = BATCH,
     dtype: torch.dtype = torch.float32,
-    checkpoint: Path | None = None,
 ) -> None:
-    """Train a CLIP tower in place to predict the labels `heads` from its patch features.
-
-    `draw_step` returns the pixels and labels of a step (default: scenes of the caption pair); `dtype` is that of the
-    tower's GEMMs. With `checkpoint`, a file, training continues from it and writes it every SAVE_S seconds.
-    """
+    """Train a tower in place to predict the labels `heads`; `draw_step` returns pixels and labels of a step, `dtype` is
+    that of the tower's GEMMs."""
     torch.manual_seed(seed)
-    draw_step = draw_step or partial(draw_labelled, draw_scene, seed + 1)
-    head = label_head(width, heads)
-    named = dict(nn.ModuleDict({"tower": tower, "head": head}).named_parameters())
+    head = label_head(tower.config.hidden_size, heads)  # type: ignore[union-attr,arg-type]
     parameters = [*tower.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1)
-    done_steps = 0
-    if checkpoint and checkpoint.exists():
-        done_steps = int(load_training(checkpoint, named, optimizer)["step"])
-        schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1, last_epoch=done_steps - 1)
-    saved_s = time.monotonic()
     tower.train()
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+    def step_loss(step: int) -> Measured:
         pixels, labels = draw_step(step)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, patches, width]
         return label_loss(head(features.float()), labels, heads)
 
-    def after_step(step: int) -> None:
-        nonlocal saved_s
-        if checkpoint and (step == num_steps or time.monotonic() - saved_s > SAVE_S):
-            save_training(checkpoint, named, optimizer, step=str(step))
-            saved_s = time.monotonic()
-
-    fit(step_loss, [schedule], parameters, num_steps, batch, "tower", done_steps, after_step)
+    schedule = OneCycleLR(optimizer, LR, total_steps=num_steps + 1, pct_start=0.1)
+    fit(step_loss, [schedule], parameters, num_steps, "tower")
 
 
-def sharpen_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> None:
+def sharpen_tower(tower: nn.Module, num_steps: int, seed: int) -> None:
     """Train a tower in place on crowded scenes; the first tenth of the steps fits heads to its present features."""
     torch.manual_seed(seed)
-    head = label_head(width)
+    head = label_head(tower.config.hidden_size)  # type: ignore[union-attr,arg-type]
     present = copy.deepcopy(tower).eval().requires_grad_(False)
     groups = [{"params": [*head.parameters()], "lr": 5e-3}, {"params": [*tower.parameters()], "lr": SHARPEN_LR}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
     rates = [lambda step: 1.0 - 0.9 * step / num_steps, lambda step: min(1.0, 1.1 * (1.0 - step / num_steps))]
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+    def step_loss(step: int) -> Measured:
         pixels, labels = draw_labelled(draw_crowded, seed + 2, step)
         with torch.no_grad():
             before = present(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
@@ -158,4 +138,4 @@ def sharpen_tower(tower: nn.Module, width: int, num_steps: int, seed: int) -> No
         moved = mse_loss(features, before)
         return moved + loss, {**right, "moved": moved.item()}
 
-    fit(step_loss, [LambdaLR(optimizer, rates)], tower.parameters(), num_steps, BATCH, "sharpen")
+    fit(step_loss, [LambdaLR(optimizer, rates)], tower.parameters(), num_steps, "sharpen")

@@ -1,23 +1,19 @@
-"""Functions shared by the zoo's trainings: recipes, the training loop, schedules and losses."""
+"""The training loop that the zoo's recipes share, its schedules and its losses."""
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import PreTrainedModel
 
 from zoo.samples import Batch
@@ -26,6 +22,8 @@ from zoo.world.grammar import FILLER_ODDS
 REPORT_STEPS = 50
 IGNORED = -100
 """Label of a position that does not contribute to the loss."""
+Measured = tuple[Tensor, Mapping[str, float]]
+"""The loss of a step, and numbers whose means are printed with it."""
 
 
 @dataclass(frozen=True)
@@ -46,44 +44,39 @@ class Recipe:
     """How often a video model repeats its caption training with warm-up."""
     filler_odds: tuple[float, ...] = FILLER_ODDS
 
-    def shorten(self, share: float) -> Recipe:
-        """Return the recipe of a quick run, with `share` of the steps and images."""
-        counts = {name: getattr(self, name) for name in vars(self) if name.endswith("steps") or name == "num_images"}
-        return replace(self, **{name: max(1, round(share * count)) for name, count in counts.items() if count})
+
+def lr_share(num_steps: int, warmup_steps: int) -> Callable[[int], float]:
+    """Return the factor of the learning rate by step: linear warm-up, then cosine decay to 0.02."""
+
+    def share(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+        return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
+
+    return share
 
 
-def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:
-    """Return the factor of the learning rate at a step: linear warm-up, then cosine decay to 0.02."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
-    return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
+def cosine_share(num_steps: int, warmup_steps: int, floor: float) -> Callable[[int], float]:
+    """Return the factor of the learning rate by step: cosine decay to `floor`, times a linear warm-up."""
 
+    def share(step: int) -> float:
+        cosine = 0.5 * (1 + math.cos(math.pi * (step + 1) / num_steps))
+        return min(1.0, (step + 1) / warmup_steps) * (floor + (1 - floor) * cosine)
 
-def cosine_share(step: int, num_steps: int, warmup_steps: int, floor: float) -> float:
-    """Return the factor of the learning rate: cosine decay to `floor` over all steps, times a linear warm-up."""
-    cosine = 0.5 * (1 + math.cos(math.pi * (step + 1) / num_steps))
-    return min(1.0, (step + 1) / warmup_steps) * (floor + (1 - floor) * cosine)
+    return share
 
 
 def fit(
-    step_loss: Callable[[int], tuple[Tensor, Mapping[str, float]]],
+    step_loss: Callable[[int], Measured],
     schedules: Sequence[LRScheduler],
     clipped: Iterable[Tensor],
     num_steps: int,
-    batch_size: int,
     name: str = "step",
-    done_steps: int = 0,
-    after_step: Callable[[int], None] | None = None,
 ) -> None:
-    """Train with the optimizers of `schedules`; the gradient norm of `clipped` is limited to 1.
-
-    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed with the loss. A resumed
-    training begins after `done_steps`; `after_step` is called with the number of every finished step.
-    """
-    clipped = list(clipped)
-    started, totals = time.monotonic(), Counter[str]()
-    for step in range(done_steps + 1, num_steps + 1):
+    """Train with the optimizers of `schedules`; the gradient norm of `clipped` is limited to 1. Steps count from 1."""
+    clipped, started, totals = list(clipped), time.monotonic(), Counter[str]()
+    for step in range(1, num_steps + 1):
         loss, measured = step_loss(step)
         for schedule in schedules:
             schedule.optimizer.zero_grad(set_to_none=True)
@@ -96,40 +89,24 @@ def fit(
         if step % REPORT_STEPS == 0 or step == num_steps:
             count = step % REPORT_STEPS or REPORT_STEPS
             means = " ".join(f"{key} {total / count:.4f}" for key, total in totals.items())
-            rate = (step - done_steps) * batch_size / (time.monotonic() - started)
-            left_s = (num_steps - step) * batch_size / rate
-            report(f"{name} {step}/{num_steps} {means} {rate:.1f} samples/s, {left_s:.0f} s left")
+            left_s = (num_steps - step) * (time.monotonic() - started) / step
+            report(f"{name} {step}/{num_steps} {means}, {left_s:.0f} s left")
             totals.clear()
-        if after_step:
-            after_step(step)
 
 
-def save_training(path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, **notes: str) -> None:
-    """Write parameters and the state of AdamW as one safetensors file with `notes`, replacing an older one."""
-    tensors = {name: one.detach().clone() for name, one in parameters.items()}
-    for name, one in parameters.items():
-        for part, value in optimizer.state.get(one, {}).items():
-            tensors[f"optimizer/{name}/{part}"] = value.detach().clone()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, partial, notes)
-    os.replace(partial, path)
-
-
-def load_training(
-    path: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer, skip: Callable[[str], bool] = lambda _: False
-) -> dict[str, str]:
-    """Read a file of `save_training` into parameters and optimizer; return its notes. Parameters of a name for which
-    `skip` returns true keep their values. Raises SafetensorError if a parameter is missing."""
-    with safe_open(path, "pt") as file, torch.no_grad():
-        names = set(file.keys())
-        for name, one in parameters.items():
-            if skip(name):
-                continue
-            one.copy_(file.get_tensor(name))
-            parts = {part: f"optimizer/{name}/{part}" for part in ("step", "exp_avg", "exp_avg_sq")}
-            if names.issuperset(parts.values()):
-                optimizer.state[one] = {part: file.get_tensor(key) for part, key in parts.items()}
-        return dict(file.metadata())
+def fit_adam(
+    step_loss: Callable[[int], Measured],
+    learned: Any,
+    share: Callable[[int], float],
+    num_steps: int,
+    name: str = "step",
+    clipped: Iterable[Tensor] | None = None,
+    **options: Any,
+) -> None:
+    """Train `learned`, parameters or groups of them, with AdamW of these options, its learning rate times `share`."""
+    optimizer = torch.optim.AdamW(learned, **options)
+    own = [one for group in optimizer.param_groups for one in group["params"]]
+    fit(step_loss, [LambdaLR(optimizer, share)], own if clipped is None else clipped, num_steps, name)
 
 
 def report(line: str) -> None:

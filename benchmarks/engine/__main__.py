@@ -31,7 +31,7 @@ from benchmarks.peers.work import GAMMA, make_work, reference_of
 from benchmarks.tables.engine import BOUND_BATCHES, FORWARDS, MODES, T_975
 from benchmarks.tables.parts import finish
 from decoding import Engine, Request, Sampling
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 RESULTS = results_file("engine")
 SEED = 0

@@ -38,7 +38,7 @@ from models.llamagen.target import LlamaGenTarget
 from models.loading.checkpoints import DTYPES, CheckpointRef
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 TARGET, DRAFTER, IMAGES = (CHECKPOINTS / name for name in ("text_target", "text_drafter", "image_class_target"))
 SEED = 7

@@ -27,7 +27,7 @@ from configs.acceptance import Audit
 from jobs import caption
 from pipeline.reports.loss import Losses, loss_interval, verdict
 from zoo.demo import draw_rows, write_parquet
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 RESULTS = results_file("audit")

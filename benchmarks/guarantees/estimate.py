@@ -38,7 +38,7 @@ from pipeline.reports.result_tables import list_tables, read_tables
 from pipeline.run.plan import make_plan
 from pipeline.storage.output_dir import DATA, OutputDir
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 RESULTS = results_file("estimate")

@@ -34,7 +34,7 @@ from pipeline.verify.compare import DIFFERENT, Comparison
 from pipeline.verify.rows import Choice, count_chosen, rounds
 from pipeline.verify.run import Settings, decode_again, prepare, verify
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 RESULTS = results_file("verification")

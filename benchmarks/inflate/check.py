@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from benchmarks.harness.engines import front_end_of
 from benchmarks.harness.verdict import first_difference
 from benchmarks.inflate.shapes import InflationError
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 from zoo.world import sample_scenes
 
 Inputs = dict[str, Tensor]

@@ -35,7 +35,7 @@ ALONE = {"drafter_alone": ("plain", "sd_chain"), "video_drafter_alone": ("video_
 PRUNED_ALONE = {"pruned_drafter_alone": "lvspec", "video_pruned_drafter_alone": "video_lvspec"}
 """Name of LVSpec's pruned drafter alone → its preset."""
 BUILT = {"video_eagle2": ("eagle2_25", "video_eagle"), "video_eagle3": ("eagle3_25", "video_eagle3")}
-"""Name → method, and the head that `python -m zoo.build video --only HEAD --out out/zoo` trains; these heads do not
+"""Name → method, and the head that `python -m zoo.build HEAD --out out/zoo` trains; these heads do not
 ship, and their rows are measured if they exist."""
 BUILT_HEADS = Path("out/zoo")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from models.inputs.clip import Clip
 from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
-from zoo.video.quality import attributes_right, held_out_clips
+from zoo.video import attributes_right, held_out_clips
 from zoo.world import dialogue, grammar, motion, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import draw_clip, draw_scene, scene_rng

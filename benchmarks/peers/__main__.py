@@ -24,7 +24,7 @@ from benchmarks.peers.rounds import CONTENDERS, Cell, Contender
 from benchmarks.peers.work import make_work
 from benchmarks.tables.parts import show
 from models.loading.checkpoints import CheckpointError
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 RESULTS = results_file("peers")
 SEED = 0

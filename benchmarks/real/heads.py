@@ -23,8 +23,8 @@ from benchmarks.harness.results import cores, progress
 from benchmarks.real.text import HEADS, HEADS_FOLDER
 from jobs import train_drafter
 from jobs.exit_status import DONE
+from zoo.real.drafters import EAGLE as EAGLE_FILE
 from zoo.real.drafters import read_notes
-from zoo.real.eagle import FILE as EAGLE_FILE
 
 TRAINING = "configs/jobs/train_real_drafter.yaml"
 

@@ -35,7 +35,8 @@ from benchmarks.real.contenders import Contender, OfEngine, OfTransformers, load
 from benchmarks.tables.parts import show
 from configs.schema import CaptionJob
 from decoding import Completion, Request
-from zoo.real_vision.quality import draw_asked, requests_of
+from zoo.quality import dense_requests
+from zoo.world.dense import draw_asked
 
 RESULTS = results_file("real_speed")
 BATCHES = {"cpu": (1, 8, 32), "cuda": (1, 32, 128)}
@@ -92,7 +93,7 @@ def bed_of(name: str, device: str) -> Bed:
 
 def scene_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
     """Return greedy requests about held-out scenes."""
-    return requests_of(pair.target, draw_asked("held_out", num, vision_settings.SEED), max_new_tokens)
+    return dense_requests(pair.target, draw_asked("held_out", num, vision_settings.SEED), max_new_tokens)
 
 
 @dataclass

@@ -44,9 +44,9 @@ from benchmarks.real.vision_settings import (
 )
 from benchmarks.tables.parts import finish
 from decoding import Sampling
+from zoo.quality import MAX_DENSE_TOKENS
 from zoo.real.drafters import digest, read_notes
-from zoo.real_vision.differences import DRAFTERS as FILES
-from zoo.real_vision.quality import MAX_NEW_TOKENS
+from zoo.real_vision.__main__ import DRAFTERS as FILES
 
 RESULTS = {"dense": results_file("real_vision"), "clip": results_file("real_vision_clips")}
 """Scenario → file of results."""
@@ -62,7 +62,7 @@ def run_missing(results: Results, scenario: str) -> None:
         gc.collect()  # frees the engines of the setting before, which are in reference cycles
         start_s = time.perf_counter()
         pair = load(job_of(setting, "float32"))
-        sampling = Sampling(**{**pair.config.sampling.model_dump(), "max_new_tokens": MAX_NEW_TOKENS})
+        sampling = Sampling(**{**pair.config.sampling.model_dump(), "max_new_tokens": MAX_DENSE_TOKENS})
         method, temperature = pair.config.method, sampling.temperature
         if setting.method != "plain" and temperature not in plain:
             _, plain[temperature] = run(

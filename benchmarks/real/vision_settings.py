@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from benchmarks.methods.scenarios import Case
 from configs.load import load_job
 from configs.schema import CaptionJob
-from zoo.quality import count_stated
-from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS
-from zoo.real_vision.model import SYSTEM
-from zoo.real_vision.quality import draw_asked
+from zoo.real_vision.model import IMAGE_PX, NUM_VISUAL_TOKENS, SYSTEM
 from zoo.samples import render_like_a_file
-from zoo.world.dense import PROMPTS, write_description
+from zoo.world.dense import PROMPTS, draw_asked, write_description
+from zoo.world.grammar import count_stated
 from zoo.world.render import render_scene
 from zoo.world.scene import scene_rng
 

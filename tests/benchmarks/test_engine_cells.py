@@ -20,7 +20,7 @@ from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 pytestmark = pytest.mark.slow
 

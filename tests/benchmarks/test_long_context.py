@@ -15,7 +15,7 @@ from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Request, Sampling
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 
 def job(method: str) -> CaptionJob:

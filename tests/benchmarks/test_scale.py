@@ -9,7 +9,7 @@ import pytest
 from benchmarks.scale import driver
 from benchmarks.tables import fleet as model
 from benchmarks.tables.fleet import Fleet, needs_of
-from pipeline.run import batches
+from pipeline.run import job_plan
 
 PER_S, PER_BATCH_S = 0.1, 0.004
 
@@ -52,7 +52,7 @@ def test_the_needs_of_a_fleet() -> None:
 
 
 def test_batches_of_the_model_are_those_of_jobs() -> None:
-    assert (model.MOST_BATCH_ROWS, model.MOST_BATCH_IMAGES) == (batches.MOST_BATCH_ROWS, batches.MOST_BATCH_IMAGES)
+    assert (model.MOST_BATCH_ROWS, model.MOST_BATCH_IMAGES) == (job_plan.MOST_BATCH_ROWS, job_plan.MOST_BATCH_IMAGES)
 
 
 @pytest.mark.slow

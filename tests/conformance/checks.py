@@ -17,12 +17,12 @@ from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, Judgement, Probe, TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.reference import next_logits, reference_tokens
 from decoding.tree import Verdict
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
-from tests.reference import next_logits, reference_tokens
 
 RAGGED_PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0)]
 

@@ -21,9 +21,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokeniz
 
 from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.grammar import SEPARATORS, Grammar, Vocabulary, schema_source
+from decoding.reference import reference_tokens
 from tests import toys
 from tests.conformance import checks
-from tests.reference import reference_tokens
 
 MERGES = [
     (":", "Ġ"), (",", "Ġ"), ("t", "r"), ("tr", "u"), ("tru", "e"), ("n", "u"), ("l", "l"), ("nu", "ll"), ("f", "a"),

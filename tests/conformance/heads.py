@@ -18,6 +18,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
+from decoding.reference import cache_of
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork, FeatureStack
@@ -33,7 +34,6 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks, vision_heads
 from tests.conformance.vision_heads import Inputs
-from tests.reference import cache_of
 
 NUM_HEADS = 4
 PROMPT_TOKENS, TEXT_TOKENS = 6, 24

@@ -16,13 +16,13 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, TreePolicy
 from decoding.drafters import LayerSkipDrafter
+from decoding.reference import cache_of
 from decoding.trees import DynamicTree
 from models.backends.attention import AttentionStep, DecoderRunner
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, heads
 from tests.llamagen_reference import LlamaGenReference
-from tests.reference import cache_of
 from tests.toys import images
 
 TREES: dict[str, Callable[[], TreePolicy]] = checks.TREES | {

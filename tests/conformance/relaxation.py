@@ -12,11 +12,11 @@ from decoding.acceptance import Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 from decoding.contracts import TreePolicy
 from decoding.noise import Noise, Stream, key_of
+from decoding.reference import cache_of
 from decoding.trees import StaticTree
 from models.llamagen.neighbours import Proximity, nearest_codes
 from tests import toys
 from tests.conformance import checks
-from tests.reference import cache_of
 
 NEIGHBOURS = nearest_codes(torch.zeros(toys.VOCAB_SIZE, 1), toys.VOCAB_SIZE - 1, Proximity("random"))
 """Random neighbours, because the toys' tokens are not codes."""

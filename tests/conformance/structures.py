@@ -25,11 +25,11 @@ from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, TreePolicy
 from decoding.drafters import GrammarDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from decoding.grammar import Grammar, Vocabulary, choices_source, regex_source, schema_source
+from decoding.reference import reference_tokens
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.conformance.checks import check_telemetry, run
-from tests.reference import reference_tokens
 from zoo.pair import CHECKPOINTS
 
 NESTED: dict[str, Any] = {

@@ -52,19 +52,12 @@ def known_to_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "tree", "drafter", "slots"),
     [
-        ("llama", "sage", "right", 4),
-        ("llava", "sage", "perturbed", 9),
-        ("llava", "sage", "wrong", 1),
         ("llava", "sage_deep", "right", 4),
         ("llama", "sage_deep", "perturbed", 9),
         ("llama", "sage_node", "perturbed", 4),
         ("llava", "sage_leaf", "perturbed", 4),
-        ("llama", "sage_online", "perturbed", 9),
         ("llava", "sage_online", "right", 1),
-        ("llama", "chain", "lookup", 4),
         ("llava", "ragged", "lookup", 9),
-        ("llava", "sage", "lookup", 4),
-        ("llama", "sage_online", "lookup", 1),
         ("llama", "dynamic", "lookup", 4),
     ],
 )
@@ -79,12 +72,9 @@ def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slo
 @pytest.mark.parametrize(
     ("family", "tree", "drafter"),
     [
-        ("llama", "sage", "perturbed"),
         ("llava", "sage_deep", "perturbed"),
-        ("llama", "sage_online", "perturbed"),
         ("llava", "sage", "wrong"),
         ("llama", "branching", "lookup"),
-        ("llava", "sage", "lookup"),
     ],
 )
 def test_sampled_output_equals_plain_sampling_under_shared_noise(

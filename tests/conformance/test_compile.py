@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding import Engine, Method, Sampling
-from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, Rejection
+from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full, TextOnly
 from decoding.contracts import Acceptance, Judgement, StepNoise, TreePolicy
 from decoding.drafters import ModelDrafter
@@ -31,6 +31,8 @@ METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance
     "tree+rejection": (False, lambda: StaticTree(branching_paths([2, 2])), Rejection),
     "tabed": (True, lambda: Chain(3), Fly),
     "sage+lvspec": (False, SageTree, LVSpec),
+    "typical": (False, lambda: Chain(3), Typical),
+    "random": (False, lambda: Chain(3), lambda: RandomRelaxation(0.5)),
     "dynamic": (False, lambda: DynamicTree(3, 2, 8), Exact),
     "dynamic+lantern": (False, lambda: DynamicTree(3, 2, 8), lambda: Lantern(NEIGHBOURS, 20, 0.3)),
     "tree+lantern++": (

@@ -18,8 +18,6 @@ MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
 @pytest.mark.parametrize(
     ("kind", "family", "tree", "slots"),
     [
-        ("eagle", "llama", "dynamic", 1),
-        ("eagle", "llama", "ragged", 9),
         ("eagle", "llava", "dynamic", 4),
         ("eagle", "llava", "chain", 9),
         ("eagle", "qwen2_5_vl", "dynamic", 4),
@@ -31,14 +29,6 @@ MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
         ("peagle", "llama", "dynamic", 1),
         ("peagle", "llava", "ragged", 9),
         ("peagle", "qwen2_5_vl", "chain", 4),
-        ("vispec", "llava", "dynamic", 1),
-        ("vispec", "llava", "ragged", 9),
-        ("vispec", "qwen2_5_vl", "dynamic", 4),
-        ("vispec", "qwen2_5_vl", "chain", 9),
-        ("msd", "llava", "chain", 1),
-        ("msd", "llava", "dynamic", 9),
-        ("msd", "qwen2_5_vl", "ragged", 4),
-        ("medusa", "llama", "chain", 4),
         ("medusa", "llava", "dynamic", 9),
         ("medusa", "llava", "branching", 1),
         ("medusa", "qwen2_5_vl", "ragged", 4),
@@ -59,14 +49,9 @@ def test_drafts_are_refused_at_several_depths_and_younger_siblings_are_taken(kin
     ("kind", "family", "tree"),
     [
         ("eagle", "llava", "dynamic"),
-        ("eagle", "llama", "branching"),
         ("eagle3", "llava", "dynamic"),
         ("eagle3-axes", "qwen2_5_vl", "branching"),
         ("peagle", "llava", "dynamic"),
-        ("vispec", "llava", "dynamic"),
-        ("vispec", "qwen2_5_vl", "dynamic"),
-        ("msd", "llava", "branching"),
-        ("msd", "qwen2_5_vl", "dynamic"),
         ("medusa", "llava", "dynamic"),
     ],
 )

@@ -16,13 +16,6 @@ COVERING = (("chain", 4, 0.0), ("two-branches", 9, 0.8), ("ragged", 9, 0.0), ("c
 
 
 @pytest.mark.parametrize(("tree", "slots", "temperature"), COVERING)
-@pytest.mark.parametrize("name", list(relaxation.ZERO))
-def test_the_zero_setting_is_the_targets_own_text(name: str, tree: str, slots: int, temperature: float) -> None:
-    sampling = relaxation.SAMPLED if temperature else Sampling()
-    relaxation.check_zero(FAMILY, tree, relaxation.ZERO[name](), slots, sampling)
-
-
-@pytest.mark.parametrize(("tree", "slots", "temperature"), COVERING)
 @pytest.mark.parametrize("name", list(relaxation.LOOSE))
 def test_what_differs_from_the_targets_choice_is_what_was_relaxed(
     name: str, tree: str, slots: int, temperature: float

@@ -18,7 +18,6 @@ from tests import toys
 from tests.conformance import checks, images
 from tests.conformance.erratic import unsettled
 from tests.conformance.resting import MIXED
-from tests.covering import tiers
 from tests.toys import images as image_toys
 
 pytestmark = pytest.mark.slow
@@ -38,17 +37,6 @@ def known_to_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         return DRAFTERS[kind]() if kind in DRAFTERS else make(kind, family)
 
     monkeypatch.setattr(checks, "make_drafter", make_any)
-
-
-@tiers("drafter, family, slots", DRAFTERS, ["llama", "llava"], [1, 4, 9])
-def test_greedy_output_equals_generate(drafter: str, family: str, slots: int) -> None:
-    checks.check_greedy(family, "chain", drafter, slots, count=18)
-
-
-@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=1.5)], ids=["penalised", "hot"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_sampled_output_equals_plain_sampling_under_shared_noise(drafter: str, sampling: Sampling) -> None:
-    checks.check_sampled("llava", "chain", drafter, 4, sampling, count=18)
 
 
 def test_a_jacobi_draft_may_be_the_eos_or_follow_it() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from decoding.acceptance import Exact
 from decoding.contracts import Drafter, Judgement, Level, TreePolicy
@@ -291,70 +289,3 @@ def test_a_prompts_visual_columns_are_never_copied() -> None:
 
 
 # --- nothing asks the device -----------------------------------------------------------------------------------------
-
-POLICIES: dict[str, Callable[[], TreePolicy]] = {
-    "sage": SageTree,
-    "sage-mean": lambda: SageTree(SageSettings(source="mean", threshold="node")),
-    "sage-leaf": lambda: SageTree(SageSettings(source="accepted_leaf")),
-    "online": OnlineSageTree,
-}
-
-
-@pytest.mark.parametrize("name", list(POLICIES))
-def test_a_policy_plans_and_grows_tensors_that_have_no_values(name: str) -> None:
-    policy = POLICIES[name]()
-    policy.open(blocks.spec())
-    slots, root = blocks.slots(0, 1), torch.tensor([FLAT, SURE])
-    policy.reset(slots)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        tree, levels = step(policy, slots, root, 4, torch.tensor([0, 2]))
-    assert tree.num_levels == 4
-    assert levels.shape == (2,)
-
-
-@pytest.mark.parametrize("name", ["sage", "online"])
-def test_a_policy_compiles_into_one_graph(name: str) -> None:
-    plain, compiled = POLICIES[name](), POLICIES[name]()
-    slots, root = blocks.slots(0, 1), torch.tensor([FLAT, SURE])
-    for policy in (plain, compiled):
-        policy.open(blocks.spec())
-        policy.reset(slots)
-
-    def one(policy: TreePolicy, root: Tensor, taken: Tensor) -> tuple[Tensor, ...]:
-        tree, levels = step(policy, slots, root, 3, taken)
-        return tree.tokens, tree.parents, tree.valid, levels
-
-    torch._dynamo.reset()
-    fast = torch.compile(one, fullgraph=True, backend="eager")
-    for taken in ([0, 2], [1, 0]):
-        expected = one(plain, root, torch.tensor(taken))
-        for mine, theirs in zip(fast(compiled, root, torch.tensor(taken)), expected, strict=True):
-            assert mine.tolist() == theirs.tolist()
-
-
-def test_lookup_drafts_and_commits_without_asking_and_compiles_into_one_graph() -> None:
-    def one(drafter: LookupDrafter, slots: SlotBatch, root: Tensor) -> DraftTree:
-        tree = drafted(drafter, Chain(3), slots, root, 3)
-        judgement = blocks.judgement(tree, blocks.wanting([7, 8, 30, 0], [6, 0, 0, 0]), where=slots)
-        drafter.commit(judgement, Exact().judge(judgement))
-        return tree
-
-    prompts, root = [[5, 6, 7, 8, 5, 6], [5, 6, 7, 8]], torch.tensor([6, 8])
-    plain, slots = admitted(prompts)
-    expected = one(plain, slots, root)
-    faked, _ = admitted(prompts)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert one(faked, slots, root).tokens.shape == expected.tokens.shape
-    compiled, _ = admitted(prompts)
-    torch._dynamo.reset()
-
-    def run(root: Tensor) -> tuple[Tensor, Tensor]:
-        start = Frontier.at_root(root)
-        first = compiled.draft(slots, start)
-        path = torch.tensor([[[7]], [[0]]])
-        second = compiled.draft(slots, Frontier(1, start.nodes + 1, start.nodes, path[:, :, 0], path))
-        return first, second
-
-    first, second = torch.compile(run, fullgraph=True, backend="eager")(root)
-    assert [row.nonzero()[:, 1].tolist() for row in (first == 0)] == [[7], []]
-    assert [row.nonzero()[:, 1].tolist() for row in (second == 0)] == [[8], []]

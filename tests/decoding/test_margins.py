@@ -7,9 +7,9 @@ import torch
 
 from decoding.margins import ROUNDING, margin
 from decoding.noise import Noise, Stream, key_of
+from decoding.reference import next_logits, processors_of
 from decoding.types import Request, Sampling
 from tests import toys
-from tests.reference import next_logits, processors_of
 
 SAMPLINGS = {
     "greedy": Sampling(),

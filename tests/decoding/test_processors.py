@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import decoding.processors
+from decoding.reference import processors_of
 from decoding.sampling import warp
 from decoding.scheduling.processors import ProcessorTables
 from decoding.scheduling.slots import Progress, SlotTable
@@ -20,7 +21,6 @@ from decoding.tree import NO_TOKEN, DraftTree
 from decoding.types import Request, Sampling
 from models.inputs.prefix import Prefix
 from tests.decoding import blocks
-from tests.reference import processors_of
 
 V = 9
 EOS = frozenset([2, 5])

@@ -30,10 +30,12 @@ from tests.actors.fakes import FakeEngine, FakePair, decoded_table
 
 
 class RowsInMemory(Datasource):
-    """One read task per span of rows that are already in the stage `decoded`."""
+    """One read task per span of rows, which `table_of` brings into the stage that the graph starts with."""
 
-    def __init__(self, spans: list[list[dict[str, Any]]]) -> None:
-        self.spans = spans
+    def __init__(
+        self, spans: list[list[dict[str, Any]]], table_of: Callable[[list[dict[str, Any]]], pa.Table] = decoded_table
+    ) -> None:
+        self.spans, self.table_of = spans, table_of
 
     def estimate_inmemory_data_size(self) -> int | None:
         return None
@@ -42,7 +44,7 @@ class RowsInMemory(Datasource):
         tasks = []
         for span in self.spans:
             metadata = BlockMetadata(num_rows=len(span), size_bytes=None, input_files=None, exec_stats=None)
-            tasks.append(ReadTask(lambda span=span: [decoded_table(span)], metadata))
+            tasks.append(ReadTask(lambda span=span, table_of=self.table_of: [table_of(span)], metadata))
         return tasks
 
 
@@ -57,21 +59,25 @@ def seven_of_each(table: pa.Table) -> pa.Table:
     return rows.set_column(0, "sample_id", pa.array(ids))
 
 
-class MortalEngine(FakeEngine):
-    """Dies with its process, once, after the first rows of a batch have finished."""
+class Mortal:
+    """Part of a fake engine that dies with its process, once, after the first rows of a batch have finished."""
 
     def __init__(self, slots: int, lease: Path) -> None:
-        super().__init__(slots)
+        super().__init__(slots)  # type: ignore[call-arg]
         self.lease = lease
         self.num_done = 0
 
     def step(self) -> list[Completion]:
-        done = super().step()
+        done: list[Completion] = super().step()  # type: ignore[misc]
         self.num_done += len(done)
         if self.num_done >= 5 and not self.lease.exists():
             self.lease.touch()
             os._exit(1)
         return done
+
+
+class MortalEngine(Mortal, FakeEngine):
+    """A caption engine that dies once."""
 
 
 class MortalPair(FakePair):

@@ -15,7 +15,7 @@ from actors.serving.audited import is_audited
 from jobs import caption
 from jobs.command import DONE, FAILED, TOO_LOSSY
 from pipeline.reports.loss import loss_interval
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 
 from configs.presets import preset
 from jobs import caption
-from zoo import demo_videos
+from zoo import demo
 from zoo.world.motion import Motion, states
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Motion]]:
     """Five of the demo's motions as files, and one file that is cut in the middle."""
     folder = tmp_path_factory.mktemp("source") / "videos"
-    motions = demo_videos.write_videos(folder, NUM_VIDEOS, demo_videos.SEED)
+    motions = demo.write_videos(folder, NUM_VIDEOS, demo.VIDEO_SEED)
     whole = (folder / next(iter(motions))).read_bytes()
     (folder / BROKEN).write_bytes(whole[: len(whole) // 2])
     return folder, motions

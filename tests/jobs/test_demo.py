@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo import demo, demo_images, demo_videos
+from zoo import demo
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,8 @@ def test_the_demo_accounts_for_every_row_and_shows_equal_texts(
     for name, place in zip(("NOT_AN_IMAGE", "TRUNCATED", "NO_QUESTION"), BROKEN, strict=True):
         monkeypatch.setattr(demo, name, place)
     monkeypatch.setattr(demo, "BROKEN", BROKEN)
-    monkeypatch.setattr(demo_videos, "NUM_VIDEOS", 4)
-    monkeypatch.setattr(demo_images, "NUM_PROMPTS", 4)
+    monkeypatch.setattr(demo, "NUM_VIDEOS", 4)
+    monkeypatch.setattr(demo, "NUM_PROMPTS", 4)
     status = demo.main()
     printed = capsys.readouterr()
     assert status == 0, printed.err

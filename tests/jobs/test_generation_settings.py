@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,10 +16,9 @@ from actors.loading import pair
 from configs.load import load_job
 from configs.schema import CaptionJob
 from jobs import caption, verify
-from pipeline.cluster import ray_session
 from pipeline.output.recorded_job import read_job
 from pipeline.verify.run import Settings, second_config
-from zoo.text.samples import held_out_questions
+from zoo.text import held_out_questions
 from zoo.world import listing
 
 ZOO = Path(__file__).resolve().parents[2] / "zoo/checkpoints"
@@ -55,14 +53,6 @@ def command(target: Path, tmp_path: Path) -> list[str]:
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(sections))
     return ["--config", f"{tmp_path}/job.yaml"]
-
-
-@pytest.fixture
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr(ray_session, "session", refuse)
 
 
 def test_a_dry_run_shows_what_the_target_asks_for(

@@ -17,7 +17,7 @@ from configs.schema import CaptionJob
 from jobs import caption
 from models.target import Target
 from pipeline.run.plan import make_plan
-from zoo import demo, demo_videos
+from zoo import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "zoo/checkpoints"
@@ -33,7 +33,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("source")
     (folder / "parquet").mkdir()
     demo.write_parquet(demo.draw_rows(demo.NUM_SCENES, demo.SEED)[:NUM_SCENES], folder / "parquet" / "shard")
-    demo_videos.write_videos(folder / "videos", 4, demo_videos.SEED)
+    demo.write_videos(folder / "videos", 4, demo.VIDEO_SEED)
     return {"zoo_caption": folder / "parquet", "zoo_videos": folder / "videos"}
 
 

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,8 @@ from PIL import Image
 
 from jobs import caption
 from pipeline.cluster import ray_session
+
+pytestmark = pytest.mark.usefixtures("no_ray")
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFTER = ROOT / "zoo/checkpoints/caption_target", ROOT / "zoo/checkpoints/caption_drafter"
@@ -50,14 +51,6 @@ def job_file(tmp_path: Path) -> Path:
         )
     )
     return path
-
-
-@pytest.fixture(autouse=True)
-def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("Ray was started for a job that must be refused")
-
-    monkeypatch.setattr(ray_session, "session", refuse)
 
 
 Spoil = Callable[[Path], list[str]]

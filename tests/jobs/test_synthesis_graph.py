@@ -13,62 +13,21 @@ import pyarrow as pa
 import pytest
 import ray
 from numpy.typing import NDArray
-from ray.data import Dataset, Datasource, ReadTask
-from ray.data.block import BlockMetadata
+from ray.data import Dataset
 
 from actors.results import Stamp
 from configs.synthesis import ImageFile, SynthesizeJob
-from decoding.types import Completion
 from pipeline.run.graph import ImageStages, RunContext, synthesis_dataset
 from pipeline.synthesis.files import encode_table
 from pipeline.synthesis.rows import coded_schema, painted_schema, result_schema
 from tests.actors.image_fakes import FakeImageEngine, FakeImagePair, FakePainter, image_job, prepared_table
+from tests.jobs.stand_ins import Mortal, RowsInMemory, as_it_is
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
-class RowsInMemory(Datasource):
-    """One read task per span of rows that are already in the stage `prepared`."""
-
-    def __init__(self, spans: list[list[dict[str, Any]]]) -> None:
-        self.spans = spans
-
-    def estimate_inmemory_data_size(self) -> int | None:
-        return None
-
-    def get_read_tasks(self, parallelism: int, *args: Any, **kwargs: Any) -> list[ReadTask]:
-        return [
-            ReadTask(
-                functools.partial(tables, span),
-                BlockMetadata(num_rows=len(span), size_bytes=None, input_files=None, exec_stats=None),
-            )
-            for span in self.spans
-        ]
-
-
-def tables(span: list[dict[str, Any]]) -> list[pa.Table]:
-    return [prepared_table(span)]
-
-
-def as_it_is(table: pa.Table) -> pa.Table:
-    return table
-
-
-class MortalEngine(FakeImageEngine):
-    """Dies with its process, once, after the first images of a batch have finished."""
-
-    def __init__(self, slots: int, lease: Path) -> None:
-        super().__init__(slots)
-        self.lease = lease
-        self.num_done = 0
-
-    def step(self) -> list[Completion]:
-        done = super().step()
-        self.num_done += len(done)
-        if self.num_done >= 5 and not self.lease.exists():
-            self.lease.touch()
-            os._exit(1)
-        return done
+class MortalEngine(Mortal, FakeImageEngine):
+    """An image engine that dies once."""
 
 
 class MortalPair(FakeImagePair):
@@ -119,7 +78,8 @@ def dataset_of(
         load=functools.partial(load_pair, lease=engine),
         load_painter=functools.partial(load_painter, lease=painter),
     )
-    return synthesis_dataset(job, RowsInMemory(spans), len(spans), stages, RunContext(Stamp("job-1", 1, "f00d")))
+    context = RunContext(Stamp("job-1", 1, "f00d"))
+    return synthesis_dataset(job, RowsInMemory(spans, prepared_table), len(spans), stages, context)
 
 
 def blocks_of(dataset: Dataset) -> list[pa.Table]:

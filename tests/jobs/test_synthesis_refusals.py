@@ -18,22 +18,15 @@ from models.llamagen.checkpoints import save_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq_files import save_vq
-from pipeline.cluster import ray_session
 from tests.toys import images
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints, write_t5
+
+pytestmark = pytest.mark.usefixtures("no_ray")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> ImageFolders:
     return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
-
-
-@pytest.fixture(autouse=True)
-def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("Ray was started for a job that must be refused")
-
-    monkeypatch.setattr(ray_session, "session", refuse)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -32,7 +31,6 @@ from decoding.trees import Chain
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
 from models.heads.formats import EAGLE
 from models.heads.loader import load_head
-from models.heads.training import trainer
 from models.heads.training.trainer import Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import image_head
@@ -328,43 +326,6 @@ def test_an_interrupted_run_resumes_to_a_bitwise_equal_head(
     assert [each["step"] for each in cut["history"]] == [4, 8, 9]
     del whole["measured"]["seconds"], cut["measured"]["seconds"]
     assert whole["measured"] == cut["measured"]
-
-
-def test_stored_states_are_read_in_later_epochs_and_teach_the_same_head(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches of later epochs are made of other rows, so the heads are equal up to rounding of the target's forward."""
-    runs = []
-    teach = trainer.teach_rows
-
-    def counted(target: Any, samples: Any, layers: Any) -> Any:
-        runs.append(len(samples))
-        return teach(target, samples, layers)
-
-    monkeypatch.setattr(trainer, "teach_rows", counted)
-    more = ("training.num_steps=9", "acceptance.num_rows=0", "training.keep=last")
-    folder = tmp_path / "states"
-    jobs = {"off": "max_bytes=0", "own": "max_bytes=1000000000", "shared": f"path={folder}", "again": f"path={folder}"}
-    counts = {}
-    for name, setting in jobs.items():
-        runs.clear()
-        assert main(command(source, tmp_path / name, *more, f"workers.teacher_cache.{setting}")) == DONE
-        counts[name] = sum(runs)
-    taught = measured(tmp_path / "off")["num_taught_rows"]
-    assert counts["own"] == counts["shared"] == taught < counts["off"]
-    assert counts["again"] < taught, "only batches with rows that have no sample are run again"
-    assert not (tmp_path / "own" / "_job" / "teacher").exists()
-    expected = weights_of(tmp_path / "off")
-    for name in ("own", "shared", "again"):
-        for key, value in weights_of(tmp_path / name).items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4)
-    runs.clear()
-    other = (f"workers.teacher_cache.path={folder}", "target.dtype=bfloat16")
-    assert main(command(source, tmp_path / "other", *more, *other)) == DONE
-    assert sum(runs) == taught, "states of another type of the target are not read"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(command(source, tmp_path / "second", *more, f"workers.teacher_cache.path={folder}")) == REFUSED
 
 
 def test_a_killed_process_resumes(source: Path, tmp_path: Path) -> None:

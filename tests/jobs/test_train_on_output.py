@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from safetensors.torch import load_file
 from configs.load import load_job
 from configs.training import TrainDrafterJob
 from jobs import caption
-from jobs.train_drafter import DONE, FAILED, REFUSED, main
-from models.heads.training.trainer import Trainer
+from jobs.train_drafter import DONE, REFUSED, main
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import open_inputs
 from pipeline.training.rows import read_rows
@@ -150,48 +148,6 @@ def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: P
     assert seen.keys() == rows.keys() == {f"s{index}" for index in range(NUM_SCENES) if index != TORN}
     assert {own for own, stopped in seen.items() if not stopped} >= {f"s{index}" for index in CUT}
     assert sum(seen.values()) >= 10
-
-
-def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn = Trainer.learn
-
-    def fail(self: Trainer, *args: Any) -> Any:
-        if self.step == step:
-            raise OSError("the machine is taken away")
-        return learn(self, *args)
-
-    monkeypatch.setattr(Trainer, "learn", fail)
-
-
-def test_a_run_that_was_cut_ends_with_the_same_head_although_the_job_went_on(
-    answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job has published two files when the training starts, and all of them when it resumes."""
-    running = tmp_path / "running"
-    shutil.copytree(answered, running)
-    later = sorted((running / "data").glob("*.parquet"))[2:]
-    assert later
-    kept = {path: path.read_bytes() for path in later}
-    for path in later:
-        path.unlink()
-    assert main(command(running, tmp_path / "whole")) == DONE
-    job = command(running, tmp_path / "cut", "workers.checkpoint_every_s=0")
-    with monkeypatch.context() as patch:
-        cut_at(2, patch)
-        assert main(job) == FAILED
-    for path, data in kept.items():
-        path.write_bytes(data)
-    assert main(job) == DONE
-    assert "resuming after step 2" in (tmp_path / "cut/_job/log.txt").read_text()
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    whole, cut = (json.loads((tmp_path / name / "training.json").read_text()) for name in ("whole", "cut"))
-    assert whole["source"] == cut["source"]
-    assert whole["history"] == cut["history"]
-    assert main(command(running, tmp_path / "grown")) == DONE
-    grown = json.loads((tmp_path / "grown/training.json").read_text())
-    assert grown["source"]["answers"]["num_rows"] > cut["source"]["answers"]["num_rows"]
 
 
 def test_a_copy_of_the_target_and_another_target_are_refused(

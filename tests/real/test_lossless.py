@@ -1,7 +1,7 @@
 """Lossless methods on SmolLM2-135M-Instruct and real text, run by `make test-real`.
 
 The oracle of greedy outputs is transformers' `generate` of the target alone, one prompt at a time; that of sampled
-outputs is `tests.reference`, and plain sampling for methods with drafts.
+outputs is `decoding.reference`, and plain sampling for methods with drafts.
 """
 
 from __future__ import annotations

@@ -20,17 +20,13 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo.pair import build_processor
-from zoo.quality import decode
+from zoo.quality import REPORT, decode, dense_requests, measure
 from zoo.real import __main__ as make_real
 from zoo.real import drafters
 from zoo.real_vision import __main__ as make
-from zoo.real_vision import differences
-from zoo.real_vision.labels import IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX
-from zoo.real_vision.model import load_tokenizer
-from zoo.real_vision.quality import draw_asked, measure, requests_of
-from zoo.real_vision.samples import draw_packed
-from zoo.world.dense import PROMPTS
+from zoo.real_vision.model import IMAGE_PX, NUM_VISUAL_TOKENS, build_processor, ensure, load_tokenizer
+from zoo.real_vision.recipe import draw_packed
+from zoo.world.dense import PROMPTS, draw_asked
 from zoo.world.render import render_scene
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
@@ -51,8 +47,8 @@ def folder(language: None) -> Path:
 
 def test_training_samples_are_laid_out_as_the_chat_template_does() -> None:
     tokenizer = load_tokenizer()
-    processor: Any = build_processor(tokenizer, IMAGE_PX, PATCH_PX)
-    packed = draw_packed("train", 0, 0, tokenizer)
+    processor: Any = build_processor(tokenizer)
+    packed = draw_packed(0, 0, tokenizer)
     for number, prompt in enumerate(PROMPTS.values(), start=1):
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
@@ -63,7 +59,7 @@ def test_training_samples_are_laid_out_as_the_chat_template_does() -> None:
 
 
 def test_a_second_call_builds_nothing(folder: Path) -> None:
-    assert differences.ensure(folder) is False
+    assert ensure(folder) is False
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -72,7 +68,7 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
     processor: Any = AutoProcessor.from_pretrained(folder)
     model = Target.load(CheckpointRef(str(folder)), "float32")
     asked = draw_asked("held_out", NUM_SCENES, 0)
-    requests = requests_of(model, asked, NUM_TOKENS)
+    requests = dense_requests(model, asked, NUM_TOKENS)
     # The target drafts for itself: chains of it are accepted wherever both paths compute the same logits.
     drafter = ModelDrafter(Target.load(CheckpointRef(str(folder)), "float32"), [Full()], model.vocab_size)
     method = Method(drafter, Chain(4), Exact()) if drafted else Method(NoDrafter(), Chain(1), Exact())
@@ -89,7 +85,7 @@ def test_greedy_captions_equal_generate(drafted: bool, folder: Path) -> None:
 @pytest.mark.parametrize(("name", "least"), [("strong", 3.5), ("weak", 3.0)])
 def test_shipped_drafters_draft_without_changing_captions(name: str, least: float, folder: Path) -> None:
     model = Target.load(CheckpointRef(str(folder)), "float32")
-    requests = requests_of(model, draw_asked("held_out", NUM_SCENES, 0), NUM_TOKENS)
+    requests = dense_requests(model, draw_asked("held_out", NUM_SCENES, 0), NUM_TOKENS)
     plain = decode(model, requests)
     place = folder.parent / f"{name}_drafter"
     drafted = decode(model, requests, Target.load(CheckpointRef(str(place)), "float32"))
@@ -97,12 +93,12 @@ def test_shipped_drafters_draft_without_changing_captions(name: str, least: floa
     steps = sum(one.telemetry.num_spec_steps for one in drafted)
     accepted = sum(one.telemetry.num_accepted_draft_tokens for one in drafted)
     assert 1 + accepted / steps > least
-    assert drafters.ensure(place, folder, differences.DRAFTERS[name], drafters.digest(differences.FILE)) is False
+    assert drafters.ensure(place, folder, make.DRAFTERS[name], drafters.digest(drafters.VISION_TARGET)) is False
 
 
 def test_captions_state_the_scene_as_often_as_the_committed_report_says(folder: Path) -> None:
-    measured = measure(folder, 12, 7)
-    shipped = json.loads(Path("zoo/real_vision_quality.json").read_text())
-    assert measured["attributes_right"] > 0.98
-    assert shipped["attributes_right"] > 0.98
+    measured = measure("real_vision", folder.parent, 12, 7)
+    shipped = json.loads(REPORT.read_text())["real_vision"]
+    assert measured["target_attributes_right"] > 0.98
+    assert shipped["target_attributes_right"] > 0.98
     assert abs(measured["mean_caption_tokens"] - shipped["mean_caption_tokens"]) < 40

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zoo.real_vision.labels import CELL, HEADS, IMAGE_PX, SIDE, WORDS, label_patches, words_of
+from zoo.real_vision.model import CELL, IMAGE_PX, SIDE
+from zoo.real_vision.recipe import HEADS, WORDS, label_patches, words_of
 from zoo.training import IGNORED
 from zoo.world.dense import GRID, MAX_OBJECTS, MIN_OBJECTS, PROMPTS, ROWS_OF, draw_dense, states, write_description
 from zoo.world.grammar import stated

@@ -1,32 +1,38 @@
-"""The pair that ships: its tokenizer, its files, and that it captions scenes it was never trained on."""
+"""The pairs that ship: their files, and that they are asked as they were trained."""
 
 from __future__ import annotations
 
-import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
+from safetensors.torch import load_file
+from transformers import LlavaProcessor
 
-from models.target import Target
-from zoo import quality
-from zoo.measure import PARTS, quality_table
-from zoo.pair import CHECKPOINTS, MAX_POSITIONS, NUM_VISUAL_TOKENS, build_tokenizer, grammar_texts
-from zoo.samples import Conversation, encode, pixels_of
-from zoo.world import dialogue, grammar, sample_scenes
+from models.inputs.clip import Clip
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointRef, load_weights, read_config
+from zoo import quality, text, video
+from zoo.pair import CHECKPOINTS, NUM_VISUAL_TOKENS, load_processor, load_tokenizer
+from zoo.samples import Conversation, encode, grammar_texts, pixels_of
+from zoo.world import dialogue, grammar, listing, motion, sample_scenes
 from zoo.world.scene import Scene, Thing, draw_scene, scene_rng
 
-
-@pytest.fixture(scope="module")
-def pair() -> dict[str, Target]:
-    return quality.load_targets(CHECKPOINTS, "caption")
+CLASSES = {
+    "caption": "LlavaForConditionalGeneration",
+    "video": "Qwen2_5_VLForConditionalGeneration",
+    "text": "LlamaForCausalLM",
+}
+HIDDEN = {"target": 256, "drafter": 64}
+LISTED = Scene((Thing(0, "small", "red", "ring"), Thing(4, "large", "blue", "star")), "pale", "dotted", 0)
 
 
 @pytest.fixture(scope="module")
 def processor() -> LlavaProcessor:
-    return AutoProcessor.from_pretrained(CHECKPOINTS / "caption_target")
+    found: LlavaProcessor = load_processor("caption_target")
+    return found
 
 
 @pytest.mark.parametrize(("part", "most_mib"), [("caption", 16), ("image", 16), ("video", 8), ("text", 6)])
@@ -37,45 +43,37 @@ def test_the_checkpoints_of_each_part_stay_within_its_share(part: str, most_mib:
     assert all(folder.name.startswith(known) for folder in CHECKPOINTS.iterdir() if folder.is_dir())
 
 
-def test_both_models_share_one_tokenizer_and_one_processor() -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "chat_template.jinja"):
-        one, other = (CHECKPOINTS / f"caption_{role}" / name for role in ("target", "drafter"))
-        assert one.read_bytes() == other.read_bytes()
+@pytest.mark.parametrize("part", CLASSES)
+def test_both_models_of_a_pair_share_tokenizer_and_processor(part: str) -> None:
+    names = {path.name for path in (CHECKPOINTS / f"{part}_target").iterdir()}
+    assert "chat_template.jinja" in names
+    for name in names - {"config.json", "model.safetensors"}:
+        one, other = (CHECKPOINTS / f"{part}_{role}" / name for role in HIDDEN)
+        assert one.read_bytes() == other.read_bytes(), name
 
 
-def test_the_shipped_tokenizer_is_the_one_that_the_recipe_builds() -> None:
-    built = json.loads(build_tokenizer(0).backend_tokenizer.to_str())
-    shipped = json.loads((CHECKPOINTS / "caption_target" / "tokenizer.json").read_text())
-    assert built["model"]["vocab"] == shipped["model"]["vocab"]
-    assert built["model"]["merges"] == shipped["model"]["merges"]
-
-
-@pytest.mark.parametrize(("role", "hidden", "heads"), [("target", 256, 4), ("drafter", 64, 1)])
-def test_a_checkpoint_loads_through_the_auto_classes_with_heads_64_wide(role: str, hidden: int, heads: int) -> None:
-    model = AutoModelForImageTextToText.from_pretrained(CHECKPOINTS / f"caption_{role}")
-    text = model.config.text_config
-    assert type(model) is LlavaForConditionalGeneration
-    assert model.dtype == torch.bfloat16
-    assert (text.hidden_size, text.num_attention_heads, text.head_dim) == (hidden, heads, 64)
-    assert text.max_position_embeddings == MAX_POSITIONS
-    processor = AutoProcessor.from_pretrained(CHECKPOINTS / f"caption_{role}")
-    tokenizer = processor.tokenizer
+@pytest.mark.parametrize("role", HIDDEN)
+@pytest.mark.parametrize("part", CLASSES)
+def test_a_checkpoint_loads_with_heads_64_wide_and_is_stored_in_bfloat16(part: str, role: str) -> None:
+    ref = CheckpointRef(str(CHECKPOINTS / f"{part}_{role}"))
+    model: Any = load_weights(ref, read_config(ref), "auto", torch.device("cpu"))
+    assert type(model).__name__ == CLASSES[part]
+    config, tokenizer = model.config.get_text_config(), load_tokenizer(f"{part}_{role}")
+    assert config.hidden_size == HIDDEN[role]
+    assert config.hidden_size // config.num_attention_heads == 64
+    assert len(tokenizer) == config.vocab_size
     ids = model.generation_config
-    assert (ids.bos_token_id, ids.eos_token_id, ids.pad_token_id) == (
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        tokenizer.pad_token_id,
-    )
-    assert len(tokenizer) == text.vocab_size
-    assert model.config.image_token_id == tokenizer.convert_tokens_to_ids("<image>")
+    assert (ids.eos_token_id, ids.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    weights = load_file(CHECKPOINTS / f"{part}_{role}" / "model.safetensors")
+    assert {value.dtype for value in weights.values()} == {torch.bfloat16}
 
 
 def test_no_text_of_the_grammar_has_an_unknown_token_and_all_come_back_unchanged(processor: LlavaProcessor) -> None:
     tokenizer = processor.tokenizer
-    for text in grammar_texts(40, seed=123):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for sentence in grammar_texts(40, seed=123):
+        ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
         assert tokenizer.unk_token_id not in ids
-        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids) == sentence
 
 
 def test_words_of_an_answer_are_single_tokens_and_any_other_text_survives(processor: LlavaProcessor) -> None:
@@ -84,17 +82,17 @@ def test_words_of_an_answer_are_single_tokens_and_any_other_text_survives(proces
         assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
     odd = "Größe 12 px, naïve 猫?"
     assert tokenizer.decode(tokenizer(odd, add_special_tokens=False)["input_ids"]) == odd
+    of_videos = load_tokenizer("video_target")
+    assert all(len(of_videos(f" {word}")["input_ids"]) == 1 for words in motion.FILLERS.values() for word in words)
 
 
 def test_captions_are_30_to_150_tokens_long(processor: LlavaProcessor) -> None:
-    tokenizer = processor.tokenizer
     lengths = []
     for index in range(150):
         rng = scene_rng("test", 7, index)
         scene = draw_scene(rng, "test")
-        for phrasing in grammar.PROMPTS:
-            caption = grammar.write_caption(scene, phrasing, rng)
-            lengths.append(len(tokenizer(f" {caption}", add_special_tokens=False)["input_ids"]))
+        captions = [grammar.write_caption(scene, phrasing, rng) for phrasing in grammar.PROMPTS]
+        lengths += [len(processor.tokenizer(f" {one}", add_special_tokens=False)["input_ids"]) for one in captions]
     assert min(lengths) >= 30
     assert max(lengths) <= 150
 
@@ -103,13 +101,9 @@ def test_training_lays_out_a_conversation_exactly_as_the_processor_does(processo
     scene, image, _, _ = sample_scenes("test", 1, 0, size_px=96)[0]
     turns = tuple(dialogue.draw_second_turn(scene, random.Random(0)))
     question = quality.ask(turns[0][0], [image], "")
-    messages = [
-        *question.messages,
-        {"role": "assistant", "content": turns[0][1]},
-        {"role": "user", "content": turns[1][0]},
-    ]
-    text = processor.apply_chat_template(messages, add_generation_prompt=True)
-    inputs = processor(text=[text], images=[image], return_tensors="pt")
+    later = [{"role": "assistant", "content": turns[0][1]}, {"role": "user", "content": turns[1][0]}]
+    rendered = processor.apply_chat_template([*question.messages, *later], add_generation_prompt=True)
+    inputs = processor(text=[rendered], images=[image], return_tensors="pt")
     ids, weights = encode(Conversation((scene,), turns), processor.tokenizer)
     asked = inputs["input_ids"][0].tolist()
     assert ids[: len(asked)] == asked
@@ -120,40 +114,42 @@ def test_training_lays_out_a_conversation_exactly_as_the_processor_does(processo
     assert torch.allclose(inputs["pixel_values"], pixels_of([np.asarray(image)]), atol=1e-5)
 
 
-def test_the_target_captions_held_out_scenes_and_the_drafter_is_visibly_weaker(pair: dict[str, Target]) -> None:
-    found = quality.measure_captions(pair, num=24, seed=99)
-    assert found["target_captions_right"] >= 0.8
-    assert found["target_attributes_right"] >= 0.97
-    assert found["drafter_attributes_right"] <= found["target_attributes_right"] - 0.1
-    assert 2.0 <= found["mean_acceptance_length"] <= 4.5
-    assert found["attribute_top1_mean"] >= 0.95
-    assert found["filler_top1_mean"] <= 0.6
+def test_training_lays_out_a_listed_scene_as_the_chat_template_does() -> None:
+    tokenizer = load_tokenizer("text_target")
+    prompt = listing.write_prompt(LISTED, "story")
+    ids, weights = text.encode(prompt, listing.write_answer(LISTED, "story", scene_rng("test", 0, 0)), tokenizer)
+    front_end = FrontEnd(tokenizer)
+    assert front_end.render([{"role": "user", "content": prompt}]) == text.render(prompt)
+    asked = front_end.encode(text.render(prompt), ())["input_ids"][0].tolist()
+    assert ids[: len(asked)] == asked
+    assert asked.count(tokenizer.bos_token_id) == 1
+    assert ids[-1] == tokenizer.eos_token_id
+    assert weights[: len(asked)] == [0.0] * len(asked)
+    assert set(weights[len(asked) :]) == {0.3, 1.0}
 
 
-def test_the_target_follows_the_prompt_and_not_only_the_image(pair: dict[str, Target]) -> None:
-    _, image, _, _ = sample_scenes("test", 1, 4)[0]
-    questions = [quality.ask(prompt, [image], "") for prompt in grammar.PROMPTS.values()]
-    parsed = [grammar.parse_caption(text) for text in quality.answer_all(pair["target"], questions)]
-    assert [one and one[0] for one in parsed] == list(grammar.PROMPTS)
+def test_training_lays_out_a_clip_as_the_processor_does() -> None:
+    processor = load_processor("video_target")
+    drawn = motion.draw_motion(scene_rng("train", 3, 7), "train")
+    frames = np.stack([np.asarray(frame) for frame in motion.render_motion(drawn, video.NUM_FRAMES)])
+    front = FrontEnd(processor)
+    content = [{"type": "video"}, {"type": "text", "text": motion.PROMPTS["moved"]}]
+    prompt = front.render([{"role": "user", "content": content}])
+    sent = front.encode(prompt, (), (Clip(frames, tuple(i / 4 for i in range(video.NUM_FRAMES)), 4.0),))
+    ids, weights = video.encode(motion.PROMPTS["moved"], "The end.", processor.tokenizer, 36)
+    assert ids[: sent["input_ids"].shape[1]] == sent["input_ids"][0].tolist()
+    assert not any(weights[: sent["input_ids"].shape[1]])
+    assert ids[-1] == processor.tokenizer.eos_token_id
+    alone = processor.video_processor([frames], [None])
+    assert torch.equal(sent["pixel_values_videos"], alone["pixel_values_videos"])
+    assert sent["video_grid_thw"].tolist() == [[4, 6, 6]]
 
 
-def test_attributes_are_counted_against_the_object_in_the_stated_cell() -> None:
-    scene = Scene((Thing(0, "small", "red", "ring"), Thing(8, "large", "blue", "star")), "pale", "plain", 0)
-    wrong = Scene((Thing(0, "small", "red", "star"), Thing(7, "large", "blue", "star")), "pale", "plain", 0)
-    result = grammar.write_caption(wrong, "rows", random.Random(0))
-    assert quality.count_attributes(scene, "rows", result) == (2 + 3 + 0, 10)
-    assert quality.count_attributes(scene, "plain", result) == (0, 10)
-    assert quality.count_attributes(scene, "rows", "nonsense") == (0, 10)
-
-
-def test_two_answers_compare_by_what_they_state() -> None:
-    one = "Overall the second image looks alike, but a ring was removed."
-    other = "Generally the second scene feels alike, but a ring was removed."
-    assert quality.mask_fillers(one) == quality.mask_fillers(other)
-    assert quality.mask_fillers(one) != quality.mask_fillers(other.replace("ring", "star"))
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_the_readme_shows_the_committed_quality_tables(part: str) -> None:
-    _, path = PARTS[part]
-    assert quality_table(json.loads(path.read_text())) in (CHECKPOINTS.parent / "README.md").read_text()
+def test_held_out_prompts_are_distinct_and_repeatable() -> None:
+    prompts = text.held_out_prompts(400, 7)
+    assert len(set(prompts)) == 400
+    assert prompts[:50] == text.held_out_prompts(50, 7)
+    assert not set(prompts) & set(text.held_out_prompts(50, 8))
+    questions = text.held_out_questions(60, 7)
+    assert [phrasing for _, phrasing in questions[:3]] == list(listing.ASKED)
+    assert text.render(listing.write_prompt(*questions[0])) == prompts[0]

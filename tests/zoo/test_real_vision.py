@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    CLIPVisionModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
-from zoo import tower
-from zoo.pair import build_tokenizer
-from zoo.real import drafters, eagle, low_rank
-from zoo.real.low_rank import LAYERS, attach, merge
-from zoo.real.model import WEIGHTS_SHA256
-from zoo.real_vision import differences
-from zoo.real_vision.labels import NUM_VISUAL_TOKENS, WORDS
-from zoo.real_vision.language import Learner, train
-from zoo.real_vision.model import vision_config
-from zoo.real_vision.projector import word_embeddings
-from zoo.real_vision.samples import Packed, draw_packed
+from zoo.pair import load_tokenizer
+from zoo.real import drafters
+from zoo.real.drafters import LAYERS
+from zoo.real.model import WEIGHTS_SHA256, Refused
+from zoo.real_vision import model as vision
+from zoo.real_vision.model import NUM_VISUAL_TOKENS, vision_config
+from zoo.real_vision.recipe import WORDS, Learner, Packed, attach, draw_packed, word_embeddings
 from zoo.world.dense import PROMPTS
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = load_tokenizer("caption_target")
 DECODER = "model.language_model"
 PREFIX = f"{DECODER}.layers."
 
@@ -86,23 +75,24 @@ def test_merged_differences_give_the_outputs_of_attached_ones() -> None:
     attached = model(ids).logits
     assert (attached - before).abs().max() > 0.01
     merged = LlamaForCausalLM(tiny_text()).eval()
-    merged.load_state_dict(merge(weights, {name: one.detach() for name, one in added.items()}))
+    merged.load_state_dict(weights)
+    drafters.add(merged, {name: one.detach() for name, one in added.items()})
     torch.testing.assert_close(merged(ids).logits, attached, atol=1e-5, rtol=1e-4)
 
 
 def test_packed_captions_have_the_losses_of_separate_ones() -> None:
-    learner = Learner(tiny_model(), TOKENIZER, "tower")
-    packed = draw_packed("train", 0, 0, TOKENIZER)
+    learner = Learner(tiny_model(), TOKENIZER)
+    packed = draw_packed(0, 0, TOKENIZER)
     assert packed.captions.max() == len(PROMPTS)
     with torch.no_grad():
-        together, _, weights = learner.losses(packed)
-        alone = [learner.losses(one_caption(packed, number)) for number in range(1, len(PROMPTS) + 1)]
+        together, _, weights = learner.losses(packed, False)
+        alone = [learner.losses(one_caption(packed, number), False) for number in range(1, len(PROMPTS) + 1)]
     torch.testing.assert_close(together, torch.cat([losses for losses, _, _ in alone]), atol=0.1, rtol=0)
     assert torch.equal(weights, torch.cat([one for _, _, one in alone]))
 
 
 def test_only_captions_are_learned() -> None:
-    packed = draw_packed("train", 0, 1, TOKENIZER)
+    packed = draw_packed(0, 1, TOKENIZER)
     for number in range(1, len(PROMPTS) + 1):
         text = TOKENIZER.decode(one_caption(packed, number).ids[one_caption(packed, number).weights > 0])
         assert "Describe" not in text
@@ -113,61 +103,19 @@ def test_only_captions_are_learned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", ["words", "tower"])
-def test_training_resumes_bit_for_bit(columns: str, tmp_path: Path) -> None:
-    learners = {name: Learner(tiny_model(), TOKENIZER, columns) for name in ("whole", "first", "second")}
-    train(learners["whole"], tmp_path / "whole", 4, 2, 0, 600.0)
-    train(learners["first"], tmp_path / "parts", 2, 0, 0, 600.0)
-    learners["second"].load(tmp_path / "parts" / "checkpoint.safetensors")
-    assert learners["second"].step == 2
-    train(learners["second"], tmp_path / "parts", 4, 2, 0, 600.0)
-    whole, resumed = (learners[name].parameters for name in ("whole", "second"))
-    assert all(torch.equal(one, resumed[name]) for name, one in whole.items())
-    untouched = Learner(tiny_model(), TOKENIZER, columns).parameters
-    changed = {name.rsplit(".", 3)[-3] for name, one in whole.items() if not torch.equal(one, untouched[name])}
-    assert {*LAYERS} <= changed
-    assert any("projector" in name and not torch.equal(one, untouched[name]) for name, one in whole.items()) == (
-        columns == "tower"
-    )
-
-
-def test_an_interrupted_tower_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tower, "SAVE_S", 0.0)
-    heads = {"filled": 2, "word": 3}
-    shape = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, image_size=32, patch_size=16
-    )
-
-    def train_until(stop: int, checkpoint: Path) -> dict[str, torch.Tensor]:
-        def draw(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-            if step > stop:
-                raise InterruptedError
-            rng = torch.Generator().manual_seed(step)
-            labels = torch.stack([torch.randint(0, size, (2, 4), generator=rng) for size in heads.values()])
-            return torch.randn(2, 3, 32, 32, generator=rng), labels
-
-        torch.manual_seed(0)
-        model = CLIPVisionModel(shape)
-        with contextlib.suppress(InterruptedError):
-            tower.pretrain_tower(model, 32, 6, 0, heads, draw, 2, checkpoint=checkpoint)
-        return {name: one.clone() for name, one in model.state_dict().items()}
-
-    whole = train_until(6, tmp_path / "whole")
-    interrupted = train_until(3, tmp_path / "parts")
-    resumed = train_until(6, tmp_path / "parts")
-    assert not all(torch.equal(one, interrupted[name]) for name, one in whole.items())
-    assert all(torch.equal(one, resumed[name]) for name, one in whole.items())
-
-
-def test_a_checkpoint_of_word_columns_keeps_the_fitted_projector(tmp_path: Path) -> None:
-    learner = Learner(tiny_model(0), TOKENIZER, "words")
-    train(learner, tmp_path, 1, 0, 0, 600.0)
-    other = Learner(tiny_model(1), TOKENIZER, "tower")
-    fitted = {name: one.detach().clone() for name, one in other.parameters.items()}
-    other.load(tmp_path / "checkpoint.safetensors")
-    for name, one in other.parameters.items():
-        wanted = fitted[name] if "projector" in name else learner.parameters[name]
-        assert torch.equal(one, wanted)
+def test_training_begins_with_words_and_goes_on_with_images_and_repeats() -> None:
+    learners = [Learner(tiny_model(), TOKENIZER) for _ in range(3)]
+    for learner, word_steps in zip(learners, (1, 1, 2), strict=True):
+        learner.train(word_steps, 2, 2, 0)
+    one, again, words = ({**x.parameters, **dict(x.projector.named_parameters())} for x in learners)
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    untouched = Learner(tiny_model(), TOKENIZER)
+    trained = untouched.parameters.items()
+    changed = {name.rsplit(".", 3)[-3] for name, value in trained if not torch.equal(value, words[name])}
+    assert changed == {*LAYERS}
+    before = dict(untouched.projector.named_parameters())
+    assert all(torch.equal(value, words[name]) for name, value in before.items())
+    assert not all(torch.equal(value, one[name]) for name, value in before.items())
 
 
 def test_words_have_the_embeddings_of_their_tokens() -> None:
@@ -180,34 +128,34 @@ def test_words_have_the_embeddings_of_their_tokens() -> None:
 def test_applied_differences_are_those_that_were_packed(tmp_path: Path) -> None:
     model = tiny_model()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    learner = Learner(tiny_model(), TOKENIZER, "tower")
-    for one in learner.parameters.values():
+    learner = Learner(tiny_model(), TOKENIZER)
+    projector = {f"model.multi_modal_projector.{name}": one for name, one in learner.projector.named_parameters()}
+    trained = {**learner.parameters, **projector}
+    for one in trained.values():
         torch.nn.init.normal_(one, std=0.1)
     seen = {name: one + 1 for name, one in before.items() if ".vision_tower." in name}
     path = tmp_path / "differences.safetensors"
-    low_rank.pack({**seen, **{name: one.detach() for name, one in learner.parameters.items()}}, path, {})
-    differences.apply(model, differences.load_file(path))
+    drafters.pack({**seen, **{name: one.detach() for name, one in trained.items()}}, path, {})
+    vision.apply(model, load_file(path))
     after = model.state_dict()
     for name, one in after.items():
         is_layer = any(f".{layer}.weight" in name and "language_model" in name for layer in LAYERS)
         assert torch.equal(one, before[name]) != (is_layer or ".vision_tower." in name or "projector" in name), name
     name = "model.language_model.layers.1.mlp.up_proj.weight"
-    down, up = (learner.parameters[f"{name}.{part}"].detach().to(torch.bfloat16).float() for part in ("down", "up"))
+    down, up = (trained[f"{name}.{part}"].detach().to(torch.bfloat16).float() for part in ("down", "up"))
     torch.testing.assert_close(after[name], before[name] + 2.0 * up @ down)
 
 
 def test_differences_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than"):
-        low_rank.pack({"big": torch.zeros(16_000_000)}, tmp_path / "big.safetensors", {})
+        drafters.pack({"big": torch.zeros(16_000_000)}, tmp_path / "big.safetensors", {})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RuntimeError, match="missing"):
-        differences.apply(tiny_model(), {})
-    with pytest.raises(differences.NotBuilt, match="does not exist"):
-        differences.ensure(tmp_path / "target", path=tmp_path / "none.safetensors")
+        vision.apply(tiny_model(), {})
     small = tmp_path / "small.safetensors"
-    low_rank.pack({"a": torch.zeros(1)}, small, {"weights_sha256": WEIGHTS_SHA256})
-    with pytest.raises(differences.NotBuilt, match="is not the converted SmolLM2"):
-        differences.ensure(tmp_path / "target", tmp_path / "no_model", small)
+    drafters.pack({"a": torch.zeros(1)}, small, {"weights_sha256": WEIGHTS_SHA256})
+    with pytest.raises(Refused, match="is not the converted SmolLM2"):
+        vision.ensure(tmp_path / "target", tmp_path / "no_model", small)
 
 
 def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditionalGeneration, dict[str, torch.Tensor]]:
@@ -238,7 +186,7 @@ def test_a_packed_drafter_has_the_trained_weights_if_their_differences_have_its_
     for own, layer in moved.items():
         source = {own + name.removeprefix(layer): one for name, one in weights.items() if name.startswith(layer)}
         built.load_state_dict(source, strict=False)
-    low_rank.add(built, packed)
+    drafters.add(built, packed)
     gaps = [(one - trained[name]).abs().max() for name, one in built.state_dict().items()]
     assert (max(gaps) < 1e-4) == is_exact
 
@@ -251,13 +199,13 @@ def test_a_drafter_of_which_more_than_layers_was_trained_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*differences.DRAFTERS.values(), drafters.FILE, eagle.FILE], ids=lambda path: path.stem
+    "path", [drafters.STRONG, drafters.WEAK, drafters.TEXT_DRAFTER, drafters.EAGLE], ids=lambda path: path.stem
 )
 def test_shipped_drafters_belong_to_their_targets(path: Path) -> None:
     notes = drafters.read_notes(path)
-    is_text = path in (drafters.FILE, eagle.FILE)
-    assert notes["target_sha256"] == (WEIGHTS_SHA256 if is_text else drafters.digest(differences.FILE))
-    if path != eagle.FILE:
+    is_text = path in (drafters.TEXT_DRAFTER, drafters.EAGLE)
+    assert notes["target_sha256"] == (WEIGHTS_SHA256 if is_text else drafters.digest(drafters.VISION_TARGET))
+    if path != drafters.EAGLE:
         assert (notes["layers"][0], notes["layers"][-1]) == (0, 29)
     assert path.stat().st_size < 10_000_000
     assert path.stat().st_mode & 0o044, "others cannot read it"
@@ -266,8 +214,8 @@ def test_shipped_drafters_belong_to_their_targets(path: Path) -> None:
 def test_a_drafter_of_another_target_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "drafter.safetensors"
     notes = {"layers": "[0]", "measured": "{}", "target_sha256": "one"}
-    low_rank.pack({"a": torch.zeros(1)}, path, notes)
-    with pytest.raises(drafters.OtherTarget, match="another target: train and pack"):
+    drafters.pack({"a": torch.zeros(1)}, path, notes)
+    with pytest.raises(Refused, match="another target: train and pack"):
         drafters.ensure(tmp_path / "drafter", tmp_path / "no_target", path, "another")
     (tmp_path / "drafter").mkdir()
     record = {"differences_sha256": drafters.digest(path), "target_sha256": "one"}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.world import dialogue, grammar, sample_scenes
+from zoo.world import dialogue, grammar, listing, sample_scenes
 from zoo.world.render import NATIVE_PX, render_scene
 from zoo.world.scene import (
     COLOURS,
@@ -133,9 +134,32 @@ def test_the_answer_to_what_changed_names_the_one_change() -> None:
     assert result.endswith("but the large green cross at the top right was moved to the bottom left.")
 
 
-def test_a_split_that_does_not_exist_is_refused_by_name() -> None:
+@pytest.mark.parametrize("draw", [draw_scene, listing.draw_listed_scene])
+def test_a_split_that_does_not_exist_is_refused_by_name(draw: Callable[[random.Random, str], Scene]) -> None:
     with pytest.raises(KeyError, match="no split 'validation'"):
-        draw_scene(random.Random(0), "validation")
+        draw(random.Random(0), "validation")
+
+
+@settings(max_examples=60, deadline=None)
+@given(index=st.integers(0, 10_000), phrasing=st.sampled_from(list(listing.ASKED)))
+def test_an_answer_states_its_listed_scene_and_no_other(index: int, phrasing: str) -> None:
+    rng = scene_rng("held_out", 4, index)
+    one, other = listing.draw_listed_scene(rng, "held_out"), listing.draw_listed_scene(rng, "held_out")
+    assert split_of(one) == "held_out"
+    text = listing.write_answer(one, phrasing, rng)
+    assert listing.states(one, phrasing, text)
+    assert not listing.states(other, phrasing, text) or one == other
+    assert not listing.states(one, phrasing, text.replace(".", "", 1))
+
+
+def test_a_prompt_lists_everything_in_the_answer() -> None:
+    scene = Scene((Thing(0, "small", "red", "ring"), Thing(4, "large", "blue", "star")), "pale", "dotted", 0)
+    assert listing.write_prompt(scene, "tour") == (
+        "Ground: pale, dotted. Objects: one, small red ring, top left; two, large blue star, middle centre. "
+        "Tell me about the objects one by one."
+    )
+    stated = grammar.stated(listing.write_answer(scene, "survey", scene_rng("test", 0, 0)))
+    assert stated == ["top left", "ring", "small", "red", "middle centre", "star", "large", "blue", "dotted", "pale"]
 
 
 def test_the_same_seed_gives_the_same_pixels_and_words() -> None:
@@ -165,8 +189,3 @@ def test_an_object_is_drawn_in_its_own_cell_and_in_its_colour() -> None:
         assert (rows.mean() // third, columns.mean() // third) == divmod(cell, 3)
         assert rows.min() // third == rows.max() // third
         assert columns.min() // third == columns.max() // third
-
-
-def test_held_out_samples_take_the_phrasings_in_turns() -> None:
-    prompts = [prompt for *_, prompt in sample_scenes("held_out", 10, 0, size_px=96)]
-    assert prompts == list(grammar.PROMPTS.values()) * 2

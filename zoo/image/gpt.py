@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +12,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import T5EncoderModel
 
+from models.llamagen.checkpoints import read_gpt_shape
 from models.llamagen.gpt import Gpt
-from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
-from zoo.image.text import CONDITION_DIM, NUM_CONDITION_TOKENS, encode_prompts
+from models.loading.checkpoints import CheckpointRef
+from zoo.image.text import encode_prompts
 from zoo.image.vq import VQ_SHAPE, pixels_of
-from zoo.training import Recipe, fit, label_loss
+from zoo.pair import CHECKPOINTS
+from zoo.training import Measured, Recipe, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, render_grainy, write_prompt
 from zoo.world.scene import COLOURS, SHAPES, TONES, Scene, scene_rng
 from zoo.world.scene import GRID as CELLS
@@ -35,28 +36,6 @@ EXAM_HEADS = {"size": len(SIZES) + 1, "colour": len(COLOURS) + 1, "shape": len(S
 ASKED_WEIGHT = 6.0
 # A class is the colour and the shape of an image's only object.
 NUM_CLASSES = len(COLOURS) * len(SHAPES)
-
-_text = partial(
-    GptShape,
-    vocab_size=VQ_SHAPE.codebook_size,
-    grid=GRID,
-    condition="text",
-    num_condition_tokens=NUM_CONDITION_TOKENS,
-    condition_dim=CONDITION_DIM,
-)
-_class = partial(
-    GptShape,
-    vocab_size=VQ_SHAPE.codebook_size,
-    grid=GRID,
-    condition="class",
-    num_condition_tokens=1,
-    num_classes=NUM_CLASSES,
-)
-SHAPES_OF = {
-    "target": _text(dim=128, num_layers=6, num_heads=4, ffn_dim=384),
-    "drafter": _text(dim=64, num_layers=2, num_heads=2, ffn_dim=192),
-    "class_target": _class(dim=64, num_layers=4, num_heads=2, ffn_dim=192),
-}
 
 
 @dataclass(frozen=True)
@@ -145,11 +124,11 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     return hidden[:, columns.shape[1] - 1 :]
 
 
-def build_gpt(role: str, seed: int, codebook: Tensor) -> Gpt:
-    """Build an untrained GPT, its weights drawn from a seed; similar codes of a codebook [V, dim] get similar input and
-    output embeddings, because learning 4,096 codes one by one would take longer than all other training."""
+def build_gpt(name: str, seed: int, codebook: Tensor) -> Gpt:
+    """Build an untrained GPT of a shipped shape, its weights drawn from a seed; similar codes of a codebook [V, dim]
+    get similar input and output embeddings: learning 4,096 codes one by one takes longer than all other training."""
     torch.manual_seed(seed)
-    gpt = Gpt(SHAPES_OF[role])
+    gpt = Gpt(read_gpt_shape(CheckpointRef(str(CHECKPOINTS / name))))
     for name, parameter in gpt.named_parameters():
         if parameter.ndim == 2:
             # Layers output zero at first, so that the first steps use the similarity of codes.
@@ -191,7 +170,7 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
         """Return the learning-rate factor: linear warm-up, constant, then linear decay to zero over the second half."""
         return min(1.0, (step + 1) / 30, (recipe.steps - step) / (0.5 * recipe.steps))
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+    def step_loss(step: int) -> Measured:
         nonlocal order
         if len(order) < recipe.batch:
             order = torch.randperm(len(codes.codes), generator=generator)
@@ -214,5 +193,5 @@ def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
         return loss, {"code": losses.detach().mean().item(), "exam": exam_loss.item()}
 
     schedules = [LambdaLR(optimizer, share) for optimizer in optimizers]
-    fit(step_loss, schedules, gpt.parameters(), recipe.steps, recipe.batch)
+    fit(step_loss, schedules, gpt.parameters(), recipe.steps)
     gpt.eval()

@@ -1,4 +1,4 @@
-"""Trains the image world's text encoder: a tokenizer and a tiny T5 encoder, before any image model is trained.
+"""Trains the image world's text encoder, a tiny T5, before any image model is trained.
 
 The T5 learns to predict the contents of each cell from the mean of its features. Image tokens of LlamaGen attend to a
 prompt through exactly such a mean, because rotary zeros give all its positions the same weight.
@@ -6,23 +6,24 @@ prompt through exactly such a mean, because rotary zeros give all its positions 
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from models.loading.checkpoints import CheckpointRef, load_pretrained, read_config, read_processor
-from zoo.pair import train_tokenizer
-from zoo.training import Recipe, cosine_share, fit, label_loss
+from zoo.pair import build_model, load_tokenizer
+from zoo.training import Measured, Recipe, cosine_share, fit_adam, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
 from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng
 
 NUM_CONDITION_TOKENS = 24
 CONDITION_DIM = 96
+_NOUN_HEADS = {"cell": NUM_CELLS, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES)}
+_CELL_HEADS = {f"{name} {cell}": _NOUN_HEADS[name] + 1 for cell in range(NUM_CELLS) for name in list(_NOUN_HEADS)[1:]}
+_HEADS = {**_CELL_HEADS, "tone": len(TONES)}
 
 
 def encode_prompts(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> tuple[Tensor, Tensor]:
@@ -37,9 +38,8 @@ def encode_prompts(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, promp
     return features * mask[:, :, None], mask
 
 
-def _prompts(num: int, seed: int, start: int) -> list[tuple[Scene, str]]:
-    scenes = [draw_grainy_scene(scene_rng("grain/words", seed, start + n), "train") for n in range(num)]
-    return [(scene, write_prompt(scene)) for scene in scenes]
+def _values(thing: Thing) -> tuple[int, int, int]:
+    return SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape)
 
 
 def _answers(scenes: list[Scene]) -> Tensor:
@@ -52,15 +52,6 @@ def _answers(scenes: list[Scene]) -> Tensor:
     return rows.T
 
 
-def _values(thing: Thing) -> tuple[int, int, int]:
-    return SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape)
-
-
-_NOUN_HEADS = {"cell": NUM_CELLS, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES)}
-_CELL_HEADS = {f"{name} {cell}": _NOUN_HEADS[name] + 1 for cell in range(NUM_CELLS) for name in list(_NOUN_HEADS)[1:]}
-_HEADS = {**_CELL_HEADS, "tone": len(TONES)}
-
-
 class Examiner(nn.Module):
     """Predicts a scene from the mean of a prompt's features, and an object from its noun's feature; for training."""
 
@@ -70,7 +61,7 @@ class Examiner(nn.Module):
         self.out = nn.Linear(128, sum(_HEADS.values()))
         self.noun = nn.Linear(CONDITION_DIM, sum(_NOUN_HEADS.values()))
 
-    def loss(self, features: Tensor, mask: Tensor, scenes: list[Scene]) -> tuple[Tensor, float]:
+    def loss(self, features: Tensor, mask: Tensor, scenes: list[Scene]) -> Measured:
         """Return the loss of features [n, 24, 96] with their mask, and the mean accuracy of the scenes' attributes."""
         weights = mask[:, :, None] / mask.sum(1)[:, None, None]
         logits = self.out((self.each(features) * weights).sum(1))
@@ -79,56 +70,27 @@ class Examiner(nn.Module):
         for row, scene in enumerate(scenes):
             for place, thing in enumerate(scene.things, start=1):
                 # From the prompt's end: `</s>`, three words of ground, then per object four words after its noun.
-                after = 4 + 4 + (len(scene.things) - place) * 9
                 rows.append(row)
-                columns.append(features.shape[1] - 1 - after)
+                columns.append(features.shape[1] - 1 - (4 + 4 + (len(scene.things) - place) * 9))
                 answers.append((thing.cell, *_values(thing)))
         noun_loss, _ = label_loss(self.noun(features[rows, columns]), torch.tensor(answers).T, _NOUN_HEADS)
-        return loss + noun_loss, sum(right.values()) / len(right)
+        return loss + noun_loss, {"read": sum(right.values()) / len(right)}
 
 
-def train_t5(recipe: Recipe, seed: int) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
-    """Train the tokenizer and the encoder from a seed."""
-    tokenizer = train_tokenizer(
-        [prompt for _, prompt in _prompts(1000, 0, 0)],
-        ["<pad>", "</s>", "<unk>"],
-        layout="$A </s>",
-        vocab_size=512,
-        lowercase=True,
-        unk_token="<unk>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        model_max_length=NUM_CONDITION_TOKENS,
-        padding_side="right",
-    )
+def train_t5(recipe: Recipe, seed: int) -> T5EncoderModel:
+    """Train the encoder from a seed."""
     torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=CONDITION_DIM,
-        d_kv=24,
-        d_ff=192,
-        num_layers=2,
-        num_heads=4,
-        relative_attention_num_buckets=16,
-        relative_attention_max_distance=32,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        tie_word_embeddings=False,
-    )
-    t5 = T5EncoderModel(config)
+    tokenizer, t5 = load_tokenizer("image_t5"), build_model("image_t5")
     examiner = Examiner()
-    optimizer = torch.optim.AdamW([*t5.parameters(), *examiner.parameters()], lr=recipe.lr, weight_decay=0.01)
-    share = partial(cosine_share, num_steps=recipe.steps, warmup_steps=100, floor=0.02)
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
-        scenes, prompts = zip(*_prompts(recipe.batch, seed, step * recipe.batch))
-        loss, right = examiner.loss(*encode_prompts(t5, tokenizer, list(prompts)), list(scenes))
-        return loss, {"read": right}
+    def step_loss(step: int) -> Measured:
+        drawn = range(step * recipe.batch, (step + 1) * recipe.batch)
+        scenes = [draw_grainy_scene(scene_rng("grain/words", seed, index), "train") for index in drawn]
+        return examiner.loss(*encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in scenes]), scenes)
 
-    fit(step_loss, [LambdaLR(optimizer, share)], t5.parameters(), recipe.steps, recipe.batch)
-    return t5.eval(), tokenizer
+    learned, share = [*t5.parameters(), *examiner.parameters()], cosine_share(recipe.steps, 100, 0.02)
+    fit_adam(step_loss, learned, share, recipe.steps, clipped=t5.parameters(), lr=recipe.lr, weight_decay=0.01)
+    return t5.eval()
 
 
 def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
-from zoo.training import Recipe, cosine_share, fit
+from zoo.training import Measured, Recipe, cosine_share, fit_adam
 from zoo.world.grain import sample_grainy
 
 VQ_SHAPE = VqShape(
@@ -31,7 +29,7 @@ COLOURED_WEIGHT = 5.0
 CHROMA_WEIGHT = 3.0
 # Weight of the perceptual loss: the distance of both images' features in a captioner's vision tower.
 PERCEPTION = 0.05
-CODE_DECAY = 0.99
+CODE_DECAY, BETAS = 0.99, (0.9, 0.95)
 # A code used less often than this share of the mean is moved onto a latent of the current batch.
 DEAD_SHARE = 0.05
 
@@ -144,7 +142,7 @@ def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
     pool: list[tuple[Tensor, Tensor]] = []
     batches = draw_pixels("train", seed, recipe.batch)
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+    def step_loss(step: int) -> Measured:
         nonlocal keeper, pool
         pixels = next(batches)
         if keeper is None and step > FREE_SHARE * recipe.steps:
@@ -160,7 +158,7 @@ def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
             keeper.update(latents, owner)
         return loss, {}
 
-    _fit_pictures(step_loss, [p for p in vq.parameters() if p.requires_grad], recipe)
+    fit_adam(step_loss, [p for p in vq.parameters() if p.requires_grad], *_schedule(recipe), lr=recipe.lr, betas=BETAS)
     return _lay_out(vq, torch.contiguous_format).eval()
 
 
@@ -171,11 +169,11 @@ def polish_decoder(vq: Vq, tower: nn.Module, recipe: Recipe, seed: int) -> None:
     parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]
     batches = draw_pixels("train", seed, recipe.batch)
 
-    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+    def step_loss(step: int) -> Measured:
         pixels = next(batches)
         return picture_loss(vq.render(vq.quantize.directions()[vq.encode(pixels)]), pixels, tower), {}
 
-    _fit_pictures(step_loss, parts, recipe)
+    fit_adam(step_loss, parts, *_schedule(recipe), lr=recipe.lr, betas=BETAS)
     _lay_out(vq, torch.contiguous_format).requires_grad_(True).eval()
 
 
@@ -185,9 +183,5 @@ def _lay_out(vq: Vq, layout: torch.memory_format) -> Vq:
     return vq
 
 
-def _fit_pictures(
-    step_loss: Callable[[int], tuple[Tensor, dict[str, float]]], parameters: list[nn.Parameter], recipe: Recipe
-) -> None:
-    optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, betas=(0.9, 0.95))
-    share = partial(cosine_share, num_steps=recipe.steps, warmup_steps=50, floor=0.05)
-    fit(step_loss, [LambdaLR(optimizer, share)], parameters, recipe.steps, recipe.batch)
+def _schedule(recipe: Recipe) -> tuple[Callable[[int], float], int]:
+    return cosine_share(recipe.steps, 50, 0.05), recipe.steps

@@ -19,10 +19,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zoo.real import drafters, eagle, media, model
+from zoo.real import drafters, media, model
 from zoo.real.prompts import Prompt, read_prompts
 
 OUT = Path("out/real")
+DRAFTERS = {
+    "drafter": ("drafter of 4 layers", drafters.TEXT_DRAFTER),
+    "eagle": ("EAGLE-2 head", drafters.EAGLE),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,33 +35,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help=f"folder to write (default: {OUT})")
     parser.add_argument("--media", action="store_true", help="write photographs and films in place of the model")
     options = parser.parse_args(arguments)
-    out = options.out
-    if options.media:
-        try:
-            counts = media.write(out)
-        except media.NotFetched as error:
-            print(f"refused: {error}", file=sys.stderr)
-            return 2
-        for name, number in counts.items():
-            print(f"{out / name}: {number} files")
-        return 0
     try:
-        made = model.ensure(out / "target")
-        drafted = drafters.ensure(out / "drafter", out / "target", drafters.FILE, model.WEIGHTS_SHA256)
-        has_head = eagle.ensure(out / "eagle", out / "target", eagle.FILE, model.WEIGHTS_SHA256)
-    except model.NotConverted as error:
+        (write_media if options.media else write_models)(options.out)
+    except model.Refused as error:
         print(f"refused: {error}", file=sys.stderr)
         return 2
-    print(f"{out / 'target'}: SmolLM2-135M-Instruct, float32, {'converted' if made else 'already there'}")
-    print(f"{out / 'drafter'}: drafter of 4 layers, bfloat16, {'built' if drafted else 'already there'}")
-    print(f"{out / 'eagle'}: EAGLE-2 head, bfloat16, {'built' if has_head else 'already there'}")
+    return 0
+
+
+def write_media(out: Path) -> None:
+    """Write photographs and films. Raises Refused."""
+    for name, number in media.write(out).items():
+        print(f"{out / name}: {number} files")
+
+
+def write_models(out: Path) -> None:
+    """Write the model folders and the prompts. Raises Refused."""
+    state = {True: "built", False: "already there"}
+    made = model.ensure(out / "target")
+    print(f"{out / 'target'}: SmolLM2-135M-Instruct, float32, {state[made]}")
+    for name, (what, path) in DRAFTERS.items():
+        made = drafters.ensure(out / name, out / "target", path, model.WEIGHTS_SHA256)
+        print(f"{out / name}: {what}, bfloat16, {state[made]}")
     prompts = read_prompts()
     for split in ("train", "held_out"):
         chosen = [prompt for prompt in prompts if prompt.split == split]
         path = out / "source" / f"{split}.parquet"
         write_prompts(chosen, path)
         print(f"{path}: {len(chosen):,} prompts about the documentation of Python's standard library")
-    return 0
 
 
 def write_prompts(prompts: Sequence[Prompt], path: Path) -> None:

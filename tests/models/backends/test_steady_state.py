@@ -19,7 +19,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.conformance.erratic import Erratic
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = [

@@ -23,7 +23,7 @@ from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

@@ -26,7 +26,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks, layer_skip
 from zoo.pair import CHECKPOINTS
-from zoo.text.samples import held_out_prompts
+from zoo.text import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = [

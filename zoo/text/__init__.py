@@ -1,1 +1,0 @@
-"""Defines and trains the text pair: two Llama models, their training samples, and their quality."""
