@@ -253,6 +253,37 @@ def test_the_check_finds_a_private_member_of_another_module(tmp_path: Path) -> N
     assert foreign_members({name: tmp_path / f"{name}.py" for name in ("a", "b")}) == {"b": ["_waiting"]}
 
 
+QUEUE = re.compile(r"\b(deque|\w*Queue)\[.*\bRequest\b")
+
+
+def request_queues(path: Path) -> list[str]:
+    """Attributes of classes in a file that are queues of requests."""
+    found = []
+    for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
+        annotated = [node for node in ast.walk(kind) if isinstance(node, ast.AnnAssign)]
+        attributes = [one for one in annotated if isinstance(one.target, ast.Attribute) or one in kind.body]
+        queues = [one for one in attributes if QUEUE.search(ast.unparse(one.annotation))]
+        found += [f"{kind.name}.{ast.unparse(one.target)}" for one in queues]
+    return found
+
+
+def test_requests_wait_in_one_kind_of_queue() -> None:
+    found = {path.relative_to(ROOT).as_posix(): request_queues(path) for path in rooms().values()}
+    assert {path: names for path, names in found.items() if names} == {
+        "decoding/scheduling/queue.py": ["RequestQueue.self._groups"]
+    }
+
+
+def test_the_check_finds_a_second_queue(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "class Retries:\n    waiting: SimpleQueue[Request]\n\n"
+        "    def __init__(self):\n        self._again: deque[Request] = deque()\n"
+        "        local: deque[Request] = deque()\n"
+    )
+    assert request_queues(planted) == ["Retries.waiting", "Retries.self._again"]
+
+
 def test_rooms_are_small() -> None:
     counts: dict[str, int] = {}
     for path in rooms().values():
