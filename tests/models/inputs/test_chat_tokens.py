@@ -22,7 +22,7 @@ from models.target import Target
 from pipeline.prompts.row_options import PromptOptions
 from tests import toys
 from tests.models.architectures import make as make_tiny
-from zoo.pair import build_processor
+from zoo.real_vision.model import build_processor
 
 SPECIAL = ("[gMASK]", "<sop>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>")
 WORDS = ("w5", "w6", "w7", "Describe", "it", "\n", "a", "b")
