@@ -34,13 +34,6 @@ def test_the_same_numbers_give_the_same_pixels_and_another_seed_other_grain() ->
     assert (np.abs(other.astype(int) - pixels) > 8).mean() > 0.3
 
 
-def test_a_sample_does_not_depend_on_how_many_are_drawn_with_it() -> None:
-    whole = sample_grainy("test", 4, 3)
-    part = sample_grainy("test", 2, 3, start=2)
-    assert [prompt for _, _, prompt in whole[2:]] == [prompt for _, _, prompt in part]
-    assert all(np.array_equal(one[1], other[1]) for one, other in zip(whole[2:], part))
-
-
 def test_grain_changes_brightness_and_leaves_colour() -> None:
     (_, pixels, _), *_ = sample_grainy("held_out", 1, 0)
     ground = pixels[(pixels.max(-1).astype(int) - pixels.min(-1)) == 0]

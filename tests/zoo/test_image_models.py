@@ -22,16 +22,14 @@ from zoo import build
 from zoo.image.gpt import (
     Codes,
     asked_places,
-    attention_mask,
     code_states,
     draw_scenes,
     encode_scenes,
-    smooth_features,
     train_gpt,
 )
 from zoo.image.quality import GUIDANCE, load_reader, measure_described
 from zoo.image.text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
-from zoo.image.vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
+from zoo.image.vq import VQ_SHAPE, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
 from zoo.quality import decode
 from zoo.training import Recipe
@@ -119,11 +117,6 @@ def tiny_gpt(kind: str) -> tuple[Gpt, Codes]:
     return Gpt(shape), Codes(codes, torch.randn(4, 4, 6, generator=generator) * mask[:, :, None], mask, None, result)
 
 
-def test_padding_is_masked_except_for_itself() -> None:
-    seen = attention_mask(torch.tensor([[False, True, True]]), 2)[0, 0].int().tolist()
-    assert seen == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-
-
 @torch.no_grad()
 def test_padding_content_changes_no_logits_and_a_dropped_row_has_no_prompt() -> None:
     gpt, batch = tiny_gpt("text")
@@ -177,38 +170,6 @@ def test_positions_are_labelled_with_their_cells_object() -> None:
     assert int((result[..., 0] > 0).sum()) == 32
     one = Scene(scene.things[:1], "dark", "plain", 0)
     assert asked_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
-
-
-def test_codes_that_lie_close_start_out_alike() -> None:
-    torch.manual_seed(0)
-    directions = nn.functional.normalize(torch.randn(200, 8), dim=-1)
-    features = smooth_features(directions, 64)
-    alike = torch.corrcoef(features)
-    near = directions @ directions.T
-    pairs = torch.ones(200, 200).triu(1).bool()
-    assert float(alike[pairs & (near > 0.85)].mean()) > float(alike[pairs & (near < 0.2)].mean()) + 0.3
-
-
-def test_kmeans_lays_codes_where_the_weights_are() -> None:
-    generator = torch.Generator().manual_seed(0)
-    latents = nn.functional.normalize(torch.randn(400, 3, generator=generator), dim=-1)
-    north = latents[:, 2] > 0.5
-    evenly = fit_codes(latents, torch.ones(400), 60, 2, generator)
-    codes = fit_codes(latents, torch.where(north, 50.0, 1.0), 60, 2, generator)
-    torch.testing.assert_close(codes.norm(dim=-1), torch.ones(60))
-    assert int((codes[:, 2] > 0.4).sum()) > 1.5 * int((evenly[:, 2] > 0.4).sum())
-
-
-def test_unused_codes_move_to_observed_latents() -> None:
-    torch.manual_seed(0)
-    vq = Vq(VQ_SHAPE)
-    vq.codebook.requires_grad_(False).copy_(nn.functional.normalize(torch.randn(4096, 8), dim=-1))
-    keeper = CodeKeeper(vq, 0)
-    keeper.counts[:] = 0.01
-    latents = nn.functional.normalize(torch.randn(5000, 8), dim=-1)
-    keeper.update(latents, torch.zeros(5000, dtype=torch.long))
-    moved = vq.codebook[1:200]
-    assert float((moved @ latents.T).max(-1).values.min()) > 0.999
 
 
 def test_pixels_survive_the_way_to_the_model_and_back() -> None:

@@ -66,13 +66,6 @@ def test_a_wrong_colour_reads_back_to_another_scene() -> None:
     assert parsed == ("story", ((Thing(4, "small", "blue", "ring"),), "pale", "dotted"))
 
 
-def test_a_caption_that_counts_wrong_is_no_caption() -> None:
-    scene = Scene((Thing(4, "small", "red", "ring"),), "pale", "dotted", 1)
-    caption = grammar.write_caption(scene, "inventory", random.Random(0))
-    assert "one item." in caption
-    assert grammar.parse_caption(caption.replace("one item.", "two items.")) is None
-
-
 def test_filler_words_are_drawn_with_the_stated_odds_whatever_the_scene() -> None:
     for colour in ("red", "blue"):
         scene = Scene((Thing(0, "large", colour, "star"),), "dark", "plain", 3)
@@ -88,20 +81,14 @@ def test_no_filler_word_is_an_attribute_or_in_two_slots() -> None:
     assert not set(words) & {*SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES, *grammar.COLUMNS}
 
 
-def test_every_scene_belongs_to_exactly_one_split_and_is_drawn_only_there() -> None:
-    bounds = sorted(SPLITS.values())
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == 100
-    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
-    for split in SPLITS:
-        for index in range(50):
-            assert split_of(draw_scene(scene_rng(split, 0, index), split)) == split
-
-
 def test_scenes_of_different_splits_never_share_their_contents() -> None:
+    bounds = sorted(SPLITS.values())
+    assert (bounds[0][0], bounds[-1][1]) == (0, 100)
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(bounds))
     contents = {}
     for split in SPLITS:
         drawn = [draw_scene(scene_rng(split, 0, index), split) for index in range(400)]
+        assert {split_of(scene) for scene in drawn} == {split}
         contents[split] = {
             (scene.tone, scene.texture, tuple(sorted((t.size, t.colour, t.shape) for t in scene.things)))
             for scene in drawn
