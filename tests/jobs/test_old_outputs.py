@@ -33,7 +33,7 @@ def restored(kind: str, folder: Path) -> Path:
     for path in folder.rglob("*"):
         if path.suffix in (".json", ".yaml"):
             path.write_text(path.read_text().replace("ROOT", str(folder)))
-    part = folder / "out/_job/manifest/part-00000.parquet"
+    part = folder / "output/_job/manifest/part-00000.parquet"
     listing = pq.read_table(part)
     metadata = {key: value.replace(b"ROOT", os.fsencode(folder)) for key, value in listing.schema.metadata.items()}
     pq.write_table(listing.replace_schema_metadata(metadata), part)
@@ -44,7 +44,7 @@ def restored(kind: str, folder: Path) -> Path:
 
 
 def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
-    rows = ds.dataset(folder / "out/data", format="parquet").to_table().to_pylist()
+    rows = ds.dataset(folder / "output/data", format="parquet").to_table().to_pylist()
     return {row["sample_id"]: row for row in rows}
 
 
