@@ -26,10 +26,18 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write CPU seconds to tests/durations.json")
+    parser.addoption("--check-durations", action="store_true", help="fail if a test became ten times slower")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Durations(config.getoption("record_durations")), "durations")
+    options = config.getoption("record_durations"), config.getoption("check_durations")
+    config.pluginmanager.register(Durations(*options), "durations")
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Undo what an engine or a training of an earlier test has set: threads that wait for each other spin."""
+    torch.set_num_threads(1)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

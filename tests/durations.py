@@ -41,10 +41,11 @@ def much_slower(spent_s: Mapping[str, float], recorded_s: Mapping[str, float]) -
 
 
 class Durations:
-    """Collects the CPU seconds of tests, also of those in xdist's workers; at the end compares or records them."""
+    """Collects the CPU seconds of tests, also of those in xdist's workers; at the end compares or records them. A run
+    with `check` fails if a test became slower."""
 
-    def __init__(self, record: bool, path: Path = RECORDED, clock: Callable[[], float] = cpu_s) -> None:
-        self.record, self.path, self.clock = record, path, clock
+    def __init__(self, record: bool, check: bool, path: Path = RECORDED, clock: Callable[[], float] = cpu_s) -> None:
+        self.record, self.check, self.path, self.clock = record, check, path, clock
         self.spent_s: dict[str, float] = {}
         self.slow: set[str] = set()
         self.slower: list[str] = []
@@ -76,7 +77,7 @@ class Durations:
             return
         known = {test: seconds for test, seconds in self.spent_s.items() if test in recorded_s or test not in self.slow}
         self.slower = much_slower(known, recorded_s)
-        if self.slower and session.exitstatus == pytest.ExitCode.OK:
+        if self.check and self.slower and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

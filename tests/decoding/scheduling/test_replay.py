@@ -236,7 +236,7 @@ def test_controllers_do_not_measure_steps_before_the_first_replay(
 ) -> None:
     controllers: list[Erratic] = []
     keys: list[Any] = []
-    prepare = StepRunner._prepare
+    key_of = StepRunner._key_of
 
     def watched(method: Method) -> Method:
         method = unsettled(method, pattern=[2])
@@ -245,10 +245,10 @@ def test_controllers_do_not_measure_steps_before_the_first_replay(
         return method
 
     def noted(self: StepRunner, *given: Any) -> Any:
-        keys.append(prepare(self, *given))
+        keys.append(key_of(self, *given))
         return keys[-1]
 
-    monkeypatch.setattr(StepRunner, "_prepare", noted)
+    monkeypatch.setattr(StepRunner, "_key_of", noted)
     decode("sd-chain", "llama", Sampling(ignore_eos=True), watched)
     found = [one.is_late for one in controllers[0].outcomes]
     seen = [keys[: place + 1].count(key) for place, key in enumerate(keys)]
