@@ -187,7 +187,7 @@ def timed_dataset(job: CaptionJob, pair: PacedPair, flow: ReportWaits | None = N
     frozen = freeze(job.source, prompt_options)
     source = SpanDatasource(job.source, frozen, ())
     decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, prompt_options))
-    stages, run = CaptionStages(decode, result_schema(), pair), RunContext(Stamp("timed", 1, "0"), flow=flow)
+    stages, run = CaptionStages(decode, result_schema(), pair), RunContext(Stamp("timed", 1, "0"), report_waits=flow)
     return caption_dataset(job, source, source.num_spans, stages, run)
 
 

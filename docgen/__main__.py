@@ -33,7 +33,7 @@ def generate(root: Path) -> dict[Path, str]:
     for job, model in config.JOBS.items():
         pages[REFERENCE / f"config-{job}.md"] = config.reference(job, model)
         pages[REFERENCE / f"schema/{job}.json"] = config.json_schema(model)
-    for path, body in (("README.md", methods.short_table(root)), ("docs/methods/index.md", methods.long_table(root))):
+    for path, body in (("README.md", methods.short_list(root)), ("docs/methods/index.md", methods.long_table(root))):
         pages[Path(path)] = markdown.fill((root / path).read_text(), "methods", body)
     return pages
 

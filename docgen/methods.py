@@ -21,7 +21,7 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from docgen.config import JOBS
-from docgen.markdown import page, table
+from docgen.markdown import item, page, table
 
 FOLDER = Path("docs/methods")
 _HEAD = re.compile(r"# (?P<title>.+)\n\n(?P<summary>.+?)\n\n\*\*Mode:\*\* (?P<mode>[^\n]+?)\.?\n", re.DOTALL)
@@ -54,12 +54,12 @@ def read(root: Path) -> list[MethodPage]:
     return sorted(found, key=lambda method: (method.mode.startswith("lossy"), method.title.lower()))
 
 
-def short_table(root: Path) -> str:
-    """Render the names of methods by mode, for the README."""
+def short_list(root: Path) -> str:
+    """Render the names of methods by mode as a list, for the README."""
     links: dict[str, list[str]] = {}
     for method in read(root):
         links.setdefault(method.mode, []).append(f"[{method.title}](docs/methods/{method.file})")
-    return table(("mode", "methods"), [[mode, " · ".join(names)] for mode, names in links.items()])
+    return "\n".join(item(f"{mode}: {', '.join(names)}") for mode, names in links.items())
 
 
 def long_table(root: Path) -> str:

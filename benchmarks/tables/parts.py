@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 from benchmarks.harness.markdown import Results
@@ -10,6 +11,8 @@ from benchmarks.harness.results import read_results, results_file, write_results
 from benchmarks.tables import archive, engine, gpu, jobs, lantern, methods, real
 from benchmarks.tables.specs import load
 
+LINE_WIDTH = 130
+"""Maximum length of a wrapped line of the README, also where it shows a paragraph of results."""
 MODULES = (archive, engine, gpu, jobs, lantern, methods, real)
 PARTS = load({name: one for module in MODULES for name, one in module.FUNCTIONS.items()})
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -23,12 +26,16 @@ def read_all() -> dict[str, Results]:
 
 
 def fill(text: str, results: dict[str, Results]) -> str:
-    """Render every generated part of `text` again; a part without results names the command to run."""
+    """Render every generated part of `text` again; a part without results names the command to run. Paragraphs are
+    wrapped."""
 
     def render(found: re.Match[str]) -> str:
         part = PARTS[found["name"]]
         missing = f"`{part.command}` was not run yet."
-        return found[1] + (part.render(results[part.source]) if part.source in results else missing) + "\n" + found[3]
+        body = part.render(results[part.source]) if part.source in results else missing
+        if "\n" not in body:
+            body = textwrap.fill(body, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
+        return f"{found[1]}{body}\n{found[3]}"
 
     return MARK.sub(render, text)
 

@@ -94,11 +94,11 @@ class RunContext:
 
     stamp: Stamp
     tally: Tally | None = None
-    flow: ReportWaits | None = None
-    log: CrashLedger | None = None
+    report_waits: ReportWaits | None = None
+    ledger: CrashLedger | None = None
 
     def reports(self) -> dict[str, Any]:
-        return {"tally": self.tally, "flow": self.flow}
+        return {"tally": self.tally, "flow": self.report_waits}
 
 
 Build = Callable[[Any, RunContext], Dataset]
@@ -143,10 +143,10 @@ def caption_dataset(
         # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
         pad_to = block_rows = pool.rows_per_batch + (MAX_PROMPTS if shares_media else 0)
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
-    decode = stages.decode if run.log is None else journalled(stages.decode, run.log.of("decode"))
+    decode = stages.decode if run.ledger is None else journalled(stages.decode, run.ledger.of("decode"))
     if pad_to is not None:
         decode = padded(decode, pad_to)  # receives tables without filler rows
-    max_retries = MAX_READ_RETRIES if run.log is None else MAX_JOURNALLED_RETRIES
+    max_retries = MAX_READ_RETRIES if run.ledger is None else MAX_JOURNALLED_RETRIES
     tasks = {"max_calls": stages.max_calls, "max_retries": max_retries, **_placed(labels)}
     decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, tasks)
     if cuts_videos:
@@ -154,7 +154,7 @@ def caption_dataset(
         decoded = cut(decoded, block_rows)
     arguments = (config, stages.schema, run.stamp)
     named_arguments = {"load": stages.load, **run.reports(), **stages.options}
-    return map_actors(decoded, stages.actor, arguments, named_arguments, pool, run.log, batch_rows=block_rows)
+    return map_actors(decoded, stages.actor, arguments, named_arguments, pool, run.ledger, batch_rows=block_rows)
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,12 @@ def synthesis_dataset(
     arguments = (config, stages.coded, run.stamp)
     named_arguments = {"load": stages.load, **run.reports(), "present": stages.present}
     drawn = map_actors(
-        prepared, image_stage.Synthesize, arguments, named_arguments, config.pool, run.log, batch_rows=prompt_rows
+        prepared, image_stage.Synthesize, arguments, named_arguments, config.pool, run.ledger, batch_rows=prompt_rows
     )
     if not config.sink.images:
         return drawn
     images = cut(drawn, image_rows)
-    painting = {"load": stages.load_painter, "journal": None if run.log is None else run.log.of("paint")}
+    painting = {"load": stages.load_painter, "journal": None if run.ledger is None else run.ledger.of("paint")}
     pixels = map_actors(images, Paint, (config, stages.painted), painting, config.vq, batch_rows=image_rows)
     return map_tasks(pixels, stages.encode, "encode", image_rows, config.image.encode_cpus)
 

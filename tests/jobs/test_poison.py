@@ -41,7 +41,7 @@ def run(rows: list[dict[str, Any]], folder: Path, log: CrashLedger, **pool: Any)
         RowsInMemory(spans),
         len(spans),
         CaptionStages(decode, result_schema(), LoadPoisoned(folder)),
-        RunContext(STAMP, log=log),
+        RunContext(STAMP, ledger=log),
     )
     blocks = ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
     assert all(block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist()) for block in blocks)
