@@ -193,12 +193,16 @@ class JobPlan(ABC):
         method = self.identified.method
         return self._summary(self.identity.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
 
-    def reading(self, rows: SpanDatasource, num_samples: int | None) -> Self:
-        """Return this plan for the rows of a data source, with `pool.batch_rows` chosen for them."""
+    def sized_for(self, num_samples: int | None) -> Self:
+        """Return this plan with `pool.batch_rows` chosen for a number of samples (None: unknown)."""
         pool = self.config.pool
         num_rows = choose_batch_rows(pool, num_samples, self.rows_per_sample or 1, self.most_batch_rows)
         pool = pool.model_copy(update={"batch_rows": num_rows})
-        return replace(self, config=self.config.model_copy(update={"pool": pool}), rows=rows)
+        return replace(self, config=self.config.model_copy(update={"pool": pool}))
+
+    def reading(self, rows: SpanDatasource, num_samples: int | None) -> Self:
+        """Return this plan for the rows of a data source in place of those that earlier attempts have not finished."""
+        return replace(self.sized_for(num_samples), rows=rows)
 
 
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)

@@ -161,7 +161,7 @@ def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> 
     """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
     plan = read_earlier(plan, gone, workers)
     check_plan(plan, probe_output)
-    return plan.reading(plan.datasource, plan.datasource.num_samples)
+    return plan.sized_for(plan.datasource.num_samples)
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:

@@ -222,7 +222,7 @@ def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
     engine = RecoveringEngine(lambda slots: plain(target, slots), lambda: plain(target, 1), 1)
     for request in wanted[:3]:
         engine.submit(request)
-    engine.expect(wanted[3:])
+    engine.queue.expect(wanted[3:])
     engine.step()
     held = _inner(engine)._prefetcher
     assert held is not None

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from actors.events import Events
 from actors.serving.engine_thread import Waits
 from configs.schema import CaptionJob
+from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Publisher
@@ -22,9 +23,9 @@ from pipeline.rows.schemas import result_schema
 from pipeline.run.execution import Ran, close, opening_record
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
-from pipeline.run.plan import Plan
+from pipeline.run.plan import Plan, checked
 from pipeline.run.reporting import ReportWriter
-from pipeline.run.resume import Begun, begin, fingerprints_of, read_earlier
+from pipeline.run.resume import Begun, begin, fingerprints_of
 from pipeline.source.freezing import needs_of
 from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
@@ -71,7 +72,8 @@ def plan_of(
     output = OutputDir(config.sink.path, shard)
     needs = needs_of(config.source, Plan(config, info, None, output).prompt_options, config.sink.keep_columns)  # type: ignore[arg-type]
     reopened = reopen(needs, output, resume.accept_touched)
-    return read_earlier(Plan(config, info, reopened.manifest, output, limit, resume), reopened.gone)
+    plan = Plan(config, info, reopened.manifest, output, limit, resume)
+    return checked(plan, reopened.gone, IN_PROCESS, probe_output=False)
 
 
 def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool]) -> pa.Table:

@@ -197,7 +197,7 @@ def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: py
     trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     for one in rows(6):
         trial.submit(one)
-    trial.expect(list(rows(2, start=6)))
+    trial.queue.expect(list(rows(2, start=6)))
     trial.step()
     assert named == [["s4", "s5", "s6", "s7"]]
     for one in rows(40, start=6):

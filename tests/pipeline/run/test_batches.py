@@ -60,8 +60,7 @@ def test_a_plan_has_the_rows_of_its_batches(tmp_path: Any) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("row\n" * 64 * 40)
     config = job({"kind": "text", "path": str(tmp_path / "in")}, tmp_path / "out", pool={"slots": 4})
-    plan = plan_of(config)
-    assert plan.reading(plan.datasource, plan.datasource.num_samples).config.pool.batch_rows == 40
-    limited = plan_of(config, limit=100)
-    assert limited.reading(limited.datasource, limited.datasource.num_samples).config.pool.batch_rows == 32
+    plan, limited = plan_of(config), plan_of(config, limit=100)
+    assert plan.config.pool.batch_rows == 40
+    assert limited.config.pool.batch_rows == 32
     assert plan.identity.fingerprint == limited.identity.fingerprint

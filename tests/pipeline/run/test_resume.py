@@ -333,6 +333,17 @@ def test_a_damaged_tar_is_read_again_from_where_it_broke(tmp_path: Path) -> None
 # --- attempts that overlap -----------------------------------------------------------------------------------------
 
 
+def test_rows_that_another_attempt_finished_after_the_planning_are_not_made_again(tmp_path: Path) -> None:
+    config = job(lines(tmp_path / "in"), tmp_path / "out")
+    planned = plan_of(config)
+    run(config)
+    later, begun = start(planned)
+    assert not make_rows(later, begun.publisher.attempt)
+    save(later, begun, [])
+    end(later, begun)
+    assert len(at_rest(tmp_path / "out")[0]) == 30
+
+
 def test_two_attempts_that_overlap_leave_no_row_twice(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     old_plan, old = start(plan_of(config))
