@@ -1,4 +1,4 @@
-"""Finds Python code that a job file names as `module:name`, records its digest, and imports it in every process of a job.
+"""Finds Python code that a job file names as `module:name`, records its digest, and imports it in every process.
 
 Code beside the job file, in the working directory, or in folders of PYTHONPATH is shipped to workers: the module, the
 packages around it, and the modules of the same folder that they import. All processes run the text that was hashed.
@@ -29,12 +29,8 @@ MAX_FILES = 64
 MAX_BYTES = 1 << 20
 """Maximum number and size of the files of one name; sources are sent to every worker process."""
 _PREFIX = __name__.removesuffix("files.external_code")
-OWN = (
-    ("draftfleet",)
-    if _PREFIX
-    else ("actors", "benchmarks", "configs", "decoding", "docgen", "draftfleet", "files", "jobs", "models", "pipeline")
-    + ("zoo",)
-)
+_CHECKOUT = "actors benchmarks configs decoding docgen draftfleet files jobs models pipeline zoo"
+OWN = ("draftfleet",) if _PREFIX else tuple(_CHECKOUT.split())
 """Packages whose names are taken: those of a checkout, or the installed package."""
 
 

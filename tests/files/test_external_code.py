@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-
 import pytest
 from ray import cloudpickle
 
