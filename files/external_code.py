@@ -68,7 +68,8 @@ def find(names: Sequence[str], folders: Sequence[Path]) -> ExternalCode:
         ExternalCodeError: a module does not exist, has the name of another module, is no valid Python, or needs more
             than `MAX_FILES` files or `MAX_BYTES`.
     """
-    roots = [path for path in dict.fromkeys(Path(one).resolve() for one in (*folders, *_user_paths())) if path.is_dir()]
+    searched = dict.fromkeys(path.resolve() for path in (*folders, *map(Path, _user_paths())))
+    roots = [path for path in searched if path.is_dir()]
     files: dict[str, SourceFile] = {}
     digests: dict[str, str] = {}
     for name in names:

@@ -79,8 +79,8 @@ class CheckedTree(_Proxy):
             raise ContractError(f"{self.title}.{method} returned {type(frontier).__name__}, and it must be a Frontier")
         if frontier.depth != depth or depth >= max(self._num_levels, 1):
             raise ContractError(
-                f"{self.title}.{method} returned a frontier of depth {frontier.depth}; it must be {depth}, and trees of "
-                f"this step have at most {self._num_levels} levels"
+                f"{self.title}.{method} returned a frontier of depth {frontier.depth}; it must be {depth}, and trees "
+                f"of this step have at most {self._num_levels} levels"
             )
         self._depth = depth
         num_nodes = frontier.tokens.shape[-1] if isinstance(frontier.tokens, Tensor) else None
@@ -106,9 +106,9 @@ class CheckedTree(_Proxy):
             self._expect("finish", "tree.draft_probs", tree.draft_probs, (*shape, self._spec.vocab_size), *FLOATS)
         bounds = {"num_nodes": self.inner.max_nodes, "num_levels": min(self._num_levels, self.inner.max_levels)}
         for name, most in bounds.items():
-            if getattr(tree, name) > most:
+            if (size := getattr(tree, name)) > most:
                 raise ContractError(
-                    f"{self.title}.finish returned a tree with {name} {getattr(tree, name)}, and it must be at most {most}"
+                    f"{self.title}.finish returned a tree with {name} {size}, and it must be at most {most}"
                 )
         return tree
 

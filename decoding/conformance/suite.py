@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from decoding.acceptance import Exact
 from decoding.conformance import toys
 from decoding.conformance.contract import CheckedDrafter
 from decoding.conformance.host_reads import check_host_reads
 from decoding.conformance.values import CheckedAcceptanceValues, CheckedTreeValues
 from decoding.contracts import Method
-from decoding.drafters import NoDrafter
 from decoding.engine import Engine
 from decoding.noise import Stream
 from decoding.reference import reference_tokens
-from decoding.trees import Chain
 from decoding.types import Completion, Request, Sampling
 from models.inputs.prefix import Prefix
 from models.target import Target
@@ -122,10 +119,8 @@ class Suite:
                 alone = decode(self.checked(target), target, 1, [request])
                 right, origin = alone[request.sample_id].token_ids, "the same request alone"
             if tokens != right:
-                place = next(
-                    (i for i, pair in enumerate(zip(tokens, right)) if pair[0] != pair[1]),
-                    min(map(len, (tokens, right))),
-                )
+                pairs = enumerate(zip(tokens, right))
+                place = next((i for i, (own, other) in pairs if own != other), min(len(tokens), len(right)))
                 raise Deviation(
                     f"in a batch of {slots}, token {place} of {request.sample_id} differs from {origin}: "
                     f"{list(tokens[place : place + 3])}, not {list(right[place : place + 3])}"
@@ -139,9 +134,8 @@ class Suite:
         try:
             check_host_reads(self._make, self._own)
         except Exception as error:  # torch raises many types
-            raise Deviation(
-                f"a step reads a value on the host, or copies one to the device: {_first_line(error)}"
-            ) from None
+            what = "a step reads a value on the host, or copies one to the device"
+            raise Deviation(f"{what}: {_first_line(error)}") from None
         return ""
 
     def check_repeats(self) -> str:
@@ -160,28 +154,30 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-QUICK: dict[str, Callable[[Suite], str]] = {
-    "greedy tokens, batch 3": lambda suite: suite.check_output(GREEDY, 3, 5),
-    "no host reads in a step": lambda suite: suite.check_steps(),
+Check = Callable[[Suite], str]
+"""Runs a check and returns a note; raises Deviation, or an error of a part."""
+
+
+def _output(sampling: Sampling, slots: int, count: int) -> Check:
+    return lambda suite: suite.check_output(sampling, slots, count)
+
+
+QUICK: dict[str, Check] = {
+    "greedy tokens, batch 3": _output(GREEDY, 3, 5),
+    "no host reads in a step": Suite.check_steps,
 }
 """Checks before a job starts; they take about a second."""
-ALL: dict[str, Callable[[Suite], str]] = {
-    **{
-        f"greedy tokens, batch {slots}": lambda suite, slots=slots: suite.check_output(GREEDY, slots, 12)
-        for slots in (1, 3, 9)
-    },
-    "tokens under penalties, batch 3": lambda suite: suite.check_output(PENALISED, 3, 8),
-    **{
-        f"sampled tokens, batch {slots}": lambda suite, slots=slots: suite.check_output(SAMPLED, slots, 12)
-        for slots in (1, 3, 9)
-    },
-    "the same tokens again": lambda suite: suite.check_repeats(),
-    "no host reads in a step": lambda suite: suite.check_steps(),
+ALL: dict[str, Check] = {
+    **{f"greedy tokens, batch {slots}": _output(GREEDY, slots, 12) for slots in (1, 3, 9)},
+    "tokens under penalties, batch 3": _output(PENALISED, 3, 8),
+    **{f"sampled tokens, batch {slots}": _output(SAMPLED, slots, 12) for slots in (1, 3, 9)},
+    "the same tokens again": Suite.check_repeats,
+    "no host reads in a step": Suite.check_steps,
 }
 """All checks of `check-method`."""
 
 
-def run(suite: Suite, checks: dict[str, Callable[[Suite], str]]) -> list[Result]:
+def run(suite: Suite, checks: dict[str, Check]) -> list[Result]:
     """Run checks, all of them, and return one result for each."""
     results = []
     for name, check in checks.items():
@@ -196,8 +192,3 @@ def run(suite: Suite, checks: dict[str, Callable[[Suite], str]]) -> list[Result]
         accepted = sum(rule.num_accepted for rule in suite.rules)
         results.append(Result(name, note=note or (f"acceptance length {1 + accepted / judged:.2f}" if judged else "")))
     return results
-
-
-def plain_method(_: Target) -> Method:
-    """Return plain decoding."""
-    return Method(NoDrafter(), Chain(1), Exact())
