@@ -37,6 +37,8 @@ from benchmarks.harness.results import command_line, read_results, results_file,
 from configs.pool import Job
 from configs.schema import CaptionJob
 from pipeline.cluster.ray_session import session
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.freezing import freeze
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
@@ -44,8 +46,6 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.freezing import freeze
 
 RESULTS = results_file("decode")
 SIDE_PX = 336

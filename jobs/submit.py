@@ -33,7 +33,7 @@ from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
-from pipeline.run.checks import refuse_relative
+from pipeline.run.plan_checks import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
 

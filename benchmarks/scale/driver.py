@@ -28,12 +28,12 @@ from configs.pool import Job
 from configs.schema import CaptionJob
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session
+from pipeline.manifest.freezing import freeze_for, needs_of
 from pipeline.media.image_decoding import decode_table
 from pipeline.run.execution import run_graph
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from pipeline.run.job_plan import MOST_BATCH_ROWS
 from pipeline.run.plan import Plan, checked
-from pipeline.source.freezing import freeze_for, needs_of
 from pipeline.storage.output_dir import OutputDir
 
 TIME_LIMIT_S = 1800

@@ -27,16 +27,16 @@ from benchmarks.harness.markdown import Results
 from configs.pool import Job
 from configs.source import Source
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.manifest import freezing
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.done_bitmap import DoneBitmap
+from pipeline.manifest.freezing import freeze_for, needs_of
+from pipeline.manifest.manifest import Manifest
 from pipeline.output.files import Format
 from pipeline.output.inventory import take_inventory
 from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
-from pipeline.source import freezing
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap
-from pipeline.source.freezing import freeze_for, needs_of
-from pipeline.source.manifest import Manifest
 from pipeline.storage.listing import Listed
 from pipeline.storage.output_dir import DATA, OutputDir
 

@@ -23,14 +23,14 @@ from configs.source import Source
 from pipeline.exports import card
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
 from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
+from pipeline.formats.uris import Fetcher
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.overlap import refuse_overlap, refuse_shared
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.overlap import refuse_overlap, refuse_shared
-from pipeline.sources.uris import Fetcher
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir

@@ -16,8 +16,8 @@ from configs.load import ConfigError
 from configs.output import CAPTION_COLUMN, LanceExport
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import read_rows
+from pipeline.formats import lance
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.sources import lance
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, OutputDir

@@ -20,9 +20,9 @@ from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import as_json, check_columns, json_bytes, read_manifest, read_rows, rows_of
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob, Sampling
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
+from pipeline.manifest.freezing import list_source, open_listing
+from pipeline.manifest.id_hashes import Hashes, hash_ids
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import read_parts
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.freezing import list_source, open_listing
-from pipeline.source.id_hashes import Hashes, hash_ids
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.folders import FolderId

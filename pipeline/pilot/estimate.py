@@ -21,8 +21,8 @@ from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
 from configs.pool import EnginePool
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.pilot.verdict import Range, Verdict, finite
-from pipeline.source.datasource import SpanDatasource
 
 Floats = NDArray[np.float64]
 MAX_SPANS = 24

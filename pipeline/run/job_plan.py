@@ -17,15 +17,15 @@ from configs.acceptance import Audit
 from configs.pool import LEAST_BATCH_ROWS, EnginePool
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
+from pipeline.manifest.datasource import SpanDatasource, read_first
+from pipeline.manifest.done_bitmap import DoneBitmap, Ints
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import NoteCount
 from pipeline.output.checksums import Verified
 from pipeline.output.inventory import Inventory
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
-from pipeline.source.datasource import SpanDatasource, read_first
-from pipeline.source.done_bitmap import DoneBitmap, Ints
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import NoteCount
 from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:

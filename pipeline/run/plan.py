@@ -16,6 +16,9 @@ from configs.load import ConfigError
 from configs.schema import CaptionJob
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
+from pipeline.manifest.done_bitmap import Ints
+from pipeline.manifest.freezing import needs_of
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
@@ -25,13 +28,10 @@ from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
-from pipeline.run.checks import check_audit, check_models, open_output
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
+from pipeline.run.plan_checks import check_audit, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_earlier
-from pipeline.source.done_bitmap import Ints
-from pipeline.source.freezing import needs_of
-from pipeline.source.manifest_parts import reopen
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:

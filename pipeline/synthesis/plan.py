@@ -11,17 +11,17 @@ import pyarrow as pa
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster.partitions import Workers
+from pipeline.formats.kind import Needs
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
-from pipeline.run.checks import open_output, runs_here
 from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
 from pipeline.run.plan import checked
+from pipeline.run.plan_checks import open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
-from pipeline.source.manifest_parts import reopen
-from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
 from pipeline.storage.shard import WHOLE, Shard
 from pipeline.synthesis import rows

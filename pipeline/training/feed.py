@@ -27,7 +27,7 @@ from models.heads.training.teacher import RowStates, Sample, TrainingSample, tea
 from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
 from models.target import Target
-from pipeline.source.row_stream import Draw, Spans
+from pipeline.manifest.row_stream import Draw, Spans
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs
 from pipeline.training.output import sole

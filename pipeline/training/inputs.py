@@ -12,12 +12,12 @@ from configs.schema import Checkpoint
 from configs.source import JobOutput, Source
 from configs.training import TrainDrafterJob
 from models.heads.training.trainer import key_of
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.row_stream import Spans
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest import Manifest
-from pipeline.source.row_stream import Spans
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, store

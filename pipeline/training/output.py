@@ -13,8 +13,8 @@ from typing import Any
 from configs.load import ConfigError
 from configs.source import JobOutput
 from configs.training import TrainDrafterJob
+from pipeline.manifest.overlap import refuse_overlap
 from pipeline.run.resume import flatten
-from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs

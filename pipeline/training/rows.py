@@ -15,12 +15,12 @@ from configs.source import JobOutput, Source
 from configs.training import ImageColumns, TrainDrafterJob
 from models.heads.training.trainer import key_of
 from models.llamagen.shape import GptShape
+from pipeline.manifest.freezing import freeze
+from pipeline.manifest.manifest import Manifest
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
-from pipeline.source.freezing import freeze
-from pipeline.source.manifest import Manifest
 from pipeline.storage.first_touch import check_stores
 from pipeline.synthesis.conditions import read_features, read_label
 

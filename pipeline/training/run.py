@@ -26,8 +26,8 @@ from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
+from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.feed import TEACHER, Feed, Item, open_cache

@@ -24,17 +24,17 @@ from configs.load import ConfigError, apply_override, load_job, validate
 from configs.method import Method
 from configs.schema import CaptionJob
 from pipeline.cluster import ray_session
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output import checksums
 from pipeline.output.files import list_published
 from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
-from pipeline.run.checks import check_models
 from pipeline.run.execution import stream
 from pipeline.run.graph import Build, BuildCaptions
 from pipeline.run.plan import Plan
-from pipeline.source.datasource import SpanDatasource
+from pipeline.run.plan_checks import check_models
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import DATA, OutputDir, as_json

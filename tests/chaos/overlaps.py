@@ -28,7 +28,7 @@ from configs.load import ConfigError
 from configs.schema import CaptionJob
 from pipeline.cluster import signals
 from pipeline.output.publishing import Fenced, Publisher
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import check_plan
 from pipeline.storage.output_dir import OutputDir
@@ -219,7 +219,7 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     assert wait(start(kills.Reaper())) == DONE  # what the first one spooled late is removed
     at_rest(folder / "out")
     judge(folder)
-    problems = audit(OutputDir(config.sink.path)).problems
+    problems = check_output(OutputDir(config.sink.path)).problems
     assert problems == [], problems
     result = {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
     return result | ({"shard": f"{shard}"} if others else {})

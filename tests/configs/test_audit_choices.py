@@ -9,7 +9,7 @@ import pytest
 from configs.acceptance import Audit
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
-from pipeline.run.checks import check_audit
+from pipeline.run.plan_checks import check_audit
 from tests.actors.fakes import fake_job
 
 LOSSY = {

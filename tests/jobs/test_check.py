@@ -11,7 +11,7 @@ import yaml
 from configs.schema import CaptionJob
 from jobs import check
 from tests.pipeline.attempts import job, run
-from tests.pipeline.sources.shards import write_parquet
+from tests.pipeline.formats.shards import write_parquet
 
 
 @pytest.fixture

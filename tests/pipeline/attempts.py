@@ -14,6 +14,8 @@ from actors.events import Events
 from actors.serving.engine_thread import Waits
 from configs.schema import CaptionJob
 from pipeline.cluster.partitions import IN_PROCESS
+from pipeline.manifest.freezing import needs_of
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Publisher
@@ -26,8 +28,6 @@ from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import Plan, checked
 from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import Begun, begin, fingerprints_of
-from pipeline.source.freezing import needs_of
-from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from configs.source import DEFAULT_NUM_FRAMES, Source, Video
 from files.local import open_regular
+from pipeline.formats.uris import Fetcher, row_errors, scheme_of
 from pipeline.media.video.sampling import Sampling, Shots
 from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher, row_errors, scheme_of
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024

@@ -21,10 +21,10 @@ from configs.schema import Prompt
 from configs.source import Source
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Workers
+from pipeline.manifest import freezing, survey
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import freezing, survey
 from tests.pipeline.cluster.test_partitions import JOB, parts
-from tests.pipeline.sources.shards import write_parquet
+from tests.pipeline.formats.shards import write_parquet
 
 
 def running(folder: str, number: int) -> int:

@@ -13,8 +13,8 @@ from configs.load import ConfigError
 from configs.pool import Job
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Partition, Workers
+from pipeline.manifest import survey
 from pipeline.run.plan import make_plan
-from pipeline.source import survey
 from tests.jobs.stand_ins import FakePairInfo
 from tests.pipeline.attempts import job
 

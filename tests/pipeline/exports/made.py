@@ -18,7 +18,7 @@ from configs.schema import CaptionJob
 from pipeline.exports.run import Report, run_exports
 from pipeline.output.recorded_job import read_job
 from tests.pipeline.attempts import job, run
-from tests.pipeline.sources.shards import encode, tar_bytes
+from tests.pipeline.formats.shards import encode, tar_bytes
 
 RED = encode("red")
 CHANGES = ("link", "replace", "unlink", "mkdir", "fsync")

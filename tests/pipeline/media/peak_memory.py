@@ -22,13 +22,13 @@ import pyarrow as pa
 from actors.media import without_fillers
 from configs.schema import Prompt
 from configs.source import Source
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.freezing import freeze
 from pipeline.media import image_decoding, prompt_processor
 from pipeline.media.prompt_processor import PromptProcessor
 from pipeline.media.row_weights import Weigher, share_of
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.freezing import freeze
 
 if TYPE_CHECKING:
     from models.inputs.output_size import OutputSizes

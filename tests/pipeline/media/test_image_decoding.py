@@ -17,7 +17,7 @@ from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from tests.pipeline.sources.shards import encode
+from tests.pipeline.formats.shards import encode
 
 LIMIT = 10_000
 

@@ -17,8 +17,8 @@ from pipeline.media.video import clips
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 from pipeline.rows.schemas import RowError
+from tests.pipeline.formats.shards import encode
 from tests.pipeline.media.test_image_decoding import read_table, saved
-from tests.pipeline.sources.shards import encode
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.media.prompt_processor import PromptProcessor
 from pipeline.media.row_weights import Weigher
 from pipeline.prompts.row_options import PromptOptions
-from tests.pipeline.sources.shards import encode, read_all, write_parquet
+from tests.pipeline.formats.shards import encode, read_all, write_parquet
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGET = ROOT / "zoo/checkpoints/caption_target"

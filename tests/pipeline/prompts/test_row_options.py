@@ -14,7 +14,7 @@ from configs.source import Source, SourceColumns
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from tests.actors.fakes import fake_job
-from tests.pipeline.sources.shards import encode, read_all, write_parquet
+from tests.pipeline.formats.shards import encode, read_all, write_parquet
 
 RED, BLUE = encode("red"), encode("blue", (4, 2))
 

@@ -13,7 +13,7 @@ from pipeline.output.files import checksum_name, spool_name
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.writer import Writer
 from pipeline.reports.summary import Summary
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import ResumeOptions
@@ -195,7 +195,7 @@ def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, 
         output = Path(config.sink.path)
         good, bad = at_rest(output)
         assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {place}"
-        found = audit(OutputDir(config.sink.path))
+        found = check_output(OutputDir(config.sink.path))
         assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
 
 
@@ -273,10 +273,10 @@ def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_pat
     former = output.read_bytes(checksum_name("errors/part-000000.parquet"))
     end(plan, begun)
     output.write_bytes(checksum_name("errors/part-000000.parquet"), former)  # as if killed before it was noted
-    assert any("part-000000" in line for line in audit(output).problems)
+    assert any("part-000000" in line for line in check_output(output).problems)
     (tmp_path / "in/b.txt").write_text("one more\n")
     run(config)
-    assert audit(output).problems == []
+    assert check_output(output).problems == []
 
 
 def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
@@ -295,5 +295,5 @@ def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> No
     run(config)
     output = OutputDir(config.sink.path)
     output.write_bytes("_job/config.yaml", b"sampling: {num_images_per_prompt: 7}")  # a late copy of another attempt's
-    assert audit(output).num_missing == 0
+    assert check_output(output).num_missing == 0
     assert read_earlier(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0

@@ -18,14 +18,14 @@ from pipeline.output import output_ids, turns
 from pipeline.output.files import list_published
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.turns import Turns, take_turn
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard
 from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+from tests.pipeline.formats.shards import write_parquet
 from tests.pipeline.run.test_recovery import named_tars
-from tests.pipeline.sources.shards import write_parquet
 
 NAMES = [["a", "b", "c", "b"], ["a", "d", "c", "e"], ["e", "a", "f", "d"]]
 """Ids by file. `b` occurs twice in the first file; `a`, `c`, `d` and `e` occur in several files."""
@@ -50,7 +50,7 @@ def owners(names: list[list[str]], order: tuple[int, ...]) -> dict[str, str]:
 def check(config: CaptionJob, names: list[list[str]]) -> None:
     """Every id has one row, every other sample is an error row with the name of its place, and the audit is clean."""
     good, bad = at_rest(Path(config.sink.path))
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.problems, found.waiting, found.num_missing) == ([], [], 0)
     wanted = {name for one in names for name in one}
     assert len(good) + len(bad) == sum(map(len, names))

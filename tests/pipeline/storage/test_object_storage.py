@@ -16,14 +16,14 @@ import s3fs
 from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Fetch, Source, SourceColumns
+from pipeline.manifest import datasource, freezing
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, freezing
 from pipeline.storage import access, retries
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.retries import RetryPolicy
 from tests.object_store import ACCESS_KEY, S3, SECRET_KEY, Fault, make_bucket
-from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes
+from tests.pipeline.formats.shards import encode, outcomes, read_all, tar_bytes
 
 pytestmark = pytest.mark.slow
 

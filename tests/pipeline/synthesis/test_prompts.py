@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.source import Source
 from configs.synthesis import ImageColumns, ImagePrompt, ImageSampling
+from pipeline.formats.kind import Needs
+from pipeline.manifest.datasource import read_first
+from pipeline.manifest.freezing import freeze_for
 from pipeline.prompts.sampling import read_sampling
 from pipeline.rows import schemas
 from pipeline.rows.schemas import ERROR_CODES, RowError
-from pipeline.source.datasource import read_first
-from pipeline.source.freezing import freeze_for
-from pipeline.sources.kind import Needs
 from pipeline.synthesis.conditions import check_features_type, read_features, read_label
 from pipeline.synthesis.prompts import MAX_PROMPT_CHARS, ConditionShape, PrepareOptions, prepare_table
 

@@ -20,9 +20,9 @@ from actors.training.samples import Row
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from configs.training import TrainDrafterJob
+from pipeline.manifest.manifest import PARTS
 from pipeline.rows.schemas import result_schema
 from pipeline.run.job_plan import ResumeOptions
-from pipeline.source.manifest import PARTS
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from pipeline.training import answers as answer_files

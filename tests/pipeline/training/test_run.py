@@ -17,10 +17,10 @@ from actors.training.samples import Row
 from configs.load import ConfigError, validate
 from configs.training import TrainDrafterJob
 from models.llamagen.shape import GptShape
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
-from pipeline.source.datasource import SpanDatasource
 from pipeline.training import run
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 

@@ -19,12 +19,12 @@ import pytest
 from configs.load import ConfigError
 from configs.schema import Prompt
 from configs.source import Source
+from pipeline.manifest import freezing
+from pipeline.manifest.datasource import read_first
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
-from pipeline.source import freezing
-from pipeline.source.datasource import read_first
 from tests.pipeline.media.video.files import encode_sound, encode_video, number_in
 
 PROMPT = Prompt(text="What moves?")
@@ -135,7 +135,7 @@ def test_members_of_a_tar_are_read_where_they_lie(compressed, tmp_path) -> None:
 
 
 def encode_png() -> bytes:
-    from tests.pipeline.sources.shards import encode
+    from tests.pipeline.formats.shards import encode
 
     return encode("red")
 
