@@ -24,9 +24,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.load import ConfigError, load_job
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from jobs.command import is_set, positive
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
@@ -45,9 +45,9 @@ _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
 KINDS: dict[str, type[BaseModel]] = {
-    "caption": CaptionJob,
-    "synthesize": SynthesizeJob,
-    "train_drafter": TrainDrafterJob,
+    "caption": CaptionJobConfig,
+    "synthesize": SynthesizeJobConfig,
+    "train_drafter": TrainDrafterJobConfig,
 }
 
 

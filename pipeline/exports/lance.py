@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, LanceExport
+from configs.output import CAPTION_COLUMN, LanceExportConfig
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import read_rows
 from pipeline.formats import lance
@@ -36,13 +36,13 @@ class LanceColumn:
     output: OutputDir
     url: str
     dotted: str
-    config: LanceExport
+    config: LanceExportConfig
     id_column: str
     place: FolderId | None = None
     """The identity of a local dataset."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: LanceExport, dotted: str) -> LanceColumn:
+    def of(cls, job: RecordedJob, config: LanceExportConfig, dotted: str) -> LanceColumn:
         """Check the job; ConfigError without ids of rows, for several rows per sample, or without the library."""
         name = job.config.source.id_column
         if name is None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, WebDatasetExport
+from configs.output import CAPTION_COLUMN, WebDatasetExportConfig
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
@@ -37,11 +37,11 @@ class WebDataset:
 
     output: OutputDir
     tree: Tree
-    config: WebDatasetExport
+    config: WebDatasetExportConfig
     root: str
 
     @classmethod
-    def of(cls, job: RecordedJob, config: WebDatasetExport, dotted: str) -> WebDataset:
+    def of(cls, job: RecordedJob, config: WebDatasetExportConfig, dotted: str) -> WebDataset:
         """Check the job; ConfigError for another source, several rows per sample, or tars that changed."""
         if job.config.source.kind != "webdataset":
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Registers the source kinds; a new one also needs its name in the Literal `Source.kind` in `configs/source.py`."""
+"""Registers the source kinds; a new one also needs its name in `SourceConfig.kind` of `configs/source.py`."""
 
 from __future__ import annotations
 

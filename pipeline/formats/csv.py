@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from configs.load import ConfigError
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.formats.kind import Needs, ReadSpec
 from pipeline.formats.lines import COMPRESSED, LineFormat, Record, open_bytes, split_lines
 from pipeline.formats.records import Row
@@ -24,7 +24,7 @@ from pipeline.formats.tables import needed_columns
 from pipeline.rows.schemas import RowError
 
 
-def delimiter_of(source: Source, path: str) -> str:
+def delimiter_of(source: SourceConfig, path: str) -> str:
     """Return the field separator: `source.delimiter`, or by default a tab in `.tsv` files and a comma in others."""
     stem = path.lower()
     for suffix in COMPRESSED:
@@ -60,7 +60,7 @@ class Csv(LineFormat):
     """A quote that is still open after this many bytes counts as stray: its line is an error row, and the next line
     begins a new record."""
 
-    def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
+    def split(self, lines: Iterator[Record], source: SourceConfig, path: str) -> Iterator[Record]:
         """Yield the records; the header, if the lines begin with line 1, becomes a blank record."""
         in_header: bool | None = None
         for record in self.join(lines, delimiter_of(source, path)):

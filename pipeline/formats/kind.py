@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from configs.load import ConfigError
-from configs.source import Source, SourceColumns
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats.limits import MAX_EXPANSION, MAX_SPAN_EXPANSION, MIN_SPAN_BYTES
 from pipeline.rows.schemas import RowError
 from pipeline.storage.listing import Listed
@@ -23,7 +23,7 @@ from pipeline.storage.listing import Listed
 class Needs:
     """The columns that a job reads: `fields` of the prompt (name to dotted path), kept columns, columns of `source`."""
 
-    source: Source
+    source: SourceConfig
     fields: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     keep_paths: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def no_row_groups(num_files: int) -> pa.Array:
 class ReadSpec:
     """Parameters of all read tasks. `root` is a URL when pickled, and a path of the file system for kinds."""
 
-    source: Source
+    source: SourceConfig
     root: str
     fields: tuple[str, ...]
     keep: pa.Schema
@@ -116,7 +116,7 @@ class ReadSpec:
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
     def with_ids_only(self, id_column: str | None) -> ReadSpec:
-        source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
+        source = self.source.model_copy(update={"columns": SourceColumnsConfig(), "id_column": id_column})
         return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
 
 

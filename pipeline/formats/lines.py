@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.formats.kind import (
     RANGES,
     Chunk,
@@ -220,7 +220,7 @@ class LineFormat(ABC):
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
         """Return a function that parses a record of this file to a row; it may raise RowError."""
 
-    def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
+    def split(self, lines: Iterator[Record], source: SourceConfig, path: str) -> Iterator[Record]:
         """Yield the records of these lines; by default, one per line."""
         return lines
 

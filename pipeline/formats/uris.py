@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from configs.load import ConfigError
-from configs.source import Source
+from configs.source import SourceConfig
 from files.local import OutsideRoots
 from pipeline.formats import web
 from pipeline.formats.limits import DATA_URI_FACTOR
@@ -30,7 +30,7 @@ FIRST_WAIT_S = 0.5
 class Fetcher:
     """Fetches the URIs of one source; `root` is the source root as a URL. Small when pickled."""
 
-    source: Source
+    source: SourceConfig
     root: str
 
     def fetch(self, uris: Iterable[str], max_bytes: int | None = None) -> dict[str, bytes | RowError]:

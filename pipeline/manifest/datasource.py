@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.formats import kind_of
 from pipeline.formats.kind import FilePiece, ReadSpec
 from pipeline.manifest import spans
@@ -45,7 +45,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     def __init__(
         self,
-        source: Source,
+        source: SourceConfig,
         manifest: Manifest,
         fields: tuple[str, ...] = (),
         limit: int | None = None,
@@ -167,7 +167,12 @@ def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None, shard: int
 
 
 def read_first(
-    source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True, shard: int = 0
+    source: SourceConfig,
+    manifest: Manifest,
+    fields: tuple[str, ...],
+    limit: int,
+    with_images: bool = True,
+    shard: int = 0,
 ) -> pa.Table:
     """Read the first `limit` samples of a shard in the calling process, without Ray: one table with
     `schemas.read_schema`."""

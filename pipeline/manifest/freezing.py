@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.formats import kind_of
 from pipeline.formats.kind import Needs, no_row_groups
@@ -33,7 +33,9 @@ MAX_REPEATED_ROWS = 1000
 _LISTING_CHUNK = 65_536
 
 
-def needs_of(source: Source, prompt_options: PromptOptions, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
+def needs_of(
+    source: SourceConfig, prompt_options: PromptOptions, keep_columns: Sequence[str] | Mapping[str, str]
+) -> Needs:
     """Return the columns that a job reads.
 
     `keep_columns` as a mapping gives the dotted path for each column; these columns are not written to the output.
@@ -57,7 +59,7 @@ def needs_of(source: Source, prompt_options: PromptOptions, keep_columns: Sequen
 
 
 def freeze(
-    source: Source,
+    source: SourceConfig,
     prompt_options: PromptOptions,
     keep_columns: Sequence[str] | Mapping[str, str] = (),
     output: OutputDir | None = None,
@@ -84,7 +86,7 @@ def freeze_for(needs: Needs, workers: Workers = IN_PROCESS) -> Manifest:
     return manifest
 
 
-def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
+def list_source(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     """List the source; return its file system, the root path in that file system, and the sorted `LISTING`.
 
     Files in the source's folders that its kind does not read are counted in `skipped`.
@@ -105,7 +107,7 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     return filesystem, root, files
 
 
-def open_listing(source: Source, skipped: Skipped) -> tuple[Any, str, Iterator[Listed]]:
+def open_listing(source: SourceConfig, skipped: Skipped) -> tuple[Any, str, Iterator[Listed]]:
     """Return the file system of a source, the root path in it, and an iterator over its files, in no order.
 
     Raises:
@@ -125,7 +127,7 @@ def open_listing(source: Source, skipped: Skipped) -> tuple[Any, str, Iterator[L
 
 
 @contextlib.contextmanager
-def _listing_errors(source: Source) -> Iterator[None]:
+def _listing_errors(source: SourceConfig) -> Iterator[None]:
     """Convert any failure to list a source to a ConfigError."""
     try:
         yield
@@ -137,7 +139,7 @@ def _listing_errors(source: Source) -> Iterator[None]:
         raise ConfigError(f"source.path: {access.shown(str(where))} cannot be listed: {reason}") from None
 
 
-def _source_name(source: Source) -> str:
+def _source_name(source: SourceConfig) -> str:
     return " and ".join(access.shown(path) for path in source.paths)
 
 
@@ -159,7 +161,9 @@ def survey_files(
     return replace(surveyed, files=compared.files.slice(both.num_files - files.num_rows))
 
 
-def with_repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifest, workers: Workers) -> Manifest:
+def with_repeated_rows(
+    filesystem: Any, root: str, source: SourceConfig, manifest: Manifest, workers: Workers
+) -> Manifest:
     """Compare the ids of all files and set the column `repeated_rows` of files that are in no part yet; return the
     manifest unchanged if ids are not checked before the job.
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.formats.kind import Needs
 from pipeline.manifest.done_bitmap import UNKNOWN, Bools, Ints, PathIndex
@@ -94,7 +94,7 @@ def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
     return replace(earlier, files=pa.concat_tables([earlier.files, new]).combine_chunks())
 
 
-def write_parts(manifest: Manifest, output: OutputDir, source: Source, workers: Workers = IN_PROCESS) -> Manifest:
+def write_parts(manifest: Manifest, output: OutputDir, source: SourceConfig, workers: Workers = IN_PROCESS) -> Manifest:
     """Write the manifest's new files as a part after the parts of all other attempts; returns the output's manifest.
 
     Two attempts that are planned concurrently while the source grows may both have new files. Parts are created and
@@ -113,7 +113,7 @@ def write_parts(manifest: Manifest, output: OutputDir, source: Source, workers: 
         return manifest
 
 
-def _after_stored_parts(manifest: Manifest, output: OutputDir, source: Source, workers: Workers) -> Manifest:
+def _after_stored_parts(manifest: Manifest, output: OutputDir, source: SourceConfig, workers: Workers) -> Manifest:
     """Insert parts that were created after the manifest was planned in front of the manifest's new files."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest

@@ -14,14 +14,14 @@ from fsspec.core import has_magic
 from fsspec.utils import glob_translate
 
 from configs.load import ConfigError
-from configs.source import JobOutput, Source
+from configs.source import JobOutputConfig, SourceConfig
 from pipeline.storage import access
 from pipeline.storage.listing import is_file, is_folder, split_glob
 
 Parts = tuple[str, ...]
 
 
-def refuse_overlap(source: Source | JobOutput, sink: str, dotted: str = "sink.path") -> None:
+def refuse_overlap(source: SourceConfig | JobOutputConfig, sink: str, dotted: str = "sink.path") -> None:
     """Check all paths of a source against the output path `sink`; `dotted` is the dotted path of its field.
 
     Raises:

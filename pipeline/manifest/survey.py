@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.cluster.partitions import BYTE_S, FILE_S, ID_S, PARSED_ID_S, REMOTE_FILE_S, Partition, Workers
 from pipeline.formats import kind_of
 from pipeline.formats.kind import FACTS, RANGES, FilePiece, IdRows, Kind, Needs, ReadSpec, Survey, SurveyCost, survey_of
@@ -198,7 +198,7 @@ def _of_files(facts: pa.Table, owners: Ints) -> pa.Table:
 # --- comparing ids -------------------------------------------------------------------------------------------------
 
 
-def repeated_rows(filesystem: Any, root: str, source: Source, manifest: Manifest, workers: Workers) -> pa.Table:
+def repeated_rows(filesystem: Any, root: str, source: SourceConfig, manifest: Manifest, workers: Workers) -> pa.Table:
     """Return the rows (`ids.IDS`) of the manifest's files whose id an earlier row has."""
     return find_repeats(
         SourceIds(filesystem, root, source, manifest, workers), DoneBitmap(manifest.counts), _estimated_ids(manifest)
@@ -221,7 +221,7 @@ class SourceIds:
 
     filesystem: Any
     root: str
-    source: Source
+    source: SourceConfig
     manifest: Manifest
     workers: Workers
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from actors.media import media_rows
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
 from pipeline.manifest.done_bitmap import Ints
@@ -45,16 +45,16 @@ PICTURES_AT_ONCE = 8
 class Plan(JobPlan):
     """Plan of a caption job. `asked` is its configuration before `lossless` changed the method; None if it did not."""
 
-    config: CaptionJob
+    config: CaptionJobConfig
     pair: PairInfo
-    asked: CaptionJob | None = None
+    asked: CaptionJobConfig | None = None
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> AuditConfig | None:
         return self.config.active_audit
 
     @property
-    def identified(self) -> CaptionJob:
+    def identified(self) -> CaptionJobConfig:
         return self.asked or self.config
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
@@ -118,7 +118,7 @@ class Plan(JobPlan):
 
 
 def make_plan(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     limit: int | None = None,
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.losses import loss_of
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob
-from configs.source import Source
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.source import SourceConfig
+from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster import ray_session
 from pipeline.manifest.overlap import refuse_overlap
 from pipeline.reports import loss
@@ -31,7 +31,7 @@ DECODER_PACKAGES = {"auto": "av", "pyav": "av", "decord": "decord"}
 """The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
 
 
-def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
+def check_models(config: CaptionJobConfig) -> tuple[CaptionJobConfig, PairInfo]:
     """Check a job's checkpoints and what depends on them; return the job with revisions pinned, and with sizes and the
     target's generation settings filled in, and the metadata of the pair. Raises ConfigError."""
     import actors.loading.pair  # imports torch and transformers, after the fast checks
@@ -47,7 +47,7 @@ def check_models(config: CaptionJob) -> tuple[CaptionJob, PairInfo]:
     return config, pair
 
 
-def check_videos(source: Source, takes_videos: bool, target: str) -> None:
+def check_videos(source: SourceConfig, takes_videos: bool, target: str) -> None:
     """Raise ConfigError if the job file declares videos and they cannot be decoded here or the target takes no videos.
 
     Videos inside tars are not declared and not checked.
@@ -66,7 +66,7 @@ def check_videos(source: Source, takes_videos: bool, target: str) -> None:
         raise ConfigError(f"{dotted}: {target} takes no videos; LLaVA-OneVision and the Qwen-VL families do")
 
 
-def check_audit(audit: Audit) -> None:
+def check_audit(audit: AuditConfig) -> None:
     """Raise ConfigError if the metric cannot be imported, or so few rows cannot show that the budget holds."""
     loss_of(audit.metric, "audit.metric")
     if audit.max_loss is not None and audit.min_rows < (fewest := loss.fewest_rows(audit)):
@@ -76,7 +76,7 @@ def check_audit(audit: Audit) -> None:
         )
 
 
-def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> OutputDir:
+def open_output(config: CaptionJobConfig | SynthesizeJobConfig, shard: Shard = WHOLE) -> OutputDir:
     """Return the job's output directory, which is empty or contains an output of a job.
 
     Raises:
@@ -99,7 +99,7 @@ def open_output(config: CaptionJob | SynthesizeJob, shard: Shard = WHOLE) -> Out
     return output
 
 
-def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
+def runs_here(config: CaptionJobConfig | SynthesizeJobConfig) -> bool:
     """Return whether the job's actors run on this machine."""
     return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 

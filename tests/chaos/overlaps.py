@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster import signals
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.run.check import check_output
@@ -69,7 +69,7 @@ class Gate(kills.Reaper):
             self.act()
 
 
-def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions, shard: Shard) -> None:
+def attempt(config: CaptionJobConfig, admitted: Path, gate: kills.Reaper, resume: ResumeOptions, shard: Shard) -> None:
     """One attempt whose looks and whose end pass by the gate too; only in a process of its own."""
     looks, settles = Publisher.check_alone, kills.end
     is_settling = False
@@ -91,7 +91,11 @@ def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: Resu
 
 
 def fork(
-    config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions = DEFAULT_RESUME, shard: Shard = WHOLE
+    config: CaptionJobConfig,
+    admitted: Path,
+    gate: kills.Reaper,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    shard: Shard = WHOLE,
 ) -> int:
     """Start an attempt in a process of its own; gives its id."""
     with warnings.catch_warnings():
@@ -225,7 +229,7 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     return result | ({"shard": f"{shard}"} if others else {})
 
 
-def job_in(folder: Path, path: str = "") -> CaptionJob:
+def job_in(folder: Path, path: str = "") -> CaptionJobConfig:
     """The job in a folder: rows in two files, of which some fail."""
     (folder / "in").mkdir(parents=True)
     for file in range(2):

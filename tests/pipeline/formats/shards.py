@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
 from pipeline.formats.uris import Fetcher
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
@@ -48,11 +48,11 @@ def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def read_all(
-    source: Source, prompt: str | Prompt | PromptOptions = "Describe.", keep: tuple[str, ...] = ()
+    source: SourceConfig, prompt: str | PromptConfig | PromptOptions = "Describe.", keep: tuple[str, ...] = ()
 ) -> pa.Table:
     """Everything that the read tasks of a source give, checked to be one table of the right schema each."""
-    template = Prompt(text=prompt) if isinstance(prompt, str) else prompt
-    prompt_options = PromptOptions(template) if isinstance(template, Prompt) else template
+    template = PromptConfig(text=prompt) if isinstance(prompt, str) else prompt
+    prompt_options = PromptOptions(template) if isinstance(template, PromptConfig) else template
     frozen = freezing.freeze(source, prompt_options, keep)
     spans = datasource.SpanDatasource(source, frozen, tuple(prompt_options.fields()))
     tables = []
@@ -73,9 +73,9 @@ def images_of(table: pa.Table) -> list[list[bytes | str]]:
     ]
 
 
-def fetched(table: pa.Table, source: Source) -> pa.Table:
+def fetched(table: pa.Table, source: SourceConfig) -> pa.Table:
     """The table with every image that a URI names fetched, as the decoding stage does it."""
-    fetcher = Fetcher(source, freezing.freeze(source, PromptOptions(Prompt(text="x"))).root)
+    fetcher = Fetcher(source, freezing.freeze(source, PromptOptions(PromptConfig(text="x"))).root)
     cells, codes, messages = [], [], []
     for row in table.to_pylist():
         cell, code, message = [], row["error_type"], row["error_message"]

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind, limits, parquet, parquet_pages
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
@@ -27,10 +27,12 @@ LARGEST = "x" * limits.TEXT_MAX_BYTES
 MIB = 2**20
 
 
-def source_of(folder: Path, data: bytes, name: str = "x.parquet", image: str | None = None, **options: Any) -> Source:
+def source_of(
+    folder: Path, data: bytes, name: str = "x.parquet", image: str | None = None, **options: Any
+) -> SourceConfig:
     (folder / name).write_bytes(data)
     form = "hf" if name.endswith(".arrow") else "parquet"
-    return Source(kind=form, path=str(folder), columns=SourceColumns(image=image), **options)
+    return SourceConfig(kind=form, path=str(folder), columns=SourceColumnsConfig(image=image), **options)
 
 
 def codes_of(table: pa.Table) -> list[str]:
@@ -185,7 +187,7 @@ def test_a_file_has_a_bounded_number_of_rows_per_byte(tmp_path, num_rows, count)
     data = parquet_bytes({"q": repeated(["a"], np.zeros(num_rows, np.int32), pa.string())}, row_group_size=num_rows)
     data += b""
     source = source_of(tmp_path, data + bytes(0))
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{q}")))
     # Below 1000 rows per byte of the file, too.
     assert frozen.num_samples == (count if num_rows <= 1000 * len(data) else None)
     if count is None:
@@ -301,7 +303,7 @@ def test_the_files_of_a_span_share_its_memory_and_give_the_same_rows_each_time(
         data = parquet_bytes({"q": repeated(["x" * 40_000, "small"], [1, *[0] * (15 + number % 4), 1], pa.string())})
         source = source_of(tmp_path, data, f"{number:02}.parquet")
         sizes.append(len(data))
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{q}")))
     spans = datasource.SpanDatasource(source, frozen, ("q",))
     assert spans.num_spans == 1
     first, second, third = (spans.read(0) for _ in range(3))

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt, RowColumns, Sampling
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig, RowColumnsConfig, SamplingConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import csv, lines
 from pipeline.manifest import freezing, manifest, survey
 from pipeline.media.image_decoding import DecodeOptions, decode_table
@@ -24,8 +24,8 @@ from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.formats.shards import encode, fetched, outcomes, read_all
 
 
-def csv_source(path: Path | str, image: str | None = None, **options) -> Source:
-    return Source(kind="csv", path=str(path), columns=SourceColumns(image=image), **options)
+def csv_source(path: Path | str, image: str | None = None, **options) -> SourceConfig:
+    return SourceConfig(kind="csv", path=str(path), columns=SourceColumnsConfig(image=image), **options)
 
 
 def values(table: pa.Table, name: str) -> list[str | None]:
@@ -146,9 +146,9 @@ def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> 
 def test_blank_cells_leave_seed_and_sampling_to_the_job(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("q,s,t\na,7,0.5\nb,,\nc, ,1\n")
     prompt_options = PromptOptions(
-        Prompt(text="{q}"), RowColumns(seed="s", temperature="t"), Sampling(temperature=0.25), seed=5
+        PromptConfig(text="{q}"), RowColumnsConfig(seed="s", temperature="t"), SamplingConfig(temperature=0.25), seed=5
     )
-    source = Source(kind="csv", path=str(tmp_path))
+    source = SourceConfig(kind="csv", path=str(tmp_path))
     made = decode_table(read_all(source, prompt_options), DecodeOptions.of(source, str(tmp_path), prompt_options))
     assert made["error_type"].to_pylist() == [""] * 3
     assert [json.loads(values) for values in made["sampling"].to_pylist()] == [
@@ -181,7 +181,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
 
     def read(num_bytes: int) -> tuple[manifest.Manifest, list[dict]]:
         monkeypatch.setattr(survey, "RANGE_BYTES", num_bytes)
-        frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
+        frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{q}")))
         return frozen, read_all(source, "{q}").to_pylist()
 
     whole, whole_rows = read(1 << 30)
@@ -211,7 +211,7 @@ def test_records_that_cross_ranges_are_counted_in_few_rounds(tmp_path, monkeypat
 
     monkeypatch.setattr(survey, "_begun_inside", counted)
     monkeypatch.setattr(survey, "RANGE_BYTES", 10 * len(record) + 5)
-    frozen = freezing.freeze(csv_source(tmp_path), PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(csv_source(tmp_path), PromptOptions(PromptConfig(text="{q}")))
     assert frozen.num_samples == 200
     assert rounds[0] > 10
     assert rounds[1:] == [0]
@@ -227,7 +227,7 @@ def test_a_file_whose_ranges_stay_wrong_is_counted_when_it_is_read(tmp_path, mon
     rounds = []
     before = survey._begun_inside
     monkeypatch.setattr(survey, "_begun_inside", lambda *given: rounds.append(1) or before(*given))
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{q}")))
     assert frozen.files["num_samples"].to_pylist() == [None, num_lines]
     assert len(rounds) == survey.MAX_ROUNDS + 2
     assert len(outcomes(read_all(source, "{q}"))) == num_lines // 2 + num_lines

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import arrow
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
@@ -20,8 +20,8 @@ from tests.pipeline.formats.shards import encode, fetched, images_of, outcomes, 
 RED, BLUE = encode("red"), encode("blue", (4, 2))
 
 
-def hf_source(path: object, image: str | None = "image", **options) -> Source:
-    return Source(kind="hf", path=str(path), columns=SourceColumns(image=image), **options)
+def hf_source(path: object, image: str | None = "image", **options) -> SourceConfig:
+    return SourceConfig(kind="hf", path=str(path), columns=SourceColumnsConfig(image=image), **options)
 
 
 def values(table: pa.Table, name: str) -> list:
@@ -52,7 +52,7 @@ def test_a_saved_dataset_is_read_from_its_arrow_files(tmp_path, dataset, span_ro
     assert outcomes(table) == {f"train/data-0000{part}-of-00002.arrow#{row}": "" for part in (0, 1) for row in range(5)}
     assert images_of(table) == [[RED], [BLUE]] * 5
     assert values(table, "q") == table["q"].to_pylist() == [str(n) for n in range(10)]
-    assert freezing.freeze(source, PromptOptions(Prompt(text="x"))).num_samples == 10
+    assert freezing.freeze(source, PromptOptions(PromptConfig(text="x"))).num_samples == 10
 
 
 def test_parquet_of_the_hub_is_read_by_its_image_feature(tmp_path, dataset) -> None:
@@ -128,7 +128,7 @@ def test_damaged_arrow_files_are_error_rows_and_never_a_crash(tmp_path, stream) 
     for number, data in enumerate(damages):
         (tmp_path / f"{number:03}.arrow").write_bytes(data)
     source = hf_source(tmp_path, None)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="x")))
     table = datasource.read_first(source, frozen, ("q", "n"), 10**6)
     codes = outcomes(table)
     assert len(frozen.files) == len(damages)

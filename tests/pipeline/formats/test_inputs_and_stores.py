@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
 from pipeline.manifest import datasource, freezing
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
@@ -68,11 +68,11 @@ def put(store: str, given: Input, request: pytest.FixtureRequest, folder: Path) 
 
 def decode_all(given: Input, path: str | tuple[str, ...]) -> pa.Table:
     """Every row as the actor would get it, read by the job's own tasks."""
-    source = Source(
+    source = SourceConfig(
         kind=given.kind, path=path, columns=given.columns, video={"num_frames": 2}, span_max_rows=1, check_ids=True
     )
     prompt_options = PromptOptions(
-        Prompt(text="{ask}" if given.asks and given.kind != "text" else "{text}" if given.asks else "what?")
+        PromptConfig(text="{ask}" if given.asks and given.kind != "text" else "{text}" if given.asks else "what?")
     )
     frozen = freezing.freeze(source, prompt_options)
     options = image_decoding.DecodeOptions.of(source, frozen.root, prompt_options)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.formats.shards import encode, images_of, outcomes, read_all
@@ -18,8 +18,8 @@ from tests.pipeline.formats.shards import encode, images_of, outcomes, read_all
 RED = encode("red")
 
 
-def lance_source(path: object, **options) -> Source:
-    return Source(kind="lance", path=str(path), columns=SourceColumns(image="i"), **options)
+def lance_source(path: object, **options) -> SourceConfig:
+    return SourceConfig(kind="lance", path=str(path), columns=SourceColumnsConfig(image="i"), **options)
 
 
 def test_without_the_library_it_is_refused_with_what_to_install(tmp_path, monkeypatch) -> None:
@@ -47,14 +47,14 @@ def test_datasets_of_a_folder_are_read_in_order_fragment_by_fragment(folder, spa
     assert images_of(table) == [[RED]] * 28
     assert [json.loads(fields)["q"] for fields in table["fields"].to_pylist()] == table["q"].to_pylist()
     assert table["q"].to_pylist()[24:26] == ["a24", "b0"]
-    assert freezing.freeze(source, PromptOptions(Prompt(text="x"))).num_samples == 28
+    assert freezing.freeze(source, PromptOptions(PromptConfig(text="x"))).num_samples == 28
 
 
 def test_one_dataset_is_named_by_itself_and_pinned_to_its_version(folder) -> None:
     import lance
 
     source = lance_source(folder / "b.lance")
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{q}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{q}")))
     lance.write_dataset(pa.table({"i": [RED], "q": ["new"]}), str(folder / "b.lance"), mode="overwrite")
     table = datasource.read_first(source, frozen, ("q",), 10)
     assert outcomes(table) == {f"b.lance#{row}": "" for row in range(3)}

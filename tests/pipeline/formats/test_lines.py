@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import csv, jsonl, limits, lines, records, text
 from pipeline.formats.kind import FilePiece
 from pipeline.manifest import datasource, freezing, manifest, survey
@@ -23,12 +23,12 @@ from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.formats.shards import encode, images_of, outcomes, read_all
 
 
-def text_source(path: Path | str, **options) -> Source:
-    return Source(kind="text", path=str(path), **options)
+def text_source(path: Path | str, **options) -> SourceConfig:
+    return SourceConfig(kind="text", path=str(path), **options)
 
 
-def jsonl_source(path: Path | str, image: str | None = None, **options) -> Source:
-    return Source(kind="jsonl", path=str(path), columns=SourceColumns(image=image), **options)
+def jsonl_source(path: Path | str, image: str | None = None, **options) -> SourceConfig:
+    return SourceConfig(kind="jsonl", path=str(path), columns=SourceColumnsConfig(image=image), **options)
 
 
 def compressed(data: bytes, suffix: str) -> bytes:
@@ -126,7 +126,7 @@ def test_a_column_that_is_nowhere_is_refused_by_name(tmp_path, source, prompt, k
 def test_a_text_source_has_no_image_column(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("x\n")
     with pytest.raises(ConfigError, match=r"^source\.columns\.image: source\.kind 'text' has no image column"):
-        read_all(text_source(tmp_path, columns=SourceColumns(image="text")))
+        read_all(text_source(tmp_path, columns=SourceColumnsConfig(image="text")))
 
 
 def test_a_file_of_blank_lines_is_refused_for_holding_no_rows(tmp_path) -> None:
@@ -159,7 +159,7 @@ def test_a_file_that_shrinks_after_the_listing_gives_an_error_row_for_every_row_
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{number}\n" for number in range(10)))
     source = text_source(path, span_max_rows=4)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{text}")))
     path.write_text("".join(f"{number}\n" for number in range(5)))
     table = datasource.read_first(source, frozen, ("text",), 10)
     assert table["sample_id"].to_pylist() == [f"a.txt#{row}" for row in range(10)]
@@ -230,7 +230,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
     source = text_source("memory://ranges/a.txt", span_max_rows=max_rows, span_max_bytes=max_bytes)
 
     def read() -> tuple[manifest.Manifest, list[dict]]:
-        frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
+        frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{text}")))
         return frozen, read_all(source, "{text}").to_pylist()
 
     def is_row(number: int, line: bytes) -> bool:
@@ -271,7 +271,7 @@ def test_only_plain_files_are_split() -> None:
 def test_text_is_counted_before_the_job_and_cut_at_lines(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{number}\n" for number in range(100)))
     source = text_source(tmp_path, span_max_rows=30)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{text}")))
     spans = datasource.SpanDatasource(source, frozen, ("text",))
     assert (frozen.num_samples, spans.num_samples, spans.num_spans) == (100, 100, 4)
     assert frozen.files["row_group_lines"].to_pylist() == [[30, 30, 30, 10]]
@@ -332,8 +332,8 @@ def test_a_compressed_file_has_a_bounded_number_of_rows_for_its_size(tmp_path, m
     for number, num_rows in enumerate((1000, 1001)):
         content = b"text\n" * (kind == "csv") + b"x\n" * num_rows
         (tmp_path / f"{number}.{kind if kind == 'csv' else 'txt'}.gz").write_bytes(gzip.compress(content))
-    source = Source(kind=kind, path=str(tmp_path))
-    assert freezing.freeze(source, PromptOptions(Prompt(text="{text}"))).files["num_samples"].to_pylist() == [
+    source = SourceConfig(kind=kind, path=str(tmp_path))
+    assert freezing.freeze(source, PromptOptions(PromptConfig(text="{text}"))).files["num_samples"].to_pylist() == [
         1000,
         None,
     ]
@@ -375,7 +375,7 @@ def test_only_needed_columns_of_a_row_are_held(tmp_path, kind) -> None:
         (tmp_path / "a.csv").write_text("\n".join([",".join(names)] + [",".join(map(str, range(1000)))] * 2))
     else:
         (tmp_path / "a.jsonl").write_text("\n".join([json.dumps({name: row for row, name in enumerate(names)})] * 2))
-    source = Source(kind=kind, path=str(tmp_path), id_column="c7")
+    source = SourceConfig(kind=kind, path=str(tmp_path), id_column="c7")
     spec = datasource.ReadSpec(source, str(tmp_path), ("c5",), pa.schema([("c3", pa.string())]))
     form = {"jsonl": jsonl.Jsonl(), "csv": csv.Csv()}[kind]
     filesystem = fsspec.filesystem("file")

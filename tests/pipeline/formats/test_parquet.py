@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind, parquet
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts import templates
@@ -25,8 +25,8 @@ from pipeline.prompts.row_options import PromptOptions
 from tests.pipeline.formats.shards import encode, fetched, images_of, outcomes, read_all, write_parquet
 
 
-def parquet_source(path: Path | str, image: str | None = None, **options) -> Source:
-    return Source(kind="parquet", path=str(path), columns=SourceColumns(image=image), **options)
+def parquet_source(path: Path | str, image: str | None = None, **options) -> SourceConfig:
+    return SourceConfig(kind="parquet", path=str(path), columns=SourceColumnsConfig(image=image), **options)
 
 
 def fields_of(table: pa.Table) -> list[dict]:
@@ -239,7 +239,7 @@ def test_values_for_the_prompt_are_json_of_every_type(tmp_path) -> None:
 def test_columns_that_do_not_fit_are_refused_before_anything_starts(tmp_path, prompt, keep, options, message) -> None:
     write_parquet(tmp_path / "x.parquet", {"q": ["a"], "n": [1.0], "bytes": [b"x"]})
     with pytest.raises(ConfigError, match=message):
-        freezing.freeze(parquet_source(tmp_path, **options), PromptOptions(Prompt(text=prompt)), keep)
+        freezing.freeze(parquet_source(tmp_path, **options), PromptOptions(PromptConfig(text=prompt)), keep)
 
 
 def test_text_that_is_not_utf8_is_this_rows_error_and_is_not_kept(tmp_path) -> None:
@@ -257,7 +257,7 @@ def test_text_that_is_not_utf8_is_this_rows_error_and_is_not_kept(tmp_path) -> N
 def test_a_file_that_changed_after_the_listing_is_an_error_row_for_every_row_that_it_had(tmp_path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"q": ["a", "b", "c"]})
     source = parquet_source(tmp_path)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="x")))
     write_parquet(path, {"q": ["a"]})
     table = datasource.read_first(source, frozen, (), 3)
     assert outcomes(table) == {f"x.parquet#{row}": "broken_shard" for row in range(3)}
@@ -289,8 +289,8 @@ def test_damage_in_the_middle_keeps_the_rows_before_it_and_accounts_for_the_othe
 # --- large and hostile files ---------------------------------------------------------------------------------------
 
 
-def spans_of(source: Source, prompt: str) -> datasource.SpanDatasource:
-    template = Prompt(text=prompt)
+def spans_of(source: SourceConfig, prompt: str) -> datasource.SpanDatasource:
+    template = PromptConfig(text=prompt)
     return datasource.SpanDatasource(
         source, freezing.freeze(source, PromptOptions(template)), tuple(templates.placeholders(template))
     )
@@ -422,7 +422,7 @@ def test_ids_read_as_a_column_are_those_of_the_samples(tmp_path, monkeypatch, dt
         data[chunk.data_page_offset + chunk.total_compressed_size * 9 // 10] ^= 0xFF
         path.write_bytes(data)
     filesystem = fsspec.filesystem("file")
-    source = Source(kind="parquet", path=str(tmp_path), id_column="k")
+    source = SourceConfig(kind="parquet", path=str(tmp_path), id_column="k")
     spec = kind.ReadSpec(source, str(tmp_path), (), pa.schema([])).with_ids_only("k")
 
     def found(chunks) -> list[tuple[int, str]]:
@@ -445,7 +445,9 @@ def test_ids_read_as_a_column_are_those_of_the_samples(tmp_path, monkeypatch, dt
 def test_ids_that_are_not_utf_8_are_left_out(tmp_path) -> None:
     bad = pa.array([b"a", b"\xff", b"b"], pa.binary()).cast(pa.string(), safe=False)
     write_parquet(tmp_path / "a.parquet", {"k": bad})
-    spec = kind.ReadSpec(Source(kind="parquet", path=str(tmp_path), id_column="k"), str(tmp_path), (), pa.schema([]))
+    spec = kind.ReadSpec(
+        SourceConfig(kind="parquet", path=str(tmp_path), id_column="k"), str(tmp_path), (), pa.schema([])
+    )
     [found] = parquet.KIND.ids(fsspec.filesystem("file"), spec.with_ids_only("k"), kind.FilePiece("a.parquet"))
     assert (found.rows.tolist(), found.ids.to_pylist()) == ([0, 2], ["a", "b"])
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.formats import tar_headers, tars
 from pipeline.formats.tar_archive import Archive
 from tests.pipeline.formats import lies
@@ -93,9 +93,9 @@ class Counted(io.BytesIO):
         return data
 
 
-def source_of(data: bytes, **options: Any) -> Source:
+def source_of(data: bytes, **options: Any) -> SourceConfig:
     fsspec.filesystem("memory").pipe_file("/lies/x.tar", data)
-    return Source(kind="webdataset", path="memory://lies/x.tar", **options)
+    return SourceConfig(kind="webdataset", path="memory://lies/x.tar", **options)
 
 
 def honest(first: int, stop: int) -> bytes:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from configs.contexts import CaptionContext
+from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError, validate
-from configs.schema import Weights
-from configs.source import Fetch, Source
+from configs.schema import WeightsConfig
+from configs.source import FetchConfig, SourceConfig
 from pipeline.formats import uris, web
 from pipeline.rows.schemas import RowError
 from pipeline.storage import retries
@@ -32,9 +32,11 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetcher(root: object = "/nowhere", private: tuple[str, ...] = (), **options) -> uris.Fetcher:
-    fetch = Fetch(private_hosts=private, **{name: options.pop(name) for name in ("timeout_s",) if name in options})
+    fetch = FetchConfig(
+        private_hosts=private, **{name: options.pop(name) for name in ("timeout_s",) if name in options}
+    )
     schemes = options.pop("schemes", ("http", "https"))
-    source = Source(kind="parquet", path=str(root), uri_schemes=schemes, fetch=fetch, **options)
+    source = SourceConfig(kind="parquet", path=str(root), uri_schemes=schemes, fetch=fetch, **options)
     return uris.Fetcher(source, str(root))
 
 
@@ -228,7 +230,7 @@ def test_links_do_not_leave_the_root(tmp_path) -> None:
 def test_rows_of_a_remote_source_name_no_file_of_this_machine(tmp_path) -> None:
     (tmp_path / "a.bin").write_bytes(b"a")
     for roots, expected in (((), "uri_refused"), ((str(tmp_path),), b"a")):
-        source = Source(kind="parquet", path="memory://in/rows.parquet", local_roots=roots)
+        source = SourceConfig(kind="parquet", path="memory://in/rows.parquet", local_roots=roots)
         [got] = uris.Fetcher(source, "memory://in").fetch([f"file://{tmp_path}/a.bin"]).values()
         assert (got.code if isinstance(got, RowError) else got) == expected
 
@@ -249,7 +251,7 @@ def test_only_regular_files_are_opened(tmp_path) -> None:
 def test_escaped_dots_do_not_leave_a_root_on_the_web(server: WebServer, uri: str) -> None:
     server.files |= {"in/good.png": BODY, "secret.png": BODY}
     root = f"http://{server.host}/file/in"
-    found = uris.Fetcher(Source(kind="parquet", path=f"{root}/rows.parquet"), root).fetch([uri, "good.png"])
+    found = uris.Fetcher(SourceConfig(kind="parquet", path=f"{root}/rows.parquet"), root).fetch([uri, "good.png"])
     assert found["good.png"] == BODY
     refusal = found[uri]
     assert isinstance(refusal, RowError)
@@ -261,7 +263,7 @@ def test_escaped_dots_do_not_leave_a_root_on_the_web(server: WebServer, uri: str
 def test_schemes_that_reach_more_than_files_are_not_to_be_had(scheme: str) -> None:
     data = {"kind": "parquet", "path": "x", "uri_schemes": [scheme]}
     with pytest.raises(ConfigError, match="uri_schemes"):
-        validate(Source, data, "job.yaml")
+        validate(SourceConfig, data, "job.yaml")
 
 
 @pytest.mark.parametrize(
@@ -276,12 +278,12 @@ def test_schemes_that_reach_more_than_files_are_not_to_be_had(scheme: str) -> No
 @pytest.mark.parametrize("wrap", [lambda path: path, lambda path: ["fine", path]])
 def test_credentials_in_a_path_are_refused_and_not_repeated(path: str, wrap) -> None:
     with pytest.raises(ConfigError, match="must not hold credentials") as caught:
-        validate(Source, {"kind": "parquet", "path": wrap(path)}, "job.yaml")
+        validate(SourceConfig, {"kind": "parquet", "path": wrap(path)}, "job.yaml")
     assert "secret" not in str(caught.value)
 
 
 def test_credentials_in_the_path_of_a_model_are_refused_and_not_repeated() -> None:
-    for section in (Weights, CaptionContext):
+    for section in (WeightsConfig, CaptionContextConfig):
         with pytest.raises(ConfigError, match="path: a URL must not hold credentials") as caught:
             validate(section, {"path": "https://user:secret@hub.example/model"}, "job.yaml")
         assert "secret" not in str(caught.value)

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
 from pipeline.formats import kind, tars
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
@@ -26,8 +26,8 @@ from tests.pipeline.formats.shards import images_of, outcomes, read_all, tar_byt
 Members = list[tuple[str, bytes]]
 
 
-def tar_source(path: Path | str, **options) -> Source:
-    return Source(kind="webdataset", path=str(path), **options)
+def tar_source(path: Path | str, **options) -> SourceConfig:
+    return SourceConfig(kind="webdataset", path=str(path), **options)
 
 
 def write(path: Path, members: Members, mode: str = "w") -> Path:
@@ -266,7 +266,7 @@ def test_a_limit_counts_into_archives_of_unknown_length(tmp_path, limit) -> None
     (tmp_path / "b.tar").write_bytes(WHOLE[: 2 * 2048 + 700])
     write(tmp_path / "c.tar", samples(2))
     source = tar_source(tmp_path)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="x")))
     everything = list(outcomes(read_all(source)))
     assert everything == [f"a.tar#{n}" for n in range(4)] + [f"b.tar#{n}" for n in range(3)] + ["c.tar#0", "c.tar#1"]
     assert list(outcomes(datasource.read_first(source, frozen, (), limit))) == everything[:limit]
@@ -275,11 +275,11 @@ def test_a_limit_counts_into_archives_of_unknown_length(tmp_path, limit) -> None
     assert [id_ for [block] in blocks for id_ in block["sample_id"].to_pylist()] == everything[:limit]
 
 
-def cut_into(source: Source, span_bytes: int) -> tuple[int, pa.Table]:
+def cut_into(source: SourceConfig, span_bytes: int) -> tuple[int, pa.Table]:
     """How many spans there are, and what they give."""
     source = source.model_copy(update={"span_max_bytes": span_bytes})
     spans = datasource.SpanDatasource(
-        source, freezing.freeze(source, PromptOptions(Prompt(text="{n}")), ("n",)), ("n",)
+        source, freezing.freeze(source, PromptOptions(PromptConfig(text="{n}")), ("n",)), ("n",)
     )
     return spans.num_spans, pa.concat_tables(next(iter(task())) for task in spans.get_read_tasks(1))
 
@@ -319,7 +319,7 @@ def test_an_archive_that_cannot_be_cut_is_one_span(tmp_path, data) -> None:
 def test_a_cut_archive_that_changes_after_the_listing_loses_no_row(tmp_path) -> None:
     write(tmp_path / "x.tar", samples(6))
     source = tar_source(tmp_path, span_max_bytes=4096)
-    spans = datasource.SpanDatasource(source, freezing.freeze(source, PromptOptions(Prompt(text="x"))))
+    spans = datasource.SpanDatasource(source, freezing.freeze(source, PromptOptions(PromptConfig(text="x"))))
     tasks = spans.get_read_tasks(1)
     assert (spans.num_samples, len(tasks)) == (6, 4)
     write(tmp_path / "x.tar", samples(3))
@@ -336,7 +336,7 @@ SAMPLES = st.dictionaries(
 )
 
 
-def memory_tar(data: bytes) -> Source:
+def memory_tar(data: bytes) -> SourceConfig:
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/tars/x.tar", data)
     return tar_source("memory://tars/x.tar")

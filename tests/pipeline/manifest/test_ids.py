@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
 from pipeline.manifest import freezing, ids
 from pipeline.manifest.done_bitmap import DoneBitmap
 from pipeline.prompts.row_options import PromptOptions
@@ -149,7 +149,7 @@ def test_repeats_in_other_spans_and_files_are_error_rows(tmp_path, kind, span_ro
     write(tmp_path, kind, "a", ["p", "q", None, "p", "r"])
     write(tmp_path, kind, "b", ["s", "q"])
     write(tmp_path, kind, "c", ["q", "t"])
-    source = Source(kind=kind, path=str(tmp_path), id_column="k", span_max_rows=span_rows)
+    source = SourceConfig(kind=kind, path=str(tmp_path), id_column="k", span_max_rows=span_rows)
     assert outcomes(read_all(source)) == {
         "p": "",
         "q": "",
@@ -166,17 +166,17 @@ def test_repeats_in_other_spans_and_files_are_error_rows(tmp_path, kind, span_ro
 def test_without_the_check_only_repeats_within_a_span_are_found(tmp_path) -> None:
     write(tmp_path, "jsonl", "a", ["p", "p", "q"])
     write(tmp_path, "jsonl", "b", ["q"])
-    source = Source(kind="jsonl", path=str(tmp_path), id_column="k", check_ids=False, span_max_rows=3)
+    source = SourceConfig(kind="jsonl", path=str(tmp_path), id_column="k", check_ids=False, span_max_rows=3)
     table = read_all(source)
     assert table["sample_id"].to_pylist() == ["p", "a.jsonl#1", "q", "q"]
-    assert freezing.freeze(source, PromptOptions(Prompt(text="x"))).files["repeated_rows"].to_pylist() == [[], []]
+    assert freezing.freeze(source, PromptOptions(PromptConfig(text="x"))).files["repeated_rows"].to_pylist() == [[], []]
 
 
 def test_a_damaged_file_does_not_hide_repeats_in_others(tmp_path) -> None:
     write(tmp_path, "parquet", "a", ["p"])
     (tmp_path / "b.parquet").write_bytes(b"torn")
     write(tmp_path, "parquet", "c", ["p"])
-    codes = outcomes(read_all(Source(kind="parquet", path=str(tmp_path), id_column="k")))
+    codes = outcomes(read_all(SourceConfig(kind="parquet", path=str(tmp_path), id_column="k")))
     assert codes == {"p": "", "b.parquet#0": "broken_shard", "c.parquet#0": "duplicate_id"}
 
 
@@ -186,12 +186,12 @@ def test_a_column_that_is_no_id_is_refused(tmp_path, monkeypatch) -> None:
     with pytest.raises(
         ConfigError, match=r"^source\.id_column: 'k' is no id: 8 of 10 rows have one that an earlier row"
     ):
-        read_all(Source(kind="csv", path=str(tmp_path), id_column="k"))
+        read_all(SourceConfig(kind="csv", path=str(tmp_path), id_column="k"))
 
 
 def test_an_id_that_looks_like_one_of_ours_does_not_make_two_of_it(tmp_path) -> None:
     write(tmp_path, "jsonl", "a", ["a.jsonl#1", None, "p", "p"])
-    codes = outcomes(read_all(Source(kind="jsonl", path=str(tmp_path), id_column="k")))
+    codes = outcomes(read_all(SourceConfig(kind="jsonl", path=str(tmp_path), id_column="k")))
     assert codes == {"a.jsonl#1": "", "a.jsonl#1#": "missing_id", "p": "", "a.jsonl#3": "duplicate_id"}
 
 
@@ -199,6 +199,6 @@ def test_ids_of_tars_are_not_read_beforehand(tmp_path) -> None:
     for name in "ab":
         members = [(f"{name}.jpg", b"x"), (f"{name}.json", b'{"k": "same"}')]
         (tmp_path / f"{name}.tar").write_bytes(tar_bytes(members))
-    source = Source(kind="webdataset", path=str(tmp_path), id_column="k", span_max_rows=1)
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="x")))
+    source = SourceConfig(kind="webdataset", path=str(tmp_path), id_column="k", span_max_rows=1)
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="x")))
     assert frozen.files["repeated_rows"].to_pylist() == [[], []]

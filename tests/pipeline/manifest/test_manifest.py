@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind_of
 from pipeline.formats.kind import no_row_groups
 from pipeline.manifest import datasource, freezing, manifest, spans, survey
@@ -18,14 +18,14 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.formats.shards import encode, images_of, outcomes, read_all, write_parquet
 
-PROMPT = PromptOptions(Prompt(text="Describe."))
+PROMPT = PromptOptions(PromptConfig(text="Describe."))
 
 
-def images(path: object, **options) -> Source:
-    return Source(kind="images", path=str(path), **options)
+def images(path: object, **options) -> SourceConfig:
+    return SourceConfig(kind="images", path=str(path), **options)
 
 
-def paths(source: Source) -> list[str]:
+def paths(source: SourceConfig) -> list[str]:
     return freezing.freeze(source, PROMPT).files["path"].to_pylist()
 
 
@@ -117,7 +117,7 @@ def test_a_source_without_files_is_refused(tmp_path, path) -> None:
 def test_files_without_any_row_are_refused(tmp_path) -> None:
     write_parquet(tmp_path / "x.parquet", {"q": []})
     with pytest.raises(ConfigError, match=r"^source\.path: .* hold no rows"):
-        paths(Source(kind="parquet", path=str(tmp_path)))
+        paths(SourceConfig(kind="parquet", path=str(tmp_path)))
 
 
 def test_an_unknown_scheme_is_refused() -> None:
@@ -128,23 +128,33 @@ def test_an_unknown_scheme_is_refused() -> None:
 @pytest.mark.parametrize(
     ("prompt", "keep", "columns", "message"),
     [
-        ("{size}", (), SourceColumns(), r"^prompt\.text: the column 'size' is asked for, but source\.kind 'images'"),
-        ("x", ("url",), SourceColumns(), r"^sink\.keep_columns: the column 'url' is asked for"),
-        ("x", (), SourceColumns(image="i"), r"^source\.columns\.image: source\.kind 'images' has no image column"),
-        ("x {", (), SourceColumns(), r"^prompt\.text: a single '\{'"),
+        (
+            "{size}",
+            (),
+            SourceColumnsConfig(),
+            r"^prompt\.text: the column 'size' is asked for, but source\.kind 'images'",
+        ),
+        ("x", ("url",), SourceColumnsConfig(), r"^sink\.keep_columns: the column 'url' is asked for"),
+        (
+            "x",
+            (),
+            SourceColumnsConfig(image="i"),
+            r"^source\.columns\.image: source\.kind 'images' has no image column",
+        ),
+        ("x {", (), SourceColumnsConfig(), r"^prompt\.text: a single '\{'"),
     ],
 )
 def test_images_have_no_columns(tmp_path, prompt, keep, columns, message) -> None:
     make(tmp_path, "a.jpg")
     with pytest.raises(ConfigError, match=message):
-        freezing.freeze(images(tmp_path, columns=columns), PromptOptions(Prompt(text=prompt)), keep)
+        freezing.freeze(images(tmp_path, columns=columns), PromptOptions(PromptConfig(text=prompt)), keep)
 
 
 def test_the_manifest_is_written_as_parquet_that_lists_everything(tmp_path) -> None:
     write_parquet(tmp_path / "in" / "x.parquet", {"q": [1, 2, 3]}, row_group_size=2)
     (tmp_path / "in" / "torn.parquet").write_bytes(b"PAR1 torn")
     output = OutputDir(str(tmp_path / "out"))
-    frozen = freezing.freeze(Source(kind="parquet", path=str(tmp_path / "in")), PROMPT, (), output)
+    frozen = freezing.freeze(SourceConfig(kind="parquet", path=str(tmp_path / "in")), PROMPT, (), output)
     digest, part = output.list_files("_job")
     size = (tmp_path / "out/_job/manifest/part-00000.parquet").stat().st_size
     assert (part, digest[:-64]) == ("manifest/part-00000.parquet", f"digests/manifest/part-00000.parquet-{size}-")

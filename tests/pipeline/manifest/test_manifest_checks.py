@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.manifest.manifest import CUT_KEY, KEEP_KEY, ROOT_KEY, SCHEMA
 from pipeline.manifest.manifest_checks import MAX_SAMPLES, problem_of_files
 from pipeline.manifest.manifest_parts import read_parts
@@ -30,7 +30,7 @@ from tests.pipeline.formats.shards import write_parquet
 PART = "_job/manifest/part-00000.parquet"
 
 
-def made(folder: Path, shard: Shard | None = None, is_old: bool = True) -> CaptionJob:
+def made(folder: Path, shard: Shard | None = None, is_old: bool = True) -> CaptionJobConfig:
     """An output of two Parquet files with row groups; one of an older version has no digests."""
     for file in range(2):
         columns = {"id": [f"{file}-{row}" for row in range(23)]}

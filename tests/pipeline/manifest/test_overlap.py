@@ -10,15 +10,15 @@ import fsspec
 import pytest
 
 from configs.load import ConfigError
-from configs.source import Source
+from configs.source import SourceConfig
 from pipeline.manifest.overlap import refuse_overlap
 from pipeline.run.plan_checks import open_output
 from pipeline.training.output import claim_output
 from tests.pipeline.attempts import job
 
 
-def source(*paths: object) -> Source:
-    return Source.model_validate({"kind": "images", "path": tuple(map(str, paths))})
+def source(*paths: object) -> SourceConfig:
+    return SourceConfig.model_validate({"kind": "images", "path": tuple(map(str, paths))})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.manifest.manifest_parts import COUNTS
 from pipeline.output.files import Format, write_checksum
 from pipeline.output.publishing import Publisher
@@ -29,7 +29,7 @@ NUM_SHARDS = 3
 SHARDS = [Shard(number, NUM_SHARDS) for number in range(NUM_SHARDS)]
 
 
-def config_in(folder: Path, num_files: int = 1, count: int = 30) -> CaptionJob:
+def config_in(folder: Path, num_files: int = 1, count: int = 30) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     for number in range(num_files):
         (folder / f"in/{number}.txt").write_text("".join(f"line {row}\n" for row in range(count)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.files import checksum_name, spool_name
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.writer import Writer
@@ -28,7 +28,7 @@ NUM_ROWS = 30
 RETRY = ResumeOptions(retry_errors=True)
 
 
-def config_in(folder: Path) -> CaptionJob:
+def config_in(folder: Path) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True)
     (folder / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(NUM_ROWS)))
     return job({"kind": "text", "path": str(folder / "in"), "span_max_rows": 8}, folder / "out")
@@ -42,7 +42,7 @@ def fails_on(ending: str) -> Callable[[str], bool]:
     return lambda own: own.endswith(ending)
 
 
-def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
+def ready_to_settle(config: CaptionJobConfig) -> tuple[Plan, Begun]:
     """Attempt 2 before its end, with something of each kind to do: superseded errors, late spool files, strange files,
     a checksum that lacks."""
     old_plan, old = start(plan_of(config))
@@ -59,7 +59,7 @@ def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
     return plan, begun
 
 
-def take_over(config: CaptionJob) -> None:
+def take_over(config: CaptionJobConfig) -> None:
     """A whole later attempt."""
     run(config, RETRY, fails_on("a.txt#17"))
 
@@ -86,7 +86,7 @@ class Delay:
         patch.setattr(Publisher, "check_alone", check)
 
 
-def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]], attempt: int) -> int:
+def num_checks(folder: Path, prepare: Callable[[CaptionJobConfig], Callable[[], Any]], attempt: int) -> int:
     """How often an undisturbed act looks."""
     act = prepare(config_in(folder))
     with pytest.MonkeyPatch.context() as patch:
@@ -96,13 +96,13 @@ def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]],
     return counted.num_seen
 
 
-def settling(config: CaptionJob) -> Callable[[], Any]:
+def settling(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = ready_to_settle(config)
     fingerprints = fingerprints_of(plan.output)  # those that were known before the later attempt
     return lambda: finalize(plan, begun.publisher, fingerprints, begun.next_numbers)
 
 
-def saving(config: CaptionJob) -> Callable[[], Any]:
+def saving(config: CaptionJobConfig) -> Callable[[], Any]:
     # One task at a time: others that run beside a delayed one may still spool, into the attempt's own folder.
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
@@ -116,12 +116,12 @@ def saving(config: CaptionJob) -> Callable[[], Any]:
     return act
 
 
-def saving_in_parallel(config: CaptionJob) -> Callable[[], Any]:
+def saving_in_parallel(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = start(plan_of(config))
     return lambda: save(plan, begun, make_rows(plan, 1))
 
 
-def beginning(config: CaptionJob) -> Callable[[], Any]:
+def beginning(config: CaptionJobConfig) -> Callable[[], Any]:
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1, fails_on("7"))
     save(old_plan, old, batches[:3])
@@ -131,7 +131,7 @@ def beginning(config: CaptionJob) -> Callable[[], Any]:
     return lambda: start(plan)
 
 
-def closing(config: CaptionJob) -> Callable[[], Any]:
+def closing(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = start(plan_of(config, limit=NUM_ROWS))
     save(plan, begun, make_rows(plan, 1))
 
@@ -157,7 +157,7 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
         act = prepare(config)
         left: dict[str, bytes] = {}
 
-        def overtake(config: CaptionJob = config, left: dict[str, bytes] = left) -> None:
+        def overtake(config: CaptionJobConfig = config, left: dict[str, bytes] = left) -> None:
             take_over(config)
             left |= snapshot(Path(config.sink.path))
 

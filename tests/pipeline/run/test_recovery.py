@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Prompt
-from configs.source import Source
+from configs.schema import CaptionJobConfig, PromptConfig
+from configs.source import SourceConfig
 from pipeline.manifest.done_bitmap import PathIndex
 from pipeline.manifest.freezing import freeze
 from pipeline.output import checksums
@@ -53,7 +53,7 @@ def named_tars(folder: Path, *files: list[str]) -> dict[str, Any]:
     return {"kind": "webdataset", "path": str(folder), "id_column": "name", "span_max_rows": 1}
 
 
-def check_repeats(config: CaptionJob) -> None:
+def check_repeats(config: CaptionJobConfig) -> None:
     """Of the source below, the rows of 1.tar and 2.tar that repeat an id are error rows and all others results."""
     output = Path(config.sink.path)
     good, bad = at_rest(output)
@@ -496,7 +496,8 @@ def test_other_names_of_jpeg_are_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(RED)
     assert (
         freeze(
-            Source.model_validate({"kind": "images", "path": str(tmp_path)}), PromptOptions(Prompt(text="?"))
+            SourceConfig.model_validate({"kind": "images", "path": str(tmp_path)}),
+            PromptOptions(PromptConfig(text="?")),
         ).num_files
         == 1
     )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.output import output_ids, turns
 from pipeline.output.files import list_published
@@ -33,7 +33,7 @@ SHARDS = [Shard(number, 3) for number in range(3)]
 ORDERS = list(itertools.permutations(range(3)))
 
 
-def tar_job(folder: Path, names: list[list[str]] = NAMES) -> CaptionJob:
+def tar_job(folder: Path, names: list[list[str]] = NAMES) -> CaptionJobConfig:
     """A job whose shards have one tar each."""
     return job(named_tars(folder / "in", *names), folder / "out", sink={"rows_per_file": 2})
 
@@ -47,7 +47,7 @@ def owners(names: list[list[str]], order: tuple[int, ...]) -> dict[str, str]:
     return kept
 
 
-def check(config: CaptionJob, names: list[list[str]]) -> None:
+def check(config: CaptionJobConfig, names: list[list[str]]) -> None:
     """Every id has one row, every other sample is an error row with the name of its place, and the audit is clean."""
     good, bad = at_rest(Path(config.sink.path))
     found = check_output(OutputDir(config.sink.path))

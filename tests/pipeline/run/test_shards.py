@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.files import Format
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
@@ -27,7 +27,7 @@ NUM_SHARDS = 3
 SHARDS = [Shard(number, NUM_SHARDS) for number in range(NUM_SHARDS)]
 
 
-def config_in(folder: Path, num_rows: tuple[int, ...] = (17, 1, 22), **sections: object) -> CaptionJob:
+def config_in(folder: Path, num_rows: tuple[int, ...] = (17, 1, 22), **sections: object) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     for number, count in enumerate(num_rows):
         if not (folder / f"in/{number}.txt").exists():
