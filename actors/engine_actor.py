@@ -33,15 +33,15 @@ from actors.results import (
 from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
 from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
 from actors.serving.recovery import QueuedEngine
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.errors import failed
 from decoding.types import Completion, Request
 
 if TYPE_CHECKING:
     from actors.loading.loaded_pair import LoadedPair
 
-Job = TypeVar("Job", CaptionJob, SynthesizeJob)
+Job = TypeVar("Job", CaptionJobConfig, SynthesizeJobConfig)
 Pair = TypeVar("Pair", bound="LoadedPair")
 
 
@@ -55,7 +55,7 @@ def load_pair(config: Job, num_threads: int | None) -> Any:
     disable_progress_bar()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    return image_pair.load(config) if isinstance(config, SynthesizeJob) else pair.load(config)
+    return image_pair.load(config) if isinstance(config, SynthesizeJobConfig) else pair.load(config)
 
 
 class EngineActor(ABC, Generic[Job, Pair]):

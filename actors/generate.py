@@ -16,14 +16,14 @@ from actors.media import Media, RowMedia, without_fillers
 from actors.results import RowError
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
 from actors.serving.recovery import QueuedEngine
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from actors.loading.pair import Pair
 
-LoadPair = Callable[[CaptionJob, int | None], "Pair"]
+LoadPair = Callable[[CaptionJobConfig, int | None], "Pair"]
 
 
 def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: Sequence[dict[str, Any]]) -> str:
@@ -35,7 +35,7 @@ def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: S
         raise RowError(PROMPT_REFUSED, message) from None
 
 
-class Generate(EngineActor[CaptionJob, "Pair"]):
+class Generate(EngineActor[CaptionJobConfig, "Pair"]):
     """Maps rows of the stage `decoded` to text requests, and completions to rows."""
 
     request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")

@@ -34,9 +34,11 @@ from actors.serving.engine_thread import ReportWaits
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.ray_session import session
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.freezing import freeze
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
@@ -44,8 +46,6 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.freezing import freeze
 
 RESULTS = results_file("decode")
 SIDE_PX = 336
@@ -167,9 +167,9 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     }
 
 
-def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:
+def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJobConfig:
     """Return a job over `source` whose model is a `PacedPair`."""
-    return CaptionJob.model_validate(
+    return CaptionJobConfig.model_validate(
         {
             "source": source,
             "prompt": "What?",
@@ -181,7 +181,7 @@ def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> Cap
     )
 
 
-def timed_dataset(job: CaptionJob, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
+def timed_dataset(job: CaptionJobConfig, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
@@ -205,7 +205,7 @@ def waits(folder: Path) -> Results:
     cells = {}
     for share in (0.5, 8.0):
         row_s = 1.0 / (share * rows_per_s)
-        with session(Job(num_cpus=2)), wait_times.measured() as measured:
+        with session(JobSectionConfig(num_cpus=2)), wait_times.measured() as measured:
             dataset = timed_dataset(job, PacedPair(1.0 / row_s), flow=measured.report)
             start_s = time.monotonic()
             num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))

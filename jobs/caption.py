@@ -11,7 +11,7 @@ from ray.data import Dataset
 
 from actors.generate import Generate
 from actors.serving.journal import LossBudgetExceeded
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs.command import Command
 from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from pipeline.exports.run import run_exports
@@ -77,7 +77,7 @@ COMMAND = Command(
     module="jobs.caption",
     verb="captioning",
     doc=f"{__doc__}\n\n{in_help(AUDITED_JOB)}",
-    model=CaptionJob,
+    model=CaptionJobConfig,
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,

@@ -24,16 +24,16 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.load import ConfigError, load_job
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from jobs.command import is_set, positive
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
-from pipeline.run.checks import refuse_relative
+from pipeline.run.plan_checks import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
 
@@ -45,9 +45,9 @@ _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
 KINDS: dict[str, type[BaseModel]] = {
-    "caption": CaptionJob,
-    "synthesize": SynthesizeJob,
-    "train_drafter": TrainDrafterJob,
+    "caption": CaptionJobConfig,
+    "synthesize": SynthesizeJobConfig,
+    "train_drafter": TrainDrafterJobConfig,
 }
 
 

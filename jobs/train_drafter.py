@@ -16,7 +16,7 @@ from typing import Any
 
 from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from pipeline.cluster import signals
 from pipeline.resources.resolve import resolve
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
         with signals.caught() as stop:
-            job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))
+            job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
             measured = run(job)
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def run(job: TrainDrafterJob) -> dict[str, Any]:
+def run(job: TrainDrafterJobConfig) -> dict[str, Any]:
     """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
 from actors.results import CandidateResult, Choice
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
-from configs.method import Method
+from configs.method import MethodConfig
 from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 
@@ -316,7 +316,7 @@ def block_rows(slots: int) -> int:
 
 
 def make_engine(
-    method: Method, slots: int, make: Callable[..., Engine], make_plain: Callable[[], Engine]
+    method: MethodConfig, slots: int, make: Callable[..., Engine], make_plain: Callable[[], Engine]
 ) -> RecoveringEngine | Trial:
     """Return a recovering engine of at most `slots` slots, or a trial of the candidates of `method.auto`.
 
@@ -326,7 +326,7 @@ def make_engine(
     if method.auto is None:
         return RecoveringEngine(make, make_plain, slots)
 
-    def recovering(one: Method, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+    def recovering(one: MethodConfig, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
         return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
 
     candidates = {

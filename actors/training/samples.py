@@ -71,7 +71,7 @@ class Row:
 class TextSamples:
     """Makes training samples from text answers to prompts with images and videos, for any family of `models.target`."""
 
-    def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
+    def __init__(self, target: Target, job: schema.TrainDrafterJobConfig) -> None:
         assert job.image is None
         self._target = target
         self._prefix = job.answer_prefix
@@ -123,7 +123,7 @@ class ImageSamples:
     at the padding positions of the conditional lane. `target` must have both lanes.
     """
 
-    def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
+    def __init__(self, target: TargetModel, job: schema.TrainDrafterJobConfig, codes_of: CodesOf | None) -> None:
         assert job.image is not None
         assert target.num_lanes == 2, "dropping a condition needs a target with an unconditional lane"
         assert target.max_new_tokens is not None
@@ -174,7 +174,7 @@ def _text(messages: Sequence[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
-def pace_of(teaching: schema.Teaching) -> Pace:
+def pace_of(teaching: schema.TeachingConfig) -> Pace:
     """Return the optimisation settings of a job."""
     options = teaching.model_dump(include={field.name for field in fields(Pace)})
     return Pace(betas=(teaching.beta1, teaching.beta2), **options)

@@ -12,7 +12,7 @@ from actors.loading.pair import Pair
 from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
 from benchmarks.harness.verdict import ratio_error
 from benchmarks.methods.scenarios import Case, attribute_overlap
-from configs.method import Method as MethodChoice
+from configs.method import MethodConfig
 from decoding import Completion, Engine, Request, Sampling
 from decoding.acceptance.walk import target_choice
 from decoding.contracts import Acceptance, Judgement, Method
@@ -87,7 +87,7 @@ def measure(
 
 def run_method(
     pair: Pair,
-    choice: MethodChoice,
+    choice: MethodConfig,
     scenarios: dict[str, list[Case]],
     sampling: Sampling,
     plain: Completions | None,

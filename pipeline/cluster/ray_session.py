@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
 from pipeline.resources import gcs
@@ -40,7 +40,7 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 @contextlib.contextmanager
 def session(
-    job: Job,
+    job: JobSectionConfig,
     log_to_driver: bool = True,
     console: terminal.Console | None = None,
     dotted: str = "job.ray_address",
@@ -75,7 +75,7 @@ def session(
 
 
 @contextlib.contextmanager
-def _local_options(job: Job) -> Iterator[dict[str, Any]]:
+def _local_options(job: JobSectionConfig) -> Iterator[dict[str, Any]]:
     """Yield `ray.init` options for a Ray with its own token and temporary folder, and without a dashboard."""
     # This logger warns that token authentication is enabled, which is intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -102,7 +102,7 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _cluster_options(job: Job, dotted: str) -> Iterator[dict[str, Any]]:
+def _cluster_options(job: JobSectionConfig, dotted: str) -> Iterator[dict[str, Any]]:
     """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job."""
     gcs.check(job.ray_address, dotted)
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
@@ -114,7 +114,7 @@ def _cluster_options(job: Job, dotted: str) -> Iterator[dict[str, Any]]:
         yield {"address": job.ray_address, "runtime_env": shipped}
 
 
-def _worker_setup(job: Job) -> Callable[[], None]:
+def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
     """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`. Ray keeps replacing
     a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it."""
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])

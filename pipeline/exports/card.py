@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from configs.output import DatasetExport
+from configs.output import DatasetExportConfig
 from pipeline.exports.ledger import Ledger
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
@@ -38,7 +38,7 @@ class Facts:
     num_rows: int = 0
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExport, columns: Sequence[str]) -> Facts:
+    def of(cls, job: RecordedJob, config: DatasetExportConfig, columns: Sequence[str]) -> Facts:
         method = job.config.method
         added = {"none": (), "first": ("image",), "all": ("images",)}[config.images]
         prompt = job.config.prompt.model_dump_json(exclude_defaults=True) if job.config.prompt else ""

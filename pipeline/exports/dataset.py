@@ -18,19 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, DatasetExport
-from configs.source import Source
+from configs.output import CAPTION_COLUMN, DatasetExportConfig
+from configs.source import SourceConfig
 from pipeline.exports import card
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
 from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
+from pipeline.formats.uris import Fetcher
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.overlap import refuse_overlap, refuse_shared
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.overlap import refuse_overlap, refuse_shared
-from pipeline.sources.uris import Fetcher
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
@@ -48,16 +48,16 @@ class Dataset:
 
     output: OutputDir
     tree: Tree
-    config: DatasetExport
+    config: DatasetExportConfig
     columns: tuple[str, ...]
-    source: Source
+    source: SourceConfig
     root: str
     listing: str
     rows_per_file: int
     facts: card.Facts
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExport, dotted: str) -> Dataset:
+    def of(cls, job: RecordedJob, config: DatasetExportConfig, dotted: str) -> Dataset:
         """Check the job; ConfigError for unknown columns, or a source that changed and whose images are needed."""
         columns = config.columns or tuple(dict.fromkeys((*DEFAULT_COLUMNS, *job.manifest.keep.names)))
         check_columns(job, columns, f"{dotted}.columns")
@@ -203,7 +203,7 @@ def _refusal(table: pa.Table, row: int, message: str) -> Refusal:
     return Refusal(table["sample_id"][row].as_py(), table["source"][row].as_py(), "export_failed", message)
 
 
-def _encoded(cell: Sequence[dict[str, Any]], source: Source, root: str) -> list[dict[str, Any]]:
+def _encoded(cell: Sequence[dict[str, Any]], source: SourceConfig, root: str) -> list[dict[str, Any]]:
     """Return a row's images as encoded bytes; RowError for the first that cannot be fetched."""
     fetched = Fetcher(source, root).fetch([one["uri"] for one in cell if one["bytes"] is None])
     found = []

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, LanceExport
+from configs.output import CAPTION_COLUMN, LanceExportConfig
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import read_rows
+from pipeline.formats import lance
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.sources import lance
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, OutputDir
@@ -36,13 +36,13 @@ class LanceColumn:
     output: OutputDir
     url: str
     dotted: str
-    config: LanceExport
+    config: LanceExportConfig
     id_column: str
     place: FolderId | None = None
     """The identity of a local dataset."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: LanceExport, dotted: str) -> LanceColumn:
+    def of(cls, job: RecordedJob, config: LanceExportConfig, dotted: str) -> LanceColumn:
         """Check the job; ConfigError without ids of rows, for several rows per sample, or without the library."""
         name = job.config.source.id_column
         if name is None:

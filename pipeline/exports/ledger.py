@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from configs.load import ConfigError
-from configs.output import Export
+from configs.output import ExportConfig
 from pipeline.output.files import list_published
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.folders import FolderId
@@ -84,7 +84,7 @@ class Ledger:
     """The records of one export; `output` is the whole output of the job, not the view of a shard."""
 
     output: OutputDir
-    export: Export
+    export: ExportConfig
     accepts_moved: bool = False
     """Whether another folder than that of earlier runs is accepted."""
 

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.exports.ledger import Part, published
+from pipeline.manifest.done_bitmap import PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import read_parts, with_counts
 from pipeline.output.files import read_found
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import result_schema
-from pipeline.source.done_bitmap import PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, OutputDir
 

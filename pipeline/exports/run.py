@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from configs.load import ConfigError
-from configs.output import DatasetExport, Export, LanceExport, SidecarExport
-from configs.pool import Job
+from configs.output import DatasetExportConfig, ExportConfig, LanceExportConfig, SidecarExportConfig
+from configs.pool import JobSectionConfig
 from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
@@ -85,7 +85,7 @@ class Report:
 
 
 def check_exports(
-    job: RecordedJob, exports: Sequence[Export], dotted: str, runs: bool = True, accepts_moved: bool = False
+    job: RecordedJob, exports: Sequence[ExportConfig], dotted: str, runs: bool = True, accepts_moved: bool = False
 ) -> list[Exporter]:
     """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written, or
     is another folder than before and not `accepts_moved`."""
@@ -94,10 +94,10 @@ def check_exports(
     if any(map(_reads_source, exports)):
         check_stores("source.path", job.config.source.paths)
     for number, export in enumerate(exports):
-        target = (export.format, export.names) if isinstance(export, SidecarExport) else export.path.rstrip("/")
+        target = (export.format, export.names) if isinstance(export, SidecarExportConfig) else export.path.rstrip("/")
         if (first := targets.setdefault(target, number)) != number:
             raise ConfigError(f"{dotted}.{number}: writes the same files as {dotted}.{first}; leave one out")
-        if not isinstance(export, SidecarExport):
+        if not isinstance(export, SidecarExportConfig):
             check_stores(f"{dotted}.{number}.path", [export.path])
         exporters.append(_exporter(job, export, f"{dotted}.{number}"))
         if runs:
@@ -105,24 +105,28 @@ def check_exports(
     return exporters
 
 
-def _reads_source(export: Export) -> bool:
-    return not isinstance(export, LanceExport | DatasetExport) or (
-        isinstance(export, DatasetExport) and export.images != "none"
+def _reads_source(export: ExportConfig) -> bool:
+    return not isinstance(export, LanceExportConfig | DatasetExportConfig) or (
+        isinstance(export, DatasetExportConfig) and export.images != "none"
     )
 
 
-def _exporter(job: RecordedJob, export: Export, dotted: str) -> Exporter:
-    if isinstance(export, SidecarExport):
+def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
+    if isinstance(export, SidecarExportConfig):
         return Sidecars.of(job, export, dotted)
-    if isinstance(export, DatasetExport):
+    if isinstance(export, DatasetExportConfig):
         return Dataset.of(job, export, dotted)
-    if isinstance(export, LanceExport):
+    if isinstance(export, LanceExportConfig):
         return LanceColumn.of(job, export, dotted)
     return WebDataset.of(job, export, dotted)
 
 
 def run_exports(
-    job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: str = "exports", accepts_moved: bool = False
+    job: RecordedJob,
+    exports: Sequence[ExportConfig],
+    ray: JobSectionConfig,
+    dotted: str = "exports",
+    accepts_moved: bool = False,
 ) -> list[Report]:
     """Export what is published and not exported yet. A job may still run; the next call exports the rest.
 

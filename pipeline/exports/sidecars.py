@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, SidecarExport
+from configs.output import CAPTION_COLUMN, SidecarExportConfig
 from files.local import OutsideRoots
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
 from pipeline.exports.rows import (
@@ -55,7 +55,7 @@ class Sidecars:
 
     output: OutputDir
     tree: Tree
-    config: SidecarExport
+    config: SidecarExportConfig
     has_clips: bool
     listing: str
     rows_per_file: int
@@ -65,7 +65,7 @@ class Sidecars:
     """Some files of the manifest."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: SidecarExport, dotted: str) -> Sidecars:
+    def of(cls, job: RecordedJob, config: SidecarExportConfig, dotted: str) -> Sidecars:
         """Check the job; ConfigError for a source whose rows are no listed files, and for names that collide."""
         kind = job.config.source.kind
         if kind not in KINDS:

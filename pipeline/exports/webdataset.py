@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, WebDatasetExport
+from configs.output import CAPTION_COLUMN, WebDatasetExportConfig
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
 from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
 from pipeline.exports.rows import as_json, check_columns, json_bytes, read_manifest, read_rows, rows_of
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -37,11 +37,11 @@ class WebDataset:
 
     output: OutputDir
     tree: Tree
-    config: WebDatasetExport
+    config: WebDatasetExportConfig
     root: str
 
     @classmethod
-    def of(cls, job: RecordedJob, config: WebDatasetExport, dotted: str) -> WebDataset:
+    def of(cls, job: RecordedJob, config: WebDatasetExportConfig, dotted: str) -> WebDataset:
         """Check the job; ConfigError for another source, several rows per sample, or tars that changed."""
         if job.config.source.kind != "webdataset":
             raise ConfigError(

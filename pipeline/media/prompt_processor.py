@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.generate import render_prompt
 from actors.results import RowError as ActorRowError
 from actors.serving.watchdog import Watchdog
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
 from models.inputs.clip import Clip
 from pipeline.media.row_weights import share_of
@@ -63,7 +63,7 @@ class PromptProcessor:
 
     @classmethod
     def of(
-        cls, config: CaptionJob, fetch: Callable[[], Any], key: str, keeps_pixels: bool, sizes: OutputSizes
+        cls, config: CaptionJobConfig, fetch: Callable[[], Any], key: str, keeps_pixels: bool, sizes: OutputSizes
     ) -> PromptProcessor:
         """Build the processor of a job."""
         pool, share_bytes = config.pool, share_of(config.source.max_decoded_bytes)

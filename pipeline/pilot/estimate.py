@@ -20,9 +20,9 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
-from configs.pool import EnginePool
+from configs.pool import EnginePoolConfig
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.pilot.verdict import Range, Verdict, finite
-from pipeline.source.datasource import SpanDatasource
 
 Floats = NDArray[np.float64]
 MAX_SPANS = 24
@@ -137,7 +137,7 @@ class Estimate:
 def estimate(
     pilot: Pilot,
     results: pa.Table,
-    pool: EnginePool,
+    pool: EnginePoolConfig,
     threads: int | None,
     price_per_hour: float | None = None,
     seed: int = 0,
@@ -260,7 +260,7 @@ def _small_sample(count: int) -> float:
     return math.sqrt(count / freedom) * student / z
 
 
-def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool, is_judged: bool) -> tuple[str, ...]:
+def _notes(pilot: Pilot, results: pa.Table, pool: EnginePoolConfig, is_judged: bool) -> tuple[str, ...]:
     notes = ["loading models, waiting for input and the CPUs that decode are not counted"]
     if pool.slots == "auto":
         notes.append(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 
 QUANTILE = 3.29
 """Normal quantile of a one-sided probability of 0.0005, because one job has many windows."""
@@ -136,7 +136,7 @@ class DriftWatch:
     Without a `bound`, rows are counted and nothing is compared.
     """
 
-    bound: AcceptanceDrop | None = None
+    bound: AcceptanceDropConfig | None = None
     references: dict[str, Moments] = field(default_factory=dict)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     _completed: dict[tuple[str, str], float] = field(default_factory=dict)

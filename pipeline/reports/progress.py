@@ -17,7 +17,7 @@ import ray
 from actors.events import Events
 from actors.metrics import DriftMetrics
 from actors.results import Stamp
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from pipeline.cluster.ray_session import driver_actor, polled
 from pipeline.reports.drift import Drift, DriftWatch
 from pipeline.reports.live import Counts, Digest, Live
@@ -34,7 +34,7 @@ NOTHING = Summary("", "", "", 1.0)
 class _LiveActor:
     """Adds up the digests of batches, by the time of their arrival."""
 
-    def __init__(self, empty: Summary, bound: AcceptanceDrop | None, stamp: Stamp | None) -> None:
+    def __init__(self, empty: Summary, bound: AcceptanceDropConfig | None, stamp: Stamp | None) -> None:
         self._live = Live(empty, DriftWatch(bound))
         self._metrics = DriftMetrics(stamp) if stamp else None
         self._began_s = time.monotonic()
@@ -83,7 +83,7 @@ def shown(
     stream: TextIO | None = None,
     events: Events | None = None,
     empty: Summary = NOTHING,
-    bound: AcceptanceDrop | None = None,
+    bound: AcceptanceDropConfig | None = None,
 ) -> Iterator[Progress]:
     """Count a job while the block runs, and show its progress if `enabled`; yield the tally for the actors.
 

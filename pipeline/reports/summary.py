@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.files import partitions_of
 from pipeline.reports import loss, outcome
@@ -95,7 +95,7 @@ class Summary:
     num_broken_files: int = 0
     """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
-    audit: Audit | None = None
+    audit: AuditConfig | None = None
     losses: Losses = field(default_factory=Losses)
     """Losses of the audited rows."""
     num_made: int = 0

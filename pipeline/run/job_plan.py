@@ -13,19 +13,19 @@ import pyarrow as pa
 
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
-from configs.pool import LEAST_BATCH_ROWS, EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.acceptance import AuditConfig
+from configs.pool import LEAST_BATCH_ROWS, EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from pipeline.manifest.datasource import SpanDatasource, read_first
+from pipeline.manifest.done_bitmap import DoneBitmap, Ints
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import NoteCount
 from pipeline.output.checksums import Verified
 from pipeline.output.inventory import Inventory
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
-from pipeline.source.datasource import SpanDatasource, read_first
-from pipeline.source.done_bitmap import DoneBitmap, Ints
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import NoteCount
 from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Earlier:
 class JobIdentity:
     """What attempts record of a job: its configuration, the revisions of its models, and its resources."""
 
-    config: CaptionJob | SynthesizeJob
+    config: CaptionJobConfig | SynthesizeJobConfig
     revisions: dict[str, str]
     resources: Resources
 
@@ -108,7 +108,7 @@ class JobPlan(ABC):
     `limit` caps the number of samples (None: all), `earlier` is the state of earlier attempts (None: no attempt yet).
     """
 
-    config: CaptionJob | SynthesizeJob
+    config: CaptionJobConfig | SynthesizeJobConfig
     pair: PairInfo | ImagePairInfo
     manifest: Manifest
     output: OutputDir
@@ -171,12 +171,12 @@ class JobPlan(ABC):
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> AuditConfig | None:
         """The audit of the rows that are decoded now, if any."""
         return None
 
     @property
-    def identified(self) -> CaptionJob | SynthesizeJob:
+    def identified(self) -> CaptionJobConfig | SynthesizeJobConfig:
         """The configuration that identifies the job."""
         return self.config
 
@@ -208,7 +208,7 @@ class JobPlan(ABC):
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 
-def choose_batch_rows(pool: EnginePool, num_samples: int | None, rows_per_sample: int, most_rows: int) -> int:
+def choose_batch_rows(pool: EnginePoolConfig, num_samples: int | None, rows_per_sample: int, most_rows: int) -> int:
     """Return the samples of a batch; an unknown number of samples (None) counts as large.
 
     `most_rows` bounds the result rows of a batch, unless the slots need more.

@@ -11,11 +11,14 @@ import pyarrow as pa
 
 from actors.media import media_rows
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
+from pipeline.manifest.done_bitmap import Ints
+from pipeline.manifest.freezing import needs_of
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
@@ -25,13 +28,10 @@ from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
-from pipeline.run.checks import check_audit, check_models, open_output
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
+from pipeline.run.plan_checks import check_audit, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_earlier
-from pipeline.source.done_bitmap import Ints
-from pipeline.source.freezing import needs_of
-from pipeline.source.manifest_parts import reopen
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ PICTURES_AT_ONCE = 8
 class Plan(JobPlan):
     """Plan of a caption job. `asked` is its configuration before `lossless` changed the method; None if it did not."""
 
-    config: CaptionJob
+    config: CaptionJobConfig
     pair: PairInfo
-    asked: CaptionJob | None = None
+    asked: CaptionJobConfig | None = None
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> AuditConfig | None:
         return self.config.active_audit
 
     @property
-    def identified(self) -> CaptionJob:
+    def identified(self) -> CaptionJobConfig:
         return self.asked or self.config
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
@@ -118,7 +118,7 @@ class Plan(JobPlan):
 
 
 def make_plan(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     limit: int | None = None,
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,

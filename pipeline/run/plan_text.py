@@ -9,9 +9,9 @@ from typing import Any, Literal
 from actors.auto.trial import block_rows
 from actors.generate import render_prompt
 from actors.results import RowError
-from configs.drafters import NoDrafter
-from configs.method import Auto, Method
-from configs.pool import ActorPool, EnginePool
+from configs.drafters import NoDrafterConfig
+from configs.method import AutoMethodConfig, MethodConfig
+from configs.pool import ActorPoolConfig, EnginePoolConfig
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.plan import Plan
 from pipeline.storage import access
@@ -73,13 +73,13 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     }
 
 
-def actors_of(pool: ActorPool) -> tuple[str, str]:
+def actors_of(pool: ActorPoolConfig) -> tuple[str, str]:
     """Return the number of actors, and the device of each, as text."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
     return number, f"{pool.gpus:g} GPU" if pool.gpus else "CPU"
 
 
-def engines(pool: EnginePool) -> str:
+def engines(pool: EnginePoolConfig) -> str:
     """Describe a pool of engines as text."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
@@ -87,7 +87,7 @@ def engines(pool: EnginePool) -> str:
     return f"{number} × {slots} on {device}, {batches}"
 
 
-def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
+def _trial(auto: AutoMethodConfig, slots: int | Literal["auto"]) -> str:
     most = auto.max_rounds * len(auto.methods)
     blocks = f"{most} blocks of rows"
     if slots != "auto":
@@ -99,8 +99,8 @@ def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
     )
 
 
-def _method(method: Method) -> str:
-    if isinstance(method.drafter, NoDrafter):
+def _method(method: MethodConfig) -> str:
+    if isinstance(method.drafter, NoDrafterConfig):
         return "one token per step"
     parts = [f"drafter {method.drafter.kind}"]
     for name, part in (("tree", method.tree), ("acceptance", method.acceptance)):

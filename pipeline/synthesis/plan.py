@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster.partitions import Workers
+from pipeline.formats.kind import Needs
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
-from pipeline.run.checks import open_output, runs_here
 from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
 from pipeline.run.plan import checked
+from pipeline.run.plan_checks import open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
-from pipeline.source.manifest_parts import reopen
-from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
 from pipeline.storage.shard import WHOLE, Shard
 from pipeline.synthesis import rows
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class SynthesisPlan(JobPlan):
     """Plan of a synthesis job."""
 
-    config: SynthesizeJob
+    config: SynthesizeJobConfig
     pair: ImagePairInfo
 
     reads_images: ClassVar[bool] = False
@@ -83,7 +83,7 @@ class SynthesisPlan(JobPlan):
         return prepare_table(self.read_first(limit), self.prepare_options)
 
 
-def needs_of(config: SynthesizeJob) -> Needs:
+def needs_of(config: SynthesizeJobConfig) -> Needs:
     """Return the columns that a job reads; ConfigError if a name is reserved, or repeated in `sink.keep_columns`."""
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
@@ -99,7 +99,7 @@ def needs_of(config: SynthesizeJob) -> Needs:
 
 
 def make_plan(
-    config: SynthesizeJob,
+    config: SynthesizeJobConfig,
     limit: int | None = None,
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
@@ -139,7 +139,7 @@ def describe(plan: SynthesisPlan) -> str:
     return show_plan(plan, lines)
 
 
-def _sampling(config: SynthesizeJob) -> str:
+def _sampling(config: SynthesizeJobConfig) -> str:
     sampling = config.sampling
     parts = [f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"]
     if sampling.temperature:

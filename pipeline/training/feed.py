@@ -22,12 +22,12 @@ import pyarrow as pa
 from actors.training.learner import Learner
 from actors.training.samples import Row, TrainingSampleError
 from configs.load import ConfigError
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from models.heads.training.teacher import RowStates, Sample, TrainingSample, teach_rows
 from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
 from models.target import Target
-from pipeline.source.row_stream import Draw, Spans
+from pipeline.manifest.row_stream import Draw, Spans
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs
 from pipeline.training.output import sole
@@ -50,7 +50,7 @@ class Feed:
 
     def __init__(
         self,
-        job: TrainDrafterJob,
+        job: TrainDrafterJobConfig,
         inputs: Inputs,
         learner: Learner,
         target_revision: str,
@@ -199,7 +199,7 @@ class Feed:
         )
 
 
-def _identity(job: TrainDrafterJob, inputs: Inputs, learner: Learner, revision: str) -> str:
+def _identity(job: TrainDrafterJobConfig, inputs: Inputs, learner: Learner, revision: str) -> str:
     """Return all that determines the states of a row besides its cells, as JSON."""
     config = job.resolved()
     image = config["image"] and {name: value for name, value in config["image"].items() if name != "null_share"}
@@ -214,13 +214,13 @@ def _identity(job: TrainDrafterJob, inputs: Inputs, learner: Learner, revision: 
     return json.dumps(parts, sort_keys=True)
 
 
-def cache_folder(job: TrainDrafterJob, output: OutputDir) -> Path:
+def cache_folder(job: TrainDrafterJobConfig, output: OutputDir) -> Path:
     """Return the folder of the cache: the configured one, or one in the output that the run removes at its end."""
     path = job.workers.teacher_cache.path
     return Path(output.path(TEACHER)) if path is None else Path(path).expanduser().resolve()
 
 
-def open_cache(job: TrainDrafterJob, output: OutputDir, size: int) -> TeacherCache | None:
+def open_cache(job: TrainDrafterJobConfig, output: OutputDir, size: int) -> TeacherCache | None:
     """Open the cache for one of `size` workers; None if it is off. Raises ConfigError if the folder cannot be used."""
     if job.workers.teacher_cache.max_bytes == 0:
         return None
@@ -232,7 +232,7 @@ def open_cache(job: TrainDrafterJob, output: OutputDir, size: int) -> TeacherCac
 
 
 @contextmanager
-def sole_cache(job: TrainDrafterJob, output: OutputDir) -> Iterator[None]:
+def sole_cache(job: TrainDrafterJobConfig, output: OutputDir) -> Iterator[None]:
     """Lock the cache while the block runs, and remove partial files; raise ConfigError if another run uses it."""
     if (cache := open_cache(job, output, 1)) is None:
         yield

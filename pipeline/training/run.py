@@ -20,14 +20,14 @@ import torch
 from actors.training.learner import Learner, load_learner
 from actors.training.samples import SAMPLE_ERROR_CODES, acceptance, accuracy, pace_of
 from configs.load import ConfigError
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
+from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.feed import TEACHER, Feed, Item, open_cache
@@ -57,7 +57,7 @@ class Worker:
 class Run:
     """A training run in one worker: `train`, then `finish` on rank 0, which also writes the log and checkpoints."""
 
-    def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
+    def __init__(self, job: TrainDrafterJobConfig, output: OutputDir, worker: Worker) -> None:
         if job.workers.torch_threads is not None:
             torch.set_num_threads(job.workers.torch_threads)
         self.job = job

@@ -12,8 +12,8 @@ from actors.generate import Generate
 from actors.results import Choice, Stamp
 from actors.serving.engine_thread import Waits
 from actors.serving.recovery import RecoveringEngine
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 from decoding.types import Request
 from pipeline.rows.schemas import result_schema
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, text_of
@@ -36,12 +36,12 @@ class ChoosingPair(FakePair):
         super().__init__()
         self.labels: list[str] = []
 
-    def engine(self, slots: int, choice: Method | None = None) -> FakeEngine:
+    def engine(self, slots: int, choice: MethodConfig | None = None) -> FakeEngine:
         self.labels.append("" if choice is None else choice.label)
         return super().engine(slots)
 
 
-def job(**sections: object) -> CaptionJob:
+def job(**sections: object) -> CaptionJobConfig:
     return fake_job(method=AUTO, pool={"slots": 4, "batch_rows": 8, "torch_threads": 1}, **sections)
 
 

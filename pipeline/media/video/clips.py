@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.source import DEFAULT_NUM_FRAMES, Source, Video
+from configs.source import DEFAULT_NUM_FRAMES, SourceConfig, VideoConfig
 from files.local import open_regular
+from pipeline.formats.uris import Fetcher, row_errors, scheme_of
 from pipeline.media.video.sampling import Sampling, Shots
 from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher, row_errors, scheme_of
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024
@@ -39,7 +39,7 @@ class MediaOptions:
     fetcher: Fetcher
 
     @classmethod
-    def of(cls, source: Source, root: str) -> MediaOptions:
+    def of(cls, source: SourceConfig, root: str) -> MediaOptions:
         """Build the options of a job on this source; `root` is the URL of the source root."""
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
@@ -59,7 +59,7 @@ class MediaOptions:
         )
 
 
-def shots_of(video: Video) -> Shots | None:
+def shots_of(video: VideoConfig) -> Shots | None:
     """Return how videos are cut into shots; None if they are not."""
     if video.split != "shots":
         return None

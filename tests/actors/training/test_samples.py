@@ -11,7 +11,7 @@ import torch
 
 from actors.training.samples import ImageSamples, Row, TextSamples, TrainingSampleError
 from configs.load import validate
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from decoding import Sampling
 from models.heads.training.teacher import make_training_sample
 from tests import toys
@@ -21,13 +21,13 @@ MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "te
 TEXT = {"source": {"kind": "parquet", "path": "x"}, "target": {"path": "x"}, "output": {"path": "x"}}
 
 
-def text_job(**training: Any) -> TrainDrafterJob:
-    return validate(TrainDrafterJob, TEXT | {"answer_column": "a", "training": training}, "a test")
+def text_job(**training: Any) -> TrainDrafterJobConfig:
+    return validate(TrainDrafterJobConfig, TEXT | {"answer_column": "a", "training": training}, "a test")
 
 
-def image_job(kind: str = "text", **changes: Any) -> TrainDrafterJob:
+def image_job(kind: str = "text", **changes: Any) -> TrainDrafterJobConfig:
     columns = {"codes": "c", **({"features": "f"} if kind == "text" else {"label": "l"})}
-    return validate(TrainDrafterJob, TEXT | {"image": {"columns": columns, **changes}}, "a test")
+    return validate(TrainDrafterJobConfig, TEXT | {"image": {"columns": columns, **changes}}, "a test")
 
 
 def image_row(kind: str = "text", index: int = 0) -> Row:

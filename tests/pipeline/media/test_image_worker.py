@@ -17,8 +17,8 @@ from pipeline.media.video import clips
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 from pipeline.rows.schemas import RowError
+from tests.pipeline.formats.shards import encode
 from tests.pipeline.media.test_image_decoding import read_table, saved
-from tests.pipeline.sources.shards import encode
 
 pytestmark = pytest.mark.slow
 
@@ -115,9 +115,9 @@ def test_a_row_that_kills_the_process_is_an_error_and_its_neighbours_are_not(
 
 
 def media_prompt():
-    from configs.schema import Prompt
+    from configs.schema import PromptConfig
 
-    return Prompt(text="x")
+    return PromptConfig(text="x")
 
 
 def test_an_image_that_takes_too_long_ends_the_process(worker_of: Make) -> None:

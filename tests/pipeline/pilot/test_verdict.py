@@ -12,8 +12,8 @@ import pytest
 from actors.auto.trial import MAX_LONGER, Trial, block_rows
 from actors.results import CandidateResult, Choice, PhaseSeconds
 from configs.load import validate
-from configs.method import Method
-from configs.pool import Pool
+from configs.method import MethodConfig
+from configs.pool import PoolConfig
 from decoding.types import Request
 from pipeline.pilot.verdict import (
     MAX_ROUNDS,
@@ -190,8 +190,8 @@ def test_means_have_students_interval() -> None:
 # --- the trial of a pilot --------------------------------------------------------------------------------------------
 
 
-def method_of(**values: object) -> Method:
-    return validate(Method, values, "test")
+def method_of(**values: object) -> MethodConfig:
+    return validate(MethodConfig, values, "test")
 
 
 def test_a_pilot_tries_plain_decoding_beside_the_configured_method() -> None:
@@ -214,7 +214,7 @@ def test_larger_pilots_have_more_rounds(num_rows: int, rounds: int) -> None:
 
 
 def test_the_rows_that_a_pilot_needs_are_known_before() -> None:
-    pool = Pool(slots=16, max_size=4, min_size=2)
+    pool = PoolConfig(slots=16, max_size=4, min_size=2)
     assert needed_rows(method_of(drafter={"kind": "lookup"}), pool) == MIN_ROUNDS * 2 * 32
-    assert needed_rows(method_of(), Pool(slots="auto")) is None
+    assert needed_rows(method_of(), PoolConfig(slots="auto")) is None
     assert pilot_pool(pool, 3).model_dump() == pool.model_dump() | {"min_size": 1, "max_size": 1, "torch_threads": 3}

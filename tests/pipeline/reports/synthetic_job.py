@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from pipeline.reports.drift import DriftWatch
 from pipeline.reports.gallery import Gallery, Row, make_gallery
 from pipeline.reports.live import Digest, Live
@@ -92,7 +92,7 @@ def error_of(rng: random.Random) -> str:
 
 
 def live_job(
-    batches: Iterator[pa.Table] | Sequence[pa.Table], bound: AcceptanceDrop | None = None, batch_s: float = 1.7
+    batches: Iterator[pa.Table] | Sequence[pa.Table], bound: AcceptanceDropConfig | None = None, batch_s: float = 1.7
 ) -> Live:
     """The state of a job whose batches arrive every `batch_s` seconds."""
     empty = Summary("caption-0123456789abcdef", "eagle+chain+exact", "lossless", 1e-9)

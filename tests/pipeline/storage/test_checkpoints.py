@@ -25,9 +25,9 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 import actors.loading.image_pair
 import actors.loading.pair
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from pipeline.storage import checkpoint_cache, checkpoints
 from pipeline.storage.checkpoints import Known, check, fetched, replaced, sites
 from tests import toys
@@ -72,7 +72,7 @@ def toy(folder: Path) -> Path:
     return folder
 
 
-def caption_job(target: str, drafter: str | None = None, revision: str | None = None) -> CaptionJob:
+def caption_job(target: str, drafter: str | None = None, revision: str | None = None) -> CaptionJobConfig:
     model: dict[str, Any] = {"target": {"path": target, "dtype": "float32", "device": "cpu", "revision": revision}}
     if drafter is not None:
         model["drafter"] = {"path": drafter, "dtype": "float32", "device": "cpu"}
@@ -83,7 +83,7 @@ def caption_job(target: str, drafter: str | None = None, revision: str | None = 
         "method": {"drafter": {"kind": "none" if drafter is None else "model"}},
         "sink": {"path": "out"},
     }
-    return validate(CaptionJob, data, "job.yaml")
+    return validate(CaptionJobConfig, data, "job.yaml")
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
@@ -164,19 +164,19 @@ def test_what_no_drafter_needs_is_not_asked_for() -> None:
     contexts = [{"kind": "full"}, {"kind": "caption", "path": "owner/small"}]
     data = json.loads(job.model_dump_json())
     data["method"] |= {"contexts": contexts}
-    captioned = validate(CaptionJob, data, "job.yaml")
+    captioned = validate(CaptionJobConfig, data, "job.yaml")
     assert [site.where for site in sites(captioned)][2:] == ["method.contexts.1"]
     changed = replaced(captioned, ("method", "contexts", "1"), {"path": "/elsewhere"})
     assert [site.section.path for site in sites(changed)][2:] == ["/elsewhere"]
     assert changed.method.contexts[0] == captioned.method.contexts[0]
     data["method"] = {"drafter": {"kind": "lookup"}}
-    assert [site.where for site in sites(validate(CaptionJob, data, "job.yaml"))] == ["model.target"]
+    assert [site.where for site in sites(validate(CaptionJobConfig, data, "job.yaml"))] == ["model.target"]
 
 
 # --- images and training --------------------------------------------------------------------------------------------
 
 
-def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJob:
+def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJobConfig:
     data = {
         "source": SOURCE,
         "prompt": "{caption}",
@@ -184,7 +184,7 @@ def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJob:
         "method": {"drafter": {"kind": "eagle"}, "tree": {"kind": "chain", "length": 2}},
         "sink": {"path": "out"},
     }
-    return validate(SynthesizeJob, data, "job.yaml")
+    return validate(SynthesizeJobConfig, data, "job.yaml")
 
 
 def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders: ImageFolders, here: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders
 def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -> None:
     url = upload(memory, toy(tmp_path / "target"), "target")
     data = {"source": SOURCE, "prompt": "", "answer_column": "a", "target": {"path": url}, "output": {"path": "out"}}
-    job = validate(TrainDrafterJob, data, "job.yaml")
+    job = validate(TrainDrafterJobConfig, data, "job.yaml")
     pinned, found = check(job, lambda own: Known({"target": "of an outline"}), True)
     assert found.revisions == {"target": pinned.target.revision}
     assert (Path(fetched(pinned).target.path) / "model.safetensors").read_bytes() == (
@@ -243,7 +243,7 @@ class Hub:
             raise self.header_error
 
 
-def given_revision(job: CaptionJob) -> Known:
+def given_revision(job: CaptionJobConfig) -> Known:
     """What loaders report for a hub id: the given commit, or a branch that they could not resolve."""
     return Known({"target": job.model.target.revision or "main"})
 

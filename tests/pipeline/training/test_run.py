@@ -15,12 +15,12 @@ import pytest
 
 from actors.training.samples import Row
 from configs.load import ConfigError, validate
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from models.llamagen.shape import GptShape
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
-from pipeline.source.datasource import SpanDatasource
 from pipeline.training import run
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 
@@ -28,13 +28,13 @@ SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
 SPECIAL = ("</s>", "<image>")
 
 
-def job(path: Path, **changes: Any) -> TrainDrafterJob:
+def job(path: Path, **changes: Any) -> TrainDrafterJobConfig:
     kind = "jsonl" if path.suffix == ".jsonl" else "parquet"
     data = {"source": {"kind": kind, "path": str(path), "id_column": "id"}, "target": {"path": "x"}}
-    return validate(TrainDrafterJob, data | {"output": {"path": "x"}} | changes, "a test")
+    return validate(TrainDrafterJobConfig, data | {"output": {"path": "x"}} | changes, "a test")
 
 
-def rows_of(made: TrainDrafterJob) -> list[Row | str]:
+def rows_of(made: TrainDrafterJobConfig) -> list[Row | str]:
     manifest = freeze_source(made)
     table = SpanDatasource(made.source, manifest, tuple(placeholders(made.prompt))).read(0)
     options = DecodeOptions.of(made.source, manifest.root, PromptOptions(made.prompt, special_tokens=SPECIAL))

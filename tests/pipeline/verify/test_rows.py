@@ -7,7 +7,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.recorded_job import read_job
 from pipeline.verify import rows as rows_module
 from pipeline.verify.bounds import detection_probability
@@ -57,7 +57,7 @@ def test_rounds_cut_the_choice_into_parts_without_overlap(share: float) -> None:
 def test_results_are_read_in_rounds(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()  # type: ignore[operator]
     (tmp_path / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(60)))  # type: ignore[operator]
-    config: CaptionJob = job({"kind": "text", "path": f"{tmp_path}/in"}, f"{tmp_path}/out")
+    config: CaptionJobConfig = job({"kind": "text", "path": f"{tmp_path}/in"}, f"{tmp_path}/out")
     run(config, fails=lambda own: own == "a.txt#7")
     output = read_job(f"{tmp_path}/out", "OUTPUT")
     monkeypatch.setattr(rows_module, "ROUND_SAMPLES", 10)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from configs.source import Video as VideoConfig
+from configs.source import VideoConfig as VideoConfig
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import container, shots
 from pipeline.media.video.sampling import Sampling, Shots, windows
