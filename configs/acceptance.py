@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from configs.external import BUILT_IN, EXTERNAL, ExternalAcceptanceConfig, kind_tag
 from configs.section import Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -118,7 +119,7 @@ class LanternAcceptanceConfig(Section):
         return self
 
 
-AcceptanceConfig = Annotated[
+BuiltInAcceptanceConfig = Annotated[
     ExactAcceptanceConfig
     | RejectionAcceptanceConfig
     | LVSpecAcceptanceConfig
@@ -127,6 +128,10 @@ AcceptanceConfig = Annotated[
     | TypicalAcceptanceConfig
     | LanternAcceptanceConfig,
     Field(discriminator="kind"),
+]
+AcceptanceConfig = Annotated[
+    Annotated[BuiltInAcceptanceConfig, Tag(BUILT_IN)] | Annotated[ExternalAcceptanceConfig, Tag(EXTERNAL)],
+    Discriminator(kind_tag),
 ]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from configs.contexts import EnsembleConfig
+from configs.external import BUILT_IN, EXTERNAL, ExternalDrafterConfig, kind_tag
 from configs.section import Place, Section
 
 MAX_LAYERS = 1000
@@ -181,7 +182,7 @@ class GrammarDrafterConfig(Section):
     kind: Literal["grammar"] = "grammar"
 
 
-DrafterConfig = Annotated[
+BuiltInDrafterConfig = Annotated[
     NoDrafterConfig
     | ModelDrafterConfig
     | EagleDrafterConfig
@@ -196,4 +197,8 @@ DrafterConfig = Annotated[
     | SuffixDrafterConfig
     | GrammarDrafterConfig,
     Field(discriminator="kind"),
+]
+DrafterConfig = Annotated[
+    Annotated[BuiltInDrafterConfig, Tag(BUILT_IN)] | Annotated[ExternalDrafterConfig, Tag(EXTERNAL)],
+    Discriminator(kind_tag),
 ]

@@ -26,6 +26,7 @@ from configs.drafters import (
     NoDrafterConfig,
     SuffixDrafterConfig,
 )
+from configs.external import short_kind
 from configs.section import Section, removed_defaults
 from configs.trees import ChainTreeConfig, SageTreeConfig, TreeConfig, max_depth
 
@@ -264,7 +265,7 @@ class MethodConfig(Section):
         if isinstance(self.drafter, NoDrafterConfig):
             return "plain"
         forced = "grammar+" if self.forced_tokens else ""
-        return f"{forced}{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
+        return forced + "+".join(short_kind(one.kind) for one in (self.drafter, self.tree, self.acceptance))
 
 
 AutoMethodConfig.model_rebuild()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from configs.external import BUILT_IN, EXTERNAL, ExternalTreeConfig, kind_tag
 from configs.section import Section
 
 FIRST_NODES = 25
@@ -151,13 +152,16 @@ class SageTreeConfig(Section):
         return self
 
 
-TreeConfig = Annotated[
+BuiltInTreeConfig = Annotated[
     ChainTreeConfig | StaticTreeConfig | DynamicTreeConfig | SageTreeConfig, Field(discriminator="kind")
+]
+TreeConfig = Annotated[
+    Annotated[BuiltInTreeConfig, Tag(BUILT_IN)] | Annotated[ExternalTreeConfig, Tag(EXTERNAL)], Discriminator(kind_tag)
 ]
 
 
 def max_depth(tree: TreeConfig) -> int | None:
-    """Return the depth of the deepest draft of a tree; None for SAGE trees."""
+    """Return the depth of the deepest draft of a tree; None for SAGE trees and external ones."""
     if isinstance(tree, ChainTreeConfig):
         return tree.length
     if isinstance(tree, StaticTreeConfig):

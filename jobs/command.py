@@ -62,7 +62,8 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """The command of one kind of job: `make_plan(config, limit, runs, resume, shard)` plans it, `run(plan)` runs it.
+    """The command of one kind of job: `make_plan(config, limit, runs, resume, shard, folder)` plans it and
+    `run(plan)` runs it.
 
     `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """
@@ -71,7 +72,7 @@ class Command(Generic[Config, AnyPlan]):
     verb: str
     doc: str
     model: type[Config]
-    make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard], AnyPlan]
+    make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard, Path | None], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
     build: Build
@@ -109,7 +110,8 @@ class Command(Generic[Config, AnyPlan]):
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
         flags = (arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
         runs = not estimates and not arguments.dry_run
-        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard))
+        shard, folder = Shard.parse(arguments.shard), arguments.config.parent
+        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
         if not arguments.dry_run:
             return plan
         print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")

@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from actors.loading.external import external_part
 from actors.loading.vocabulary import slice_head, slice_medusa, slice_model
 from configs.acceptance import LanternAcceptanceConfig
 from configs.contexts import EnsembleConfig
+from configs.external import ExternalPartConfig
 from configs.load import ConfigError
 from configs.method import MeasuredControllerConfig, MethodConfig, NoControllerConfig
 from configs.section import Section
@@ -109,11 +111,11 @@ def build_method(
         assert codebook is not None, "the schema requires a codebook for the acceptance 'lantern'"
         rule: Acceptance = build_lantern(config.acceptance, codebook, target.vocab_size)
     else:
-        rule = _build(ACCEPTANCES, config.acceptance)
+        rule = _build(ACCEPTANCES, config.acceptance, "acceptance")
     tree = build_tree(config)
     controller = make_controller(config.controller, tree)
     site = _Site(config.drafter, config.contexts, drafter_model, target, {} if corpora is None else corpora)
-    drafter = DRAFTERS[config.drafter.kind](site)
+    drafter = DRAFTERS.get(config.drafter.kind, _external)(site)
     if config.forced_tokens:
         drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
     return Method(drafter, tree, rule, controller)
@@ -133,7 +135,7 @@ def make_controller(choice: NoControllerConfig | MeasuredControllerConfig, tree:
 
 def build_tree(config: MethodConfig) -> TreePolicy:
     """Build only the tree policy of a method."""
-    tree: TreePolicy = _build(TREES, config.tree)
+    tree: TreePolicy = _build(TREES, config.tree, "tree")
     return tree
 
 
@@ -170,7 +172,9 @@ def check_neighbours(choice: LanternAcceptanceConfig, num_codes: int) -> None:
         )
 
 
-def _build(family: dict[str, Callable[..., Any]], choice: Section) -> Any:
+def _build(family: dict[str, Callable[..., Any]], choice: Section, name: str) -> Any:
+    if isinstance(choice, ExternalPartConfig):
+        return external_part(choice, name)
     options = choice.model_dump()
     return family[options.pop("kind")](**options)
 
@@ -188,6 +192,11 @@ class _Site:
     @property
     def merge(self) -> Merge:
         return SingleLane() if self.target.num_lanes == 1 else Guided()
+
+
+def _external(site: _Site) -> Drafter:
+    drafter: Drafter = external_part(site.choice, "drafter")
+    return drafter
 
 
 def _lookup(site: _Site) -> Drafter:
@@ -240,7 +249,7 @@ def _medusa(site: _Site) -> Drafter:
 def _model(site: _Site) -> Drafter:
     assert site.model is not None, "the schema requires model.drafter for the drafter 'model'"
     assert not isinstance(site.model, (FeatureStack, MedusaHeads, BlockNetwork))
-    contexts: list[Context] = [_build(CONTEXTS, context) for context in site.contexts]
+    contexts: list[Context] = [_build(CONTEXTS, context, "contexts") for context in site.contexts]
     merge = site.merge
     if site.target.num_lanes > 1:
         assert len(contexts) == 1, "the schema allows no ensemble for an image model"

@@ -7,7 +7,7 @@ be captured and compiled. Copies from the host, which also synchronise, are refu
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,8 +63,9 @@ def run_steps(
     target: Target,
     own: Callable[[Prefix], list[Prefix]] = lambda _: [],
     admitted: Callable[[list[Probe]], None] = lambda _: None,
+    steps: AbstractContextManager[Any] | None = None,
 ) -> StepResult:
-    """Run steps with and without drafts under FakeTensorMode, in which `target` must have been made.
+    """Run steps with and without drafts under FakeTensorMode: that of the caller, or `steps` for the steps alone.
 
     `own` returns the drafter's prompts of a sample, `admitted` is called with the prefill outputs before the first
     step. The last step's result is returned; errors of torch and `HostRead` are raised.
@@ -98,11 +99,12 @@ def run_steps(
     admitted(probes)
     rows = table.sampling(slots)
     levels = tree.max_levels if method.drafter.name != "none" else 0
-    # Off in between: the host knows the number of missed tokens.
-    for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
-        # Copies of the first step are cached.
-        with NothingFromTheHost() if number else nullcontext():
-            result = run_step(method, lanes, table, slots, rows, num_levels)
+    with steps or nullcontext():
+        # Off in between: the host knows the number of missed tokens.
+        for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
+            # Copies of the first step are cached.
+            with NothingFromTheHost() if number else nullcontext():
+                result = run_step(method, lanes, table, slots, rows, num_levels)
     return result
 
 
@@ -110,6 +112,6 @@ def check_host_reads(make: Callable[[Target], Method], own: Callable[[Prefix], l
     """Run steps of a method without values on the toy target; raise the error of the first read or copy. `own` is as in
     `run_steps`."""
     target = toys.target()
-    # Weights are converted when they are used.
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
-        run_steps(make(target), target, own)
+    with torch.inference_mode():
+        # Samples are admitted with values; in steps, tensors lose theirs when they are used.
+        run_steps(make(target), target, own, steps=FakeTensorMode(allow_non_fake_inputs=True))

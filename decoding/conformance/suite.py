@@ -6,8 +6,10 @@ The oracles share no code with the engine: transformers' `generate` of the targe
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,10 @@ SEED = 11
 
 MakeMethod = Callable[[Target], Method]
 """Makes the parts of a method anew, for one engine over the target."""
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+_OURS = (str(_ROOT / "decoding"), str(_ROOT / "models"), str(_ROOT / "actors"))
 
 
 class Deviation(Exception):
@@ -86,15 +92,14 @@ def decode(method: Method, target: Target, slots: int, wanted: Sequence[Request]
 class Suite:
     """The checks of one method; `make` makes its parts, and `own` returns the drafter's prompts of a sample."""
 
-    def __init__(self, make: MakeMethod, own: Callable[[Prefix], list[Prefix]] = lambda _: []) -> None:
-        self._make, self._own = make, own
+    def __init__(self, make: MakeMethod, own: Callable[[Prefix], list[Prefix]] | None = None) -> None:
+        self._make, self._own = make, own or (lambda _: [])
         self.rules: list[CheckedAcceptanceValues] = []
 
     def checked(self, target: Target) -> Method:
         """Return a new method whose parts run inside proxies that check shapes and values."""
         made = self._make(target)
-        parts = (type(part).__name__ for part in (made.drafter, made.tree, made.acceptance))
-        drafter_name, tree_name, rule_name = parts
+        drafter_name, tree_name, rule_name = map(_title, (made.drafter, made.tree, made.acceptance))
         rule = CheckedAcceptanceValues(made.acceptance, rule_name)
         self.rules.append(rule)
         drafter: Any = made.drafter
@@ -149,9 +154,20 @@ class Suite:
         return ""
 
 
+def _title(part: Any) -> str:
+    """Return the class name of a part, also inside a proxy of `contract`."""
+    return getattr(part, "title", type(part).__name__)
+
+
 def _first_line(error: Exception) -> str:
+    """Return the type and the first line of an error, and the last line of code that is a user's."""
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
+    places = [
+        f"; {frame.filename}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_OURS) and "site-packages" not in frame.filename
+    ]
+    return f"{type(error).__name__}: {lines[0]}{places[-1] if places else ''}"
 
 
 Check = Callable[[Suite], str]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.pool import JobSectionConfig
+from files import external_code
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
 from pipeline.resources import gcs
@@ -115,8 +116,10 @@ def _cluster_options(job: JobSectionConfig, dotted: str) -> Iterator[dict[str, A
 
 
 def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
-    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`. Ray keeps replacing
+    """Return the setup hook of worker processes, which installs the external code of this process, and starts the
+    watchdog of `job.max_silence_s`. Ray keeps replacing
     a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it."""
+    install_external_code = external_code.shipping()
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 
     def draftfleet_worker_setup() -> None:
@@ -124,6 +127,7 @@ def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
 
         sys.path.append(root)
         try:
+            install_external_code()
             from actors.serving import heartbeat
         except ImportError as error:
             print(f"draftfleet: job.max_silence_s does not guard this worker: {error}", file=sys.stderr)

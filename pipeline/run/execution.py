@@ -247,4 +247,5 @@ def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
 
 
 def _versions(plan: JobPlan) -> dict[str, Any]:
-    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}
+    code = {"external_code": dict(plan.external)} if plan.external else {}
+    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions, **code}

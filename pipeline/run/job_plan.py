@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -26,6 +26,7 @@ from pipeline.output.inventory import Inventory
 from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
+from pipeline.run.external_parts import METRIC
 from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class JobPlan(ABC):
     resume: ResumeOptions = DEFAULT_RESUME
     earlier: Earlier | None = None
     resources: Resources = CONFIGURED
+    external: Mapping[str, str] = field(default_factory=dict)
+    """Name and SHA-256 of external code by dotted path (`pipeline.run.external_parts`)."""
     rows: SpanDatasource | None = None
     """The rows to read instead of those that earlier attempts have not finished (None: those)."""
 
@@ -182,7 +185,8 @@ class JobPlan(ABC):
 
     @cached_property
     def identity(self) -> JobIdentity:
-        return JobIdentity(self.identified, self.pair.revisions, self.resources)
+        code = {where: text for where, text in self.external.items() if where != METRIC}
+        return JobIdentity(self.identified, {**self.pair.revisions, **code}, self.resources)
 
     @abstractmethod
     def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
+from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
 from pipeline.run.plan_checks import check_audit, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
@@ -123,8 +125,10 @@ def make_plan(
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
+    folder: Path | None = None,
 ) -> Plan:
-    """Check what can be checked without weights, and return the plan of the job or of one shard.
+    """Check what can be checked without weights, and return the plan of the job or of one shard. External code is
+    looked up in `folder` first.
 
     If the job `runs`, its output is probed, and a long survey of the source runs as Ray tasks. Otherwise nothing is
     started.
@@ -132,6 +136,7 @@ def make_plan(
     Raises:
         ConfigError: a check failed; the message names the dotted path of the field.
     """
+    external = install_external(external_names(config), folder)
     if config.audit is not None:
         check_audit(config.audit)
     output = open_output(config, shard)
@@ -139,10 +144,11 @@ def make_plan(
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     resources = resolve(config, config.job)
     config, pair = check_models(resources.apply(config))
+    check_contracts(config.method.places)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
-        plan = Plan(config, pair, reopened.manifest, output, limit, resume, resources=resources)
+        plan = Plan(config, pair, reopened.manifest, output, limit, resume, resources=resources, external=external)
         plan = checked(plan, reopened.gone, workers, runs)
     if config.sink.exports:
         check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)

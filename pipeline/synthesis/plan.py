@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pipeline.reports.gallery import Images, Row
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
+from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
 from pipeline.run.plan import checked
 from pipeline.run.plan_checks import open_output, runs_here
@@ -104,19 +106,22 @@ def make_plan(
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
+    folder: Path | None = None,
 ) -> SynthesisPlan:
     """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
+    external = install_external(external_names(config), folder)
     output = open_output(config, shard)
     resources = resolve(config, config.job)
     import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(resources.apply(config), actors.loading.image_pair.check, runs_here(config))
+    check_contracts(config.method.places)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs_of(config), output, resume.accept_touched, workers)
         manifest = reopened.manifest
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-        plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources)
+        plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources, external=external)
         return checked(plan, reopened.gone, workers, runs)
 
 
