@@ -21,7 +21,7 @@ from actors.events import Events
 from actors.losses import MetricError
 from actors.metrics import engine_metrics
 from actors.results import (
-    RowError,
+    RowRefused,
     Stamp,
     Tally,
     errors_of,
@@ -160,11 +160,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
             first = index * self.rows_per_input
             try:
                 if deaths[index] >= GIVEN_UP_FROM_DEATHS:
-                    raise RowError(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
+                    raise RowRefused(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
                 arrays = functools.partial(arrays_of, index)
                 replicas = self._row_requests(row, arrays, keys[index] if deaths[index] else None)
                 requests |= {first + replica: request for replica, request in replicas.items()}
-            except RowError as error:
+            except RowRefused as error:
                 failure = failed(row["sample_id"], error.code, str(error))
                 completions |= dict.fromkeys(range(first, first + self.rows_per_input), failure)
         return requests, completions

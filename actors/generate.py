@@ -13,7 +13,7 @@ import pyarrow as pa
 from actors.engine_actor import EngineActor
 from actors.losses import Loss, Output, loss_of
 from actors.media import Media, RowMedia, without_fillers
-from actors.results import RowError
+from actors.results import RowRefused
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
 from actors.serving.recovery import QueuedEngine
 from configs.schema import CaptionJobConfig
@@ -32,7 +32,7 @@ def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: S
         return render(messages)
     except Exception as error:  # chat templates raise arbitrary exceptions
         message = f"the target's chat template refuses this conversation: {error}"
-        raise RowError(PROMPT_REFUSED, message) from None
+        raise RowRefused(PROMPT_REFUSED, message) from None
 
 
 class Generate(EngineActor[CaptionJobConfig, "Pair"]):

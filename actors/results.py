@@ -59,7 +59,7 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrialResult:
     """Result of one trial: the chosen method, the reason for the trial, and the results of all candidates."""
 
     method: str
@@ -72,7 +72,7 @@ class Choice:
     """Times of plain decoding by round, without the first round if there are several."""
 
 
-class RowError(ValueError):
+class RowRefused(ValueError):
     """Raised for a row that cannot run, with a stable error code and a message."""
 
     def __init__(self, code: str, message: str) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.engine_actor import EngineActor
-from actors.results import RowError
+from actors.results import RowRefused
 from actors.serving.engine_thread import end_process
 from configs.synthesis import SynthesizeJobConfig
 from decoding.types import Completion, Request, Sampling
@@ -79,7 +79,7 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
                 self._journal.running("encode", [suspect])
             try:
                 return self._pair.encode(prompt)
-            except RowError:
+            except RowRefused:
                 raise
             except Exception as error:  # as for the engine, any other exception means a broken device
                 end_process(error)

@@ -40,8 +40,8 @@ from pipeline.cluster.ray_session import session
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.manifest.freezing import freeze
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
-from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
+from pipeline.media.video.sampling import FrameSampling
+from pipeline.media.video.worker import DecodeLimits, DecoderWorker, resident_bytes
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
@@ -93,8 +93,8 @@ def throughput(folder: Path) -> Results:
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
         for decoder in ("auto", "decord", "pyav"):
-            limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
-            worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
+            limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+            worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES), limits)
             spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
             cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
@@ -133,7 +133,7 @@ def memory(folder: Path) -> Results:
     for place in range(NUM_LONG):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
-        "configured": _hold(plan, "auto", Limits().worker_max_videos),
+        "configured": _hold(plan, "auto", DecodeLimits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
         "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
@@ -142,8 +142,8 @@ def memory(folder: Path) -> Results:
 
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     """Return the peaks of resident memory of the decoding process and of its parent over a run."""
-    limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
+    limits = DecodeLimits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
+    worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -198,7 +198,7 @@ def waits(folder: Path) -> Results:
         write_video(folder / f"{seed}.mp4", seed, 96, 854, 480, 48)
     for copy in range(8, NUM_WAITS):
         shutil.copyfile(folder / f"{copy % 8}.mp4", folder / f"{copy}.mp4")
-    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
+    worker = DecoderWorker("auto", FrameSampling(num_frames=NUM_FRAMES), DecodeLimits(max_side_px=SIDE_PX))
     rows_per_s = 20 / _time_decoding(worker, folder / "0.mp4", 20, time.monotonic)
     source = {"kind": "videos", "path": str(folder), "max_side_px": SIDE_PX}
     job = timed_job(source, {"batch_rows": 8, "max_batches_in_flight": 4}, folder / "out")

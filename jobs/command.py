@@ -27,7 +27,7 @@ from pipeline.pilot import estimate
 from pipeline.pilot.run import run_pilot
 from pipeline.pilot.verdict import needed_rows
 from pipeline.reports import summary
-from pipeline.reports.outcome import Outcome, Verdict
+from pipeline.reports.outcome import JobOutcome, JobVerdict
 from pipeline.reports.summary import Summary
 from pipeline.run import resume
 from pipeline.run.graph import Build
@@ -44,7 +44,7 @@ ENDED: dict[type[Exception], int] = {
     MetricError: FAILED,
 }
 """Exit status by the error that ended a job."""
-FINISHED = {Outcome.DONE: DONE, Outcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, Outcome.NO_RESULT: NO_RESULT}
+FINISHED = {JobOutcome.DONE: DONE, JobOutcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, JobOutcome.NO_RESULT: NO_RESULT}
 """Exit status by the outcome of a finished job."""
 
 SWITCHES = {
@@ -204,7 +204,7 @@ class Command(Generic[Config, AnyPlan]):
         return self._judged(verdict)
 
     @staticmethod
-    def _judged(verdict: Verdict, what: str = "the job") -> int:
+    def _judged(verdict: JobVerdict, what: str = "the job") -> int:
         """Return the exit status of a finished job; print why it failed, if it did."""
         if verdict.reason:
             print(f"{what} failed: {verdict.reason}", file=sys.stderr)

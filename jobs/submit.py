@@ -30,7 +30,7 @@ from configs.training import TrainDrafterJobConfig
 from jobs.command import is_set, positive
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
-from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, ClusterJob
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
 from pipeline.run.plan_checks import refuse_relative
@@ -231,7 +231,7 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in resources.items() if value is not None}
 
 
-def next_number(earlier: Sequence[Known], again: bool) -> int:
+def next_number(earlier: Sequence[ClusterJob], again: bool) -> int:
     """Return the number of the next submission. Raises ConfigError if the job is running, or has succeeded and
     `--again` is not set."""
     if not earlier:
@@ -267,7 +267,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     return DONE
 
 
-def _exit_status(known: Known) -> int:
+def _exit_status(known: ClusterJob) -> int:
     """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
     return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 

@@ -24,7 +24,7 @@ from actors.loading.drafters import (
 )
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.method import check_neighbours
-from actors.results import RowError
+from actors.results import RowRefused
 from configs.acceptance import LanternAcceptanceConfig
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJobConfig
@@ -79,7 +79,7 @@ class ImagePair(LoadedPair):
                 return self.text_encoder.encode(prompt).float().cpu().numpy()
         except PromptError as error:
             code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), PROMPT_REFUSED)
-            raise RowError(code, str(error)) from None
+            raise RowRefused(code, str(error)) from None
 
 
 class VqPainter:

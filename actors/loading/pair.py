@@ -28,7 +28,7 @@ SHARED_INPUT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class PairInfo(loaded_pair.PairInfo):
+class TextPairInfo(loaded_pair.PairInfo):
     """Metadata of a text pair, with the target's front end and generation settings; `shares_front_end` is whether a
     drafter that is a model encodes all prompts in the same way."""
 
@@ -48,7 +48,7 @@ class Pair(LoadedPair):
     config: CaptionJobConfig
     target: Target
     drafter: Target | Head | None
-    info: PairInfo
+    info: TextPairInfo
     grammar: Grammar | None = None
 
     @property
@@ -59,7 +59,7 @@ class Pair(LoadedPair):
         return self.target.front_end.render(messages)
 
 
-def check(config: CaptionJobConfig) -> PairInfo:
+def check(config: CaptionJobConfig) -> TextPairInfo:
     """Check the checkpoints of models and captioners without reading weights.
 
     Raises:
@@ -92,7 +92,7 @@ def check(config: CaptionJobConfig) -> PairInfo:
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content
     target_id = f"{target.path}@{target_revision}"
-    return PairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
+    return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
 
 
 def load(config: CaptionJobConfig) -> Pair:

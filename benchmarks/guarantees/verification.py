@@ -30,8 +30,8 @@ from jobs.caption import results, run
 from pipeline.cluster.ray_session import session
 from pipeline.run.plan import make_plan
 from pipeline.verify.bounds import detection_probability
-from pipeline.verify.compare import DIFFERENT, Comparison
-from pipeline.verify.rows import Choice, count_chosen, rounds
+from pipeline.verify.compare import DIFFERENT, RowComparison
+from pipeline.verify.rows import SampleShare, count_chosen, rounds
 from pipeline.verify.run import Settings, decode_again, prepare, verify
 from zoo.pair import CHECKPOINTS
 from zoo.text import held_out_questions
@@ -110,13 +110,13 @@ def detection(folder: Path, num_seeds: int) -> dict[str, Any]:
     for share in SHARES:
         num_found = num_false = num_chosen = 0
         for seed in range(num_seeds):
-            choice = Choice(share, seed)
+            choice = SampleShare(share, seed)
             total = count_chosen(whole.job, choice)[1]
             num_chosen += total
             if not total:
                 continue
             [chosen] = rounds(whole.job, choice, total)
-            compared = Comparison(chosen, loss_of("exact", "metric"))
+            compared = RowComparison(chosen, loss_of("exact", "metric"))
             compared.add(again)
             differing = {one["sample_id"] for one in compared.differences}
             num_found += wrong in differing

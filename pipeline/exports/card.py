@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from configs.output import DatasetExportConfig
-from pipeline.exports.ledger import Ledger
+from pipeline.exports.ledger import ExportLedger
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
@@ -74,7 +74,7 @@ def render(facts: Facts) -> str:
     )
 
 
-def write(tree: Tree, ledger: Ledger, facts: Facts) -> None:
+def write(tree: Tree, ledger: ExportLedger, facts: Facts) -> None:
     """Write the card unless there is one that was edited: one whose hash this export has not recorded.
 
     The hash is recorded before the card is written, so a card of a killed run is known as well.

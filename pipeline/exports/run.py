@@ -14,7 +14,7 @@ from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.lance import LanceColumn
-from pipeline.exports.ledger import Ledger, Outcome, Part
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome
 from pipeline.exports.sidecars import Sidecars
 from pipeline.exports.webdataset import WebDataset
 from pipeline.output.checksums import problem_of
@@ -33,21 +33,21 @@ class Exporter(Protocol):
     def place(self) -> FolderId | None:
         """The identity of the local folder in which the export writes; None for stores."""
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Raise ConfigError if the target cannot be written, or has content that is not of this export."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """Return the parts that can be exported now."""
 
-    def export(self, item: Any) -> Outcome:
+    def export(self, item: Any) -> PartOutcome:
         """Export one part; doing it again changes nothing."""
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """Write what is common to all parts."""
 
 
 @dataclass
-class Report:
+class ExportReport:
     """The result of one export in this run: its name, its numbers of parts and rows, and the first refused rows."""
 
     name: str
@@ -63,7 +63,7 @@ class Report:
     damaged: list[str] = field(default_factory=list)
     """Published files whose bytes are not those that were written, with the reasons."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PartOutcome) -> None:
         self.num_written += outcome.num_written
         self.num_existing += outcome.num_existing
         self.num_left_out += len(outcome.left_out)
@@ -101,7 +101,7 @@ def check_exports(
             check_stores(f"{dotted}.{number}.path", [export.path])
         exporters.append(_exporter(job, export, f"{dotted}.{number}"))
         if runs:
-            exporters[-1].check(Ledger(job.output, export, accepts_moved))
+            exporters[-1].check(ExportLedger(job.output, export, accepts_moved))
     return exporters
 
 
@@ -127,7 +127,7 @@ def run_exports(
     ray: JobSectionConfig,
     dotted: str = "exports",
     accepts_moved: bool = False,
-) -> list[Report]:
+) -> list[ExportReport]:
     """Export what is published and not exported yet. A job may still run; the next call exports the rest.
 
     Raises:
@@ -136,26 +136,26 @@ def run_exports(
         OSError: a store failed; the next call resumes.
     """
     exporters = check_exports(job, exports, dotted, accepts_moved=accepts_moved)
-    ledgers = [Ledger(job.output, export, accepts_moved) for export in exports]
+    ledgers = [ExportLedger(job.output, export, accepts_moved) for export in exports]
     for exporter, ledger in zip(exporters, ledgers, strict=True):
         ledger.claim(exporter.place)
     with Workers(ray) as workers:
         return [_run(*one, workers) for one in zip(exporters, ledgers, strict=True)]
 
 
-def _run(exporter: Exporter, ledger: Ledger, workers: Workers) -> Report:
+def _run(exporter: Exporter, ledger: ExportLedger, workers: Workers) -> ExportReport:
     parts = exporter.parts()
     pending = ledger.pending(parts)
     partitions = [Partition((part.key, part.item, part.files), 1, part.name, part.name) for part in pending]
     work_s = sum(part.work_s for part in pending)
-    report = Report(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
+    report = ExportReport(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
     for outcome in workers.map(partial(_export, exporter, ledger), partitions, work_s, "export", ledger.name):
         report.add(outcome)
     exporter.finish(ledger)
     return report
 
 
-def _export(exporter: Exporter, ledger: Ledger, item: tuple[str, Any, Sequence[str]]) -> Outcome:
+def _export(exporter: Exporter, ledger: ExportLedger, item: tuple[str, Any, Sequence[str]]) -> PartOutcome:
     """Export a part and record its outcome; runs in this process or in a Ray task, also twice."""
     key, argument, files = item
     try:

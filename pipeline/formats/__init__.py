@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pipeline.formats import csv, hf, jsonl, lance, media_files, parquet, text, webdataset
-from pipeline.formats.kind import Kind
+from pipeline.formats.kind import SourceKind
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[SourceKind, ...] = (
     parquet.KIND,
     media_files.IMAGES,
     media_files.VIDEOS,
@@ -18,5 +18,5 @@ KINDS: tuple[Kind, ...] = (
 )
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> SourceKind:
     return next(kind for kind in KINDS if kind.name == name)

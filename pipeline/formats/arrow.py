@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.formats.arrow_messages import Message, read_messages
-from pipeline.formats.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Survey, survey_of
+from pipeline.formats.kind import Chunk, FilePiece, Index, Needs, ReadSpec, SourceKind, Survey, survey_of
 from pipeline.formats.limits import MAX_BLOCK_BYTES, max_block, max_expanded, max_rows
 from pipeline.formats.tables import DistinctSchemas, chunks_of, needed_columns
 from pipeline.storage import access
@@ -170,5 +170,5 @@ def check_batch(batch: pa.RecordBatch) -> None:
             raise
 
 
-KIND = Kind("arrow", (".arrow",), survey, read)
+KIND = SourceKind("arrow", (".arrow",), survey, read)
 """Not in `KINDS`; used by the source kind `hf`."""

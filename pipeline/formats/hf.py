@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from configs.load import ConfigError
 from pipeline.formats import arrow, csv, jsonl, parquet
-from pipeline.formats.kind import Chunk, FilePiece, IdRows, Kind, Needs, ReadSpec, Selected
+from pipeline.formats.kind import Chunk, FilePiece, IdRows, Needs, ReadSpec, Selected, SourceKind
 from pipeline.formats.uris import scheme_of
 from pipeline.storage import access
 
@@ -106,4 +106,4 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         yield chunk
 
 
-KIND = Kind("hf", tuple(FORMATS), None, read, select=select, read_ids=read_ids)
+KIND = SourceKind("hf", tuple(FORMATS), None, read, select=select, read_ids=read_ids)

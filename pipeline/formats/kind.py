@@ -218,7 +218,7 @@ class SurveyCost(Enum):
 class Selected:
     """The kind that surveys the files, and a mask of the files that hold rows; the others have none."""
 
-    kind: Kind
+    kind: SourceKind
     used: Sequence[bool]
 
 
@@ -227,7 +227,7 @@ def _never(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SourceKind:
     """A source kind: the suffixes of its files in folders, and its functions.
 
     `survey(filesystem, root, files, needs)` counts the samples of some of the listed files, in any process; a file that

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.formats.arrow import check_batch
-from pipeline.formats.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
+from pipeline.formats.kind import Chunk, FilePiece, Index, Needs, ReadSpec, Sample, SourceKind, Survey, survey_of
 from pipeline.formats.limits import max_rows
 from pipeline.formats.tables import DistinctSchemas, chunks_of, needed_columns
 from pipeline.storage import access
@@ -109,4 +109,4 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         raise ValueError(f"the dataset ends at row {first}, and had {stop} when the job began")
 
 
-KIND = Kind("lance", (SUFFIX,), survey, read, list_datasets)
+KIND = SourceKind("lance", (SUFFIX,), survey, read, list_datasets)

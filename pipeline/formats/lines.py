@@ -19,9 +19,9 @@ from pipeline.formats.kind import (
     Chunk,
     FilePiece,
     Index,
-    Kind,
     Needs,
     ReadSpec,
+    SourceKind,
     Survey,
     SurveyCost,
     noting_byte,
@@ -225,9 +225,9 @@ class LineFormat(ABC):
         return lines
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
-        return Kind(
+        return SourceKind(
             *(self.name, suffixes, self.survey, self.read),
             select=self.select,
             cost=SurveyCost.CONTENT,

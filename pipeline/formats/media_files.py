@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.formats import kind
-from pipeline.formats.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, VideoRef
+from pipeline.formats.kind import Chunk, FilePiece, Needs, ReadSpec, Sample, SourceKind, Survey, VideoRef
 from pipeline.formats.uris import read_file
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
@@ -52,5 +52,5 @@ def read_video(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Ch
     yield Chunk([Sample(0, videos=[VideoRef(path=piece.path)])], [])
 
 
-IMAGES = Kind("images", IMAGE_SUFFIXES, survey, read_image, cost=kind.SurveyCost.NOTHING)
-VIDEOS = Kind("videos", VIDEO_SUFFIXES, survey, read_video, cost=kind.SurveyCost.NOTHING)
+IMAGES = SourceKind("images", IMAGE_SUFFIXES, survey, read_image, cost=kind.SurveyCost.NOTHING)
+VIDEOS = SourceKind("videos", VIDEO_SUFFIXES, survey, read_video, cost=kind.SurveyCost.NOTHING)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.formats import columns
-from pipeline.formats.kind import Chunk, FilePiece, IdRows, Kind, ReadSpec, Sample
+from pipeline.formats.kind import Chunk, FilePiece, IdRows, ReadSpec, Sample, SourceKind
 from pipeline.formats.limits import MAX_BLOCK_BYTES, MAX_EXPANSION
 from pipeline.formats.parquet_footers import (
     bytes_behind_chunks,
@@ -292,4 +292,4 @@ def _put(key: tuple[Any, ...], rows: RowsOfFile) -> None:
         reader.close()
 
 
-KIND = Kind("parquet", (".parquet", ".pq"), survey, read, read_ids=read_ids)
+KIND = SourceKind("parquet", (".parquet", ".pq"), survey, read, read_ids=read_ids)

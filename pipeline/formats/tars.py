@@ -22,7 +22,7 @@ RUN_BYTES = 512
 
 
 @dataclass
-class Run:
+class TarSample:
     """Consecutive members with the same key; dictionaries map lower-case extensions to members."""
 
     key: str
@@ -63,12 +63,12 @@ def open_archive(file: IO[bytes], offset: int = 0) -> Archive:
     return Archive(file, max_expanded(access.size_of(file), MIN_EXPANDED_BYTES), offset)
 
 
-def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterator[Run]:
+def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterator[TarSample]:
     """Yield runs in archive order; `offset` is the byte at which reading a plain archive begins. A run that is
     incomplete because of damage is not yielded, because its missing members are unknown. Raises tarfile.TarError,
     OSError, EOFError and the errors of decompressors for an archive that is damaged or cut short, and ValueError if
     more than `selection.max_bytes` would be read."""
-    run: Run | None = None
+    run: TarSample | None = None
     archive = open_archive(file, offset)
     num_bytes = 0
     with noting_byte(lambda: archive.position if archive.is_plain else file.tell()):
@@ -82,7 +82,7 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
                 selection.check(num_bytes)
                 yield run
                 run = None
-            run = run or Run(key)
+            run = run or TarSample(key)
             try:
                 _add(run, archive, member, extension, selection, num_bytes)
             except RowError as error:
@@ -92,7 +92,9 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
         archive.check_end()
 
 
-def _add(run: Run, archive: Archive, member: Member, extension: str, selection: Selection, num_bytes: int) -> None:
+def _add(
+    run: TarSample, archive: Archive, member: Member, extension: str, selection: Selection, num_bytes: int
+) -> None:
     """Add a member to the run; `num_bytes` were read before the run. RowError if the member is unusable."""
     name = access.shown(whole_text(member.name))
     members: dict[str, Any] = run.images

@@ -103,7 +103,7 @@ class Fetcher:
 
     def _fetch_web(self, uri: str, max_bytes: int) -> bytes:
         fetch = self.source.fetch
-        limits = web.Limits(self.source.uri_schemes, fetch.private_hosts, max_bytes, fetch.timeout_s)
+        limits = web.FetchLimits(self.source.uri_schemes, fetch.private_hosts, max_bytes, fetch.timeout_s)
         try:
             return retried(lambda: web.fetch(uri, limits), self._retries)
         except web.Refused as refusal:

@@ -56,7 +56,7 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class FetchLimits:
     """Limits of a fetch: schemes, hosts that may be private, bytes, and seconds per attempt including redirects."""
 
     schemes: tuple[str, ...]
@@ -65,7 +65,7 @@ class Limits:
     timeout_s: float
 
 
-def fetch(url: str, limits: Limits) -> bytes:
+def fetch(url: str, limits: FetchLimits) -> bytes:
     """Fetch the body of a URL in one attempt; raises Refused, TooLarge, StatusError, OSError or HTTPException."""
     deadline = time.monotonic() + limits.timeout_s
     for _ in range(MAX_REDIRECTS + 1):
@@ -86,7 +86,7 @@ def fetch(url: str, limits: Limits) -> bytes:
     raise Refused(f"more than {MAX_REDIRECTS} redirects")
 
 
-def _checked(url: str, limits: Limits) -> SplitResult:
+def _checked(url: str, limits: FetchLimits) -> SplitResult:
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  # raises ValueError if the port is no number
@@ -99,7 +99,7 @@ def _checked(url: str, limits: Limits) -> SplitResult:
     return parts
 
 
-def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client.HTTPConnection:
+def _connect(parts: SplitResult, limits: FetchLimits, deadline: float) -> http.client.HTTPConnection:
     """Connect to a checked address of the host; its addresses are tried in the resolver's order."""
     host = parts.hostname
     assert host

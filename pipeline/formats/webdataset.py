@@ -20,10 +20,10 @@ from pipeline.formats.kind import (
     Chunk,
     FilePiece,
     Index,
-    Kind,
     Needs,
     ReadSpec,
     Sample,
+    SourceKind,
     Survey,
     count_of,
     max_bytes_of,
@@ -32,7 +32,7 @@ from pipeline.formats.kind import (
 )
 from pipeline.formats.limits import MAX_SPAN_EXPANSION, MIN_SPAN_BYTES
 from pipeline.formats.records import json_of, kept_arrays, text_of
-from pipeline.formats.tars import Run, Selection, index_runs, read_runs
+from pipeline.formats.tars import Selection, TarSample, index_runs, read_runs
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
@@ -136,7 +136,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         raise failure
 
 
-def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, str | None]]:
+def _sample(run: TarSample, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, str | None]]:
     """Convert a run to a sample; return it with its kept columns. Parsed JSON may take 30 times its text, so none of it
     is kept."""
     sample, kept = Sample(row_index), dict[str, str | None]()
@@ -158,7 +158,7 @@ def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str,
     return sample, kept
 
 
-def _fields(run: Run) -> dict[str, Any]:
+def _fields(run: TarSample) -> dict[str, Any]:
     """Return a sample's fields: keys of JSON objects, overridden by text members, then by `__key__`; RowError
     `broken_sample` for text that is not UTF-8 and for damaged JSON."""
     fields: dict[str, Any] = {}
@@ -177,4 +177,4 @@ def _fields(run: Run) -> dict[str, Any]:
     return fields
 
 
-KIND = Kind("webdataset", SUFFIXES, survey, read, has_cheap_ids=False, select=select, count_early=count)
+KIND = SourceKind("webdataset", SUFFIXES, survey, read, has_cheap_ids=False, select=select, count_early=count)

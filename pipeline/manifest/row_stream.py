@@ -19,7 +19,7 @@ from configs.load import ConfigError
 Item = TypeVar("Item")
 
 
-class Spans(Protocol):
+class SpanSource(Protocol):
     """Interface of a source that is read span by span (`pipeline.manifest.datasource.SpanDatasource`)."""
 
     @property
@@ -56,7 +56,7 @@ class Draw:
 class RowStream:
     """Rows of `spans` whose id is `wanted`, shuffled by `seed` within windows of `window_rows`."""
 
-    spans: Spans
+    spans: SpanSource
     wanted: Callable[[str], bool]
     seed: int
     window_rows: int

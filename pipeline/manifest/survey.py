@@ -15,7 +15,18 @@ import pyarrow.compute as pc
 from configs.source import SourceConfig
 from pipeline.cluster.partitions import BYTE_S, FILE_S, ID_S, PARSED_ID_S, REMOTE_FILE_S, Partition, Workers
 from pipeline.formats import kind_of
-from pipeline.formats.kind import FACTS, RANGES, FilePiece, IdRows, Kind, Needs, ReadSpec, Survey, SurveyCost, survey_of
+from pipeline.formats.kind import (
+    FACTS,
+    RANGES,
+    FilePiece,
+    IdRows,
+    Needs,
+    ReadSpec,
+    SourceKind,
+    Survey,
+    SurveyCost,
+    survey_of,
+)
 from pipeline.formats.tables import KeptTypes
 from pipeline.manifest import spans
 from pipeline.manifest.done_bitmap import UNKNOWN, Bools, DoneBitmap, Ints
@@ -64,7 +75,9 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs, workers: W
     return Surveyed(pa.concat_tables([found.facts, without_rows]).take(pa.array(rows)), found.keep)
 
 
-def _surveyed(kind: Kind, filesystem: Any, root: str, files: pa.Table, needs: Needs, workers: Workers) -> Surveyed:
+def _surveyed(
+    kind: SourceKind, filesystem: Any, root: str, files: pa.Table, needs: Needs, workers: Workers
+) -> Surveyed:
     assert kind.survey is not None, kind.name
     types = KeptTypes(needs)
     if kind.cost is SurveyCost.NOTHING:
@@ -131,12 +144,12 @@ def _replaced(column: pa.ChunkedArray, values: dict[int, int]) -> pa.Array:
     return pa.array(changed)
 
 
-def _survey_part(kind: Kind, filesystem: Any, root: str, needs: Needs, ranges: pa.Table) -> Survey:
+def _survey_part(kind: SourceKind, filesystem: Any, root: str, needs: Needs, ranges: pa.Table) -> Survey:
     assert kind.survey is not None, kind.name
     return kind.survey(filesystem, root, ranges, needs)
 
 
-def _ranges(kind: Kind, files: pa.Table) -> tuple[pa.Table, Ints]:
+def _ranges(kind: SourceKind, files: pa.Table) -> tuple[pa.Table, Ints]:
     """Cut large files that can be split into ranges of `RANGE_BYTES`; return the ranges and the index of the file of
     each."""
     sizes = files["size_bytes"].to_numpy()
@@ -230,7 +243,7 @@ class SourceIds:
         return ReadSpec(self.source, self.root, (), pa.schema([])).with_ids_only(self.source.id_column)
 
     @cached_property
-    def _kind(self) -> Kind:
+    def _kind(self) -> SourceKind:
         return kind_of(self.source.kind)
 
     @cached_property
@@ -277,7 +290,7 @@ def _bits_of(files: SpanFiles, suspects: DoneBitmap) -> list[bytes]:
     ]
 
 
-def _read_hashes(kind: Kind, filesystem: Any, spec: ReadSpec, pieces: Sequence[FilePiece]) -> pa.Table:
+def _read_hashes(kind: SourceKind, filesystem: Any, spec: ReadSpec, pieces: Sequence[FilePiece]) -> pa.Table:
     """Return the hashes of the ids of some files (`ids.HASHES`)."""
     tables = [HASHES.empty_table()]
     for piece in pieces:
@@ -287,7 +300,7 @@ def _read_hashes(kind: Kind, filesystem: Any, spec: ReadSpec, pieces: Sequence[F
 
 
 def _read_suspects(
-    kind: Kind, filesystem: Any, spec: ReadSpec, item: tuple[Sequence[FilePiece], list[bytes]]
+    kind: SourceKind, filesystem: Any, spec: ReadSpec, item: tuple[Sequence[FilePiece], list[bytes]]
 ) -> pa.Table:
     """Return the ids of the suspected rows of some files (`ids.IDS`)."""
     tables = [IDS.empty_table()]
@@ -301,7 +314,7 @@ def _read_suspects(
     return pa.concat_tables(tables).combine_chunks()
 
 
-def _ids_of(kind: Kind, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
+def _ids_of(kind: SourceKind, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[IdRows]:
     """Yield the ids of a piece; stop without an error if the file is damaged."""
     try:
         yield from kind.ids(filesystem, spec, piece)

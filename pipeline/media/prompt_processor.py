@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.generate import render_prompt
-from actors.results import RowError as ActorRowError
+from actors.results import RowRefused
 from actors.serving.watchdog import Watchdog
 from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
@@ -134,7 +134,7 @@ def _processed(
     try:
         prompt = render_prompt(front_end.render, messages)
         return ProcessedPrompt(prompt, front_end.pack(prompt, images, clips))
-    except (PromptError, ActorRowError) as error:
+    except (PromptError, RowRefused) as error:
         return RowError(PROMPT_REFUSED, whole_text(str(error)))
 
 

@@ -22,7 +22,7 @@ from ray.data.block import BlockMetadata
 from configs.load import ConfigError
 from configs.pool import EnginePoolConfig
 from pipeline.manifest.datasource import SpanDatasource
-from pipeline.pilot.verdict import Range, Verdict, finite
+from pipeline.pilot.verdict import PilotVerdict, Range, finite
 
 Floats = NDArray[np.float64]
 MAX_SPANS = 24
@@ -106,7 +106,7 @@ class Estimate:
     mean_acceptance_length: float
     price_per_hour: float | None = None
     cost: Range | None = None
-    verdict: Verdict | None = None
+    verdict: PilotVerdict | None = None
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -141,7 +141,7 @@ def estimate(
     threads: int | None,
     price_per_hour: float | None = None,
     seed: int = 0,
-    verdict: Verdict | None = None,
+    verdict: PilotVerdict | None = None,
     method: str = "",
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.

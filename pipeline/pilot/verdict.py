@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.auto.comparison import T_95
 from actors.auto.trial import MAX_LONGER, block_rows
-from actors.results import CandidateResult, Choice
+from actors.results import CandidateResult, TrialResult
 from configs.drafters import NoDrafterConfig
 from configs.method import AutoMethodConfig, MethodConfig
 from configs.pool import EnginePoolConfig
@@ -110,7 +110,7 @@ class MethodResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PilotVerdict:
     """Times are engine seconds per row of plain decoding, except `media_s`, which is core seconds of decoding tasks."""
 
     encode_s: Range
@@ -128,7 +128,7 @@ class Verdict:
     actors_waited: float = 0.0
     """Share of time in which the pilot's engine waited for input."""
 
-    def with_hours(self, num_rows: float, spread: Range, devices: float, price_per_hour: float | None) -> Verdict:
+    def with_hours(self, num_rows: float, spread: Range, devices: float, price_per_hour: float | None) -> PilotVerdict:
         """Return the verdict with device hours and costs of `num_rows` rows. `spread` is the relative uncertainty of
         the job's engine time, because the spans of the source differ."""
 
@@ -179,12 +179,12 @@ class Verdict:
 
 
 def judge(
-    choice: Choice,
+    choice: TrialResult,
     methods: Mapping[str, bool],
     encoding: str,
     media_s: float | None = None,
     actors_waited: float = 0.0,
-) -> Verdict | None:
+) -> PilotVerdict | None:
     """Judge a finished trial; `methods` maps names to whether they are lossless, plain decoding first. Return None if
     plain decoding was not measured."""
     if not choice.plain:
@@ -198,7 +198,7 @@ def judge(
         total_s = mean_of([one.encode_s + one.prefill_s + one.decode_s for one in choice.plain])
         results = (replace(results[0], row_s=total_s),)
     recommended, reason = _recommend(results, share)
-    return Verdict(
+    return PilotVerdict(
         encode_s=mean_of([one.encode_s for one in choice.plain]),
         prefill_s=mean_of([one.prefill_s for one in choice.plain]),
         decode_s=mean_of([one.decode_s for one in choice.plain]),

@@ -23,7 +23,7 @@ from pipeline.manifest.manifest import Manifest
 from pipeline.manifest.manifest_parts import NoteCount
 from pipeline.output.checksums import Verified
 from pipeline.output.inventory import Inventory
-from pipeline.reports.gallery import Images, Row
+from pipeline.reports.gallery import Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
 from pipeline.run.external_parts import METRIC
@@ -31,7 +31,7 @@ from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
 
 MOST_BATCH_ROWS = 512
 """Most result rows of a batch. An actor that dies computes its batches again."""
@@ -110,7 +110,7 @@ class JobPlan(ABC):
     """
 
     config: CaptionJobConfig | SynthesizeJobConfig
-    pair: PairInfo | ImagePairInfo
+    pair: TextPairInfo | ImagePairInfo
     manifest: Manifest
     output: OutputDir
     limit: int | None = None
@@ -189,7 +189,7 @@ class JobPlan(ABC):
         return JobIdentity(self.identified, {**self.pair.revisions, **code}, self.resources)
 
     @abstractmethod
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         """Yield the sample ids of written rows with their images, shrunk; rows without images are left out."""
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:

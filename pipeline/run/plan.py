@@ -25,7 +25,7 @@ from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
 from pipeline.output.recorded_job import RecordedJob, source_folders
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
+from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
@@ -37,7 +37,7 @@ from pipeline.run.resume import read_earlier
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
 
 PICTURES_AT_ONCE = 8
 """Samples that are read and decoded together for the report; bounds its memory."""
@@ -48,7 +48,7 @@ class Plan(JobPlan):
     """Plan of a caption job. `asked` is its configuration before `lossless` changed the method; None if it did not."""
 
     config: CaptionJobConfig
-    pair: PairInfo
+    pair: TextPairInfo
     asked: CaptionJobConfig | None = None
 
     @property
@@ -108,7 +108,7 @@ class Plan(JobPlan):
         for start in range(rows.num_rows):
             yield decode_table(rows.slice(start, 1), self.decode_options)
 
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         options = self.decode_options.shrunk_to(SIDE_PX)
         places = sorted({(row["source"], row["row_index"]) for row in rows})
         for start in range(0, len(places), PICTURES_AT_ONCE):

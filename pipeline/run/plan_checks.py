@@ -25,13 +25,13 @@ from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
 
 DECODER_PACKAGES = {"auto": "av", "pyav": "av", "decord": "decord"}
 """The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
 
 
-def check_models(config: CaptionJobConfig) -> tuple[CaptionJobConfig, PairInfo]:
+def check_models(config: CaptionJobConfig) -> tuple[CaptionJobConfig, TextPairInfo]:
     """Check a job's checkpoints and what depends on them; return the job with revisions pinned, and with sizes and the
     target's generation settings filled in, and the metadata of the pair. Raises ConfigError."""
     import actors.loading.pair  # imports torch and transformers, after the fast checks

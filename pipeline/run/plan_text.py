@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from actors.auto.trial import block_rows
 from actors.generate import render_prompt
-from actors.results import RowError
+from actors.results import RowRefused
 from configs.drafters import NoDrafterConfig
 from configs.method import AutoMethodConfig, MethodConfig
 from configs.pool import ActorPoolConfig, EnginePoolConfig
@@ -141,7 +141,7 @@ def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]
         if not code:
             try:
                 return f"first prompt ({row['sample_id']}):\n{show(row)}"
-            except RowError as error:
+            except RowRefused as error:
                 code, message = error.code, str(error)
         problems.append(f"  {row['sample_id']}: {code}: {message}")
     return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

@@ -25,7 +25,7 @@ from pipeline.output.checksums import verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
-from pipeline.reports.outcome import Verdict, judge_json
+from pipeline.reports.outcome import JobVerdict, judge_json
 from pipeline.reports.summary import count
 from pipeline.run.job_plan import AnyPlan, Earlier, JobPlan
 from pipeline.storage import access
@@ -273,7 +273,7 @@ def read_summary(output: OutputDir) -> dict[str, Any]:
     return summary if is_newest else {}
 
 
-def verdict_of(plan: JobPlan) -> Verdict:
+def verdict_of(plan: JobPlan) -> JobVerdict:
     """Return the verdict over a complete output, by its summary, or by its rows if the summary does not count them."""
     max_error_share = plan.config.job.max_error_share
     try:

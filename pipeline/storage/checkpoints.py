@@ -76,7 +76,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class CheckpointRevisions:
     """Result of the checkpoint check for jobs that load no pair of target and drafter."""
 
     revisions: dict[str, str]

@@ -15,7 +15,7 @@ from pipeline.cluster.partitions import Workers
 from pipeline.formats.kind import Needs
 from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
-from pipeline.reports.gallery import Images, Row
+from pipeline.reports.gallery import Images, ResultRow
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
@@ -75,7 +75,7 @@ class SynthesisPlan(JobPlan):
         keep = config.sink.keep_columns
         return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         for row in rows:
             if row.get("image"):
                 image = decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])

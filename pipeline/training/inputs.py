@@ -14,7 +14,7 @@ from configs.training import TrainDrafterJobConfig
 from models.heads.training.trainer import key_of
 from pipeline.manifest.datasource import SpanDatasource
 from pipeline.manifest.manifest import Manifest
-from pipeline.manifest.row_stream import Spans
+from pipeline.manifest.row_stream import SpanSource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions
@@ -58,7 +58,7 @@ class Inputs:
         assert self.job is not None
         return replace(self, answers=answers, manifest=self.job.reopened(self.job.files_of(answers.table)))
 
-    def spans(self) -> Spans:
+    def spans(self) -> SpanSource:
         """Return the spans of the rows to train on."""
         fields = tuple(self.prompt_options.fields())
         if self.job is None:

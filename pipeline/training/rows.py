@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.media import clips, rgb_images
-from actors.training.samples import Row
+from actors.training.samples import TrainingRow
 from configs.source import JobOutputConfig, SourceConfig
 from configs.training import TrainDrafterJobConfig, TrainingImageColumnsConfig
 from models.heads.training.trainer import key_of
@@ -51,19 +51,19 @@ def is_held_out(job: TrainDrafterJobConfig, sample_id: str) -> bool:
 
 def read_rows(
     table: pa.Table, job: TrainDrafterJobConfig, options: DecodeOptions, shape: GptShape | None
-) -> list[Row | str]:
-    """Decode a READ table into one `Row`, or error code, per row; `shape` is required for image jobs. A table of a
-    `job_output` has the further column `token_ids`."""
+) -> list[TrainingRow | str]:
+    """Decode a READ table into one `TrainingRow`, or error code, per row; `shape` is required for image jobs. A table
+    of a `job_output` has the further column `token_ids`."""
     decoded = decode_table(table, options)
     columns = [decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")]
     images, videos = decoded.column("images"), decoded.column("videos")
     assert decoded.num_rows == table.num_rows, "a row cannot become several in a training job"
-    rows: list[Row | str] = []
+    rows: list[TrainingRow | str] = []
     for place, (sample_id, messages, code) in enumerate(zip(*columns, strict=True)):
         if code:
             rows.append(code)
             continue
-        row = Row(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
+        row = TrainingRow(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
         try:
             if isinstance(job.source, JobOutputConfig):
                 rows.append(replace(row, answer_ids=tuple(table.column(TOKEN_IDS)[place].as_py())))

@@ -18,7 +18,7 @@ from pipeline.cluster import ray_session
 from pipeline.resources.machine import local_cpus
 from pipeline.resources.requests import WORKER_CPUS
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training.run import LOG, NoUsableRows, Run, Worker
+from pipeline.training.run import LOG, NoUsableRows, TrainingRun, Worker
 
 ENDINGS: dict[type[Exception], str] = {ConfigError: "_job/refusal.txt", NoUsableRows: "_job/no_usable_rows.txt"}
 """Errors that all workers raise, also after a restart, and the files in which they pass them to the driver."""
@@ -86,7 +86,7 @@ def work(config: dict[str, Any]) -> None:
     worker = Worker(context.get_world_rank(), context.get_world_size(), add_up)
     job, output = TrainDrafterJobConfig.model_validate_json(config["job"]), OutputDir(config["output"])
     try:
-        run = Run(job, output, worker)
+        run = TrainingRun(job, output, worker)
         run.train()
         if run.is_first:
             run.finish()

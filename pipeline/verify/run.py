@@ -45,8 +45,8 @@ from pipeline.verify.bounds import (
     share_interval,
     upper_share,
 )
-from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, Comparison
-from pipeline.verify.rows import OUTPUT, Choice, count_chosen, rounds
+from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, RowComparison
+from pipeline.verify.rows import OUTPUT, SampleShare, count_chosen, rounds
 
 FOLDER = "_job/verify"
 MAX_NAMED = 5
@@ -86,8 +86,8 @@ class Prepared:
     """Files whose bytes are not those that were written, with the reasons."""
 
     @property
-    def choice(self) -> Choice:
-        return Choice(self.settings.share, self.settings.seed)
+    def choice(self) -> SampleShare:
+        return SampleShare(self.settings.share, self.settings.seed)
 
 
 @dataclass
@@ -184,7 +184,7 @@ def prepare(settings: Settings) -> Prepared:
     config = second_config(job, settings)
     check_stores("source.path", config.source.paths)
     with access.refusals(OUTPUT, job.output.url):
-        num_rows, num_chosen = count_chosen(job, Choice(settings.share, settings.seed))
+        num_rows, num_chosen = count_chosen(job, SampleShare(settings.share, settings.seed))
     if not num_chosen:
         raise ConfigError(
             f"--share {settings.share:g}: none of the {num_rows:,} published rows is chosen; raise the share, or wait "
@@ -282,8 +282,8 @@ def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
     return found
 
 
-def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> Comparison:
-    compared = Comparison(recorded, prepared.loss)
+def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> RowComparison:
+    compared = RowComparison(recorded, prepared.loss)
     if not recorded.num_rows:
         return compared
     for results in decode_again(prepared, recorded, build):

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.results import RowError
+from actors.results import RowRefused
 from configs.synthesis import SynthesizeJobConfig
 from decoding.types import Completion, Request, RequestError, Telemetry
 from pipeline.synthesis.rows import prepared_schema
@@ -58,7 +58,7 @@ class FakeImagePair:
         self.encoded.append(prompt)
         self.threads.add(threading.get_ident())
         if "REFUSE" in prompt:
-            raise RowError("prompt_too_long", "the prompt has 200 tokens")
+            raise RowRefused("prompt_too_long", "the prompt has 200 tokens")
         return np.full((len(prompt.split()), 1), len(prompt), np.float32)
 
     def engine(self, slots: int) -> FakeImageEngine:

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pyarrow as pa
 
-from actors.auto.trial import Trial, make_engine
+from actors.auto.trial import MethodTrial, make_engine
 from actors.generate import Generate
-from actors.results import Choice, Stamp
+from actors.results import Stamp, TrialResult
 from actors.serving.engine_thread import Waits
 from actors.serving.recovery import RecoveringEngine
 from configs.method import MethodConfig
@@ -91,7 +91,7 @@ def test_a_job_of_one_method_has_an_engine_that_recovers_and_asks_for_no_method(
     assert isinstance(make_engine(fake_job().method, 3, make, lambda: FakeEngine(1)), RecoveringEngine)
     assert asked == [(3,)]
     trial = make_engine(job().method, 3, make, lambda: FakeEngine(1))
-    assert isinstance(trial, Trial)
+    assert isinstance(trial, MethodTrial)
     assert {name: one.drafts for name, one in trial._candidates.items()} == {
         "plain": False,
         "chain": True,
@@ -112,7 +112,7 @@ def test_unfinished_rows_are_reported_in_every_state() -> None:
 
 
 def test_choices_of_several_engines_add_up() -> None:
-    one, two = (Waits(1.0, 2.0, 3.0, (Choice(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
+    one, two = (Waits(1.0, 2.0, 3.0, (TrialResult(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
     total = sum((one, two), Waits())
     assert (total.idle_s, total.queued_s, total.total_s) == (2.0, 4.0, 6.0)
     assert [choice.method for choice in total.choices] == ["a", "b"]

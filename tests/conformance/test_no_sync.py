@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
-from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
+from decoding.contracts import Acceptance, Drafter, EngineSpec, PrefillOutput, TreePolicy
 from decoding.drafters import (
     BlockDrafter,
     EagleDrafter,
@@ -34,7 +34,7 @@ from decoding.drafters import (
     SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.heads.block import BlockNetwork
@@ -189,14 +189,16 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table = SlotTable(3, target.vocab_size, target.device)
         lengths = (6, 9, 4)
         progress = [
-            Progress(Request(f"s{i}", "", (), PROCESSED if i == 2 else SAMPLING), n, 2, tree.max_levels, token_ids=[5])
+            RequestState(
+                Request(f"s{i}", "", (), PROCESSED if i == 2 else SAMPLING), n, 2, tree.max_levels, token_ids=[5]
+            )
             for i, n in enumerate(lengths)
         ]
         prefixes = [fake_prefix(target, n) for n in lengths]
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
+        probes = [PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, table.root[slots.index], probes)

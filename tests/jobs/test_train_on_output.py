@@ -20,7 +20,7 @@ from jobs.train_drafter import DONE, REFUSED, main
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import open_inputs
 from pipeline.training.rows import read_rows
-from pipeline.training.run import Run, Worker
+from pipeline.training.run import TrainingRun, Worker
 from tests.toys.training import teach_states
 from zoo.world import sample_scenes
 
@@ -127,7 +127,7 @@ def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: P
     (head / "training.json").unlink()
     made = load_job(TrainDrafterJobConfig, job[1], (*job[2:], "training.num_steps=1"))
     output = OutputDir(str(head))
-    run = Run(made, output, Worker())
+    run = TrainingRun(made, output, Worker())
     inputs = open_inputs(made).resumed(output)
     spans, options = inputs.spans(), inputs.decode_options(run.learner.special_tokens)
     seen: dict[str, bool] = {}

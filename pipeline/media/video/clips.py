@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from configs.source import DEFAULT_NUM_FRAMES, SourceConfig, VideoConfig
 from files.local import open_regular
 from pipeline.formats.uris import Fetcher, row_errors, scheme_of
-from pipeline.media.video.sampling import Sampling, Shots
-from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
+from pipeline.media.video.sampling import FrameSampling, Shots
+from pipeline.media.video.worker import DecodedClip, DecodeLimits, DecoderWorker
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.storage import access
@@ -33,8 +33,8 @@ class MediaOptions:
     """How a job's images and videos are fetched and decoded; small when pickled."""
 
     decoder: str
-    sampling: Sampling
-    limits: Limits
+    sampling: FrameSampling
+    limits: DecodeLimits
     max_video_bytes: int
     fetcher: Fetcher
 
@@ -45,8 +45,10 @@ class MediaOptions:
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
             decoder=video.decoder,
-            sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s, shots_of(video)),
-            limits=Limits(
+            sampling=FrameSampling(
+                counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s, shots_of(video)
+            ),
+            limits=DecodeLimits(
                 max_pixels=source.max_image_pixels,
                 max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
                 max_decoded_bytes=video.max_decoded_bytes,
@@ -160,7 +162,7 @@ def _temporary() -> Any:
     return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
-_running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
+_running: dict[tuple[str, FrameSampling, DecodeLimits], DecoderWorker] = {}
 
 
 def worker_of(media: MediaOptions) -> DecoderWorker:

@@ -15,7 +15,7 @@ from configs.load import validate
 from configs.output import ExportJobConfig
 from configs.pool import JobSectionConfig
 from configs.schema import CaptionJobConfig
-from pipeline.exports.run import Report, run_exports
+from pipeline.exports.run import ExportReport, run_exports
 from pipeline.output.recorded_job import read_job
 from tests.pipeline.attempts import job, run
 from tests.pipeline.formats.shards import encode, tar_bytes
@@ -67,7 +67,7 @@ def some_tars() -> dict[str, bytes]:
     return {"a.tar": tar_bytes(members(5)), "b/c.tar": tar_bytes(members(3)), "e.tar.gz": tar_bytes(members(2), "w:gz")}
 
 
-def export(output: Path | str, *sections: dict[str, Any]) -> list[Report]:
+def export(output: Path | str, *sections: dict[str, Any]) -> list[ExportReport]:
     """Run exports of an output."""
     exports = validate(ExportJobConfig, {"exports": list(sections)}, "test").exports
     return run_exports(read_job(str(output), "--from"), exports, JobSectionConfig(progress=False))

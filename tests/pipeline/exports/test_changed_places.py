@@ -23,7 +23,7 @@ from configs.pool import JobSectionConfig
 from jobs import export as command
 from pipeline.exports import archives, run
 from pipeline.exports.rows import as_json, json_bytes, rows_of
-from pipeline.exports.run import Report, run_exports
+from pipeline.exports.run import ExportReport, run_exports
 from pipeline.exports.sidecars import _with_object
 from pipeline.output.recorded_job import read_job
 from pipeline.storage.folders import FolderId
@@ -39,7 +39,7 @@ def dataset(tmp_path: Path) -> dict[str, Any]:
     return {"kind": "dataset", "path": str(tmp_path / "new")}
 
 
-def accepting(output: Path, section: dict[str, Any]) -> list[Report]:
+def accepting(output: Path, section: dict[str, Any]) -> list[ExportReport]:
     exports = validate(ExportJobConfig, {"exports": [section]}, "test").exports
     return run_exports(read_job(str(output), "--from"), exports, JobSectionConfig(progress=False), accepts_moved=True)
 

@@ -59,7 +59,7 @@ def dripping(head: bytes, drops: Iterator[bytes]) -> Iterator[str]:
 @pytest.mark.parametrize("part", by_tier(ENDLESS, 3, 9))
 def test_one_deadline_bounds_every_part_of_an_answer(part: str) -> None:
     with dripping(*ENDLESS[part]) as host:
-        limits = web.Limits(("http",), (host,), 10_000_000, ATTEMPT_S)
+        limits = web.FetchLimits(("http",), (host,), 10_000_000, ATTEMPT_S)
         # The parts are endless. The line limits of http.client may end an answer earlier on a fast machine.
         with pytest.raises((TimeoutError, web.http.client.HTTPException)):
             web.fetch(f"http://{host}/picture", limits)
@@ -68,7 +68,7 @@ def test_one_deadline_bounds_every_part_of_an_answer(part: str) -> None:
 def test_a_handshake_that_drips_ends_at_the_deadline() -> None:
     head = b"\x16\x03\x03\x20\x00"  # a TLS record of 8,192 bytes begins
     with dripping(head, itertools.repeat(b"\x00")) as host:
-        limits = web.Limits(("https",), (host,), 10_000_000, ATTEMPT_S)
+        limits = web.FetchLimits(("https",), (host,), 10_000_000, ATTEMPT_S)
         with pytest.raises(OSError):
             web.fetch(f"https://{host}/picture", limits)
 
@@ -78,7 +78,7 @@ def test_a_resolver_that_never_answers_ends_at_the_deadline(monkeypatch: pytest.
     monkeypatch.setattr(web.socket, "getaddrinfo", lambda *_, **__: over.wait())
     try:
         with pytest.raises(TimeoutError, match="not resolved in time"):
-            web.fetch("http://example.org/picture", web.Limits(("http",), (), 1_000, 0.2))
+            web.fetch("http://example.org/picture", web.FetchLimits(("http",), (), 1_000, 0.2))
     finally:
         over.set()
 

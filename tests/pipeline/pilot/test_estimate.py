@@ -13,7 +13,7 @@ from configs.load import ConfigError
 from configs.pool import PoolConfig
 from pipeline.pilot import estimate as module
 from pipeline.pilot.estimate import Pilot, draw, estimate
-from pipeline.pilot.verdict import MethodResult, Range, Verdict
+from pipeline.pilot.verdict import MethodResult, PilotVerdict, Range
 
 
 class Spans:
@@ -165,7 +165,7 @@ def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
         MethodResult(name, True, Range(row_s, row_s, row_s), one, length, "")
         for name, row_s, length in (("plain", 0.8, 1.0), ("chain", 0.4, 3.0))
     )
-    verdict = Verdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
+    verdict = PilotVerdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
     rows = results(pilot, lambda span, row: 0.9)
     made = estimate(pilot, rows, PoolConfig(num_gpus=1), None, 2.0, 0, verdict, "chain")
     assert made.engine_hours.value == pytest.approx(5000 * 0.4 / 3600)

@@ -11,7 +11,7 @@ import pytest
 from configs.pool import AcceptanceDropConfig
 from docgen.screenshot import BROWSER, BROWSERS
 from pipeline.reports.gallery import MAX_ROWS, MAX_ROWS_LIMITED, make_gallery
-from pipeline.reports.report import Report, render
+from pipeline.reports.report import JobReport, render
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import live_job, picture, pictures, report_of, result_row, tables
 
@@ -72,7 +72,7 @@ def has_run(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.dataset.ran !== undefined"))
 
 
-def report_with(text: str) -> Report:
+def report_with(text: str) -> JobReport:
     """A report in which every text of the data is `text`."""
     import random
 

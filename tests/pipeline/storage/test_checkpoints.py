@@ -29,7 +29,7 @@ from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
 from pipeline.storage import checkpoint_cache, checkpoints
-from pipeline.storage.checkpoints import Known, check, fetched, replaced, sites
+from pipeline.storage.checkpoints import CheckpointRevisions, check, fetched, replaced, sites
 from tests import toys
 from tests.toys.image_checkpoints import ImageFolders, write_checkpoints
 
@@ -212,7 +212,7 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
     url = upload(memory, toy(tmp_path / "target"), "target")
     data = {"source": SOURCE, "prompt": "", "answer_column": "a", "target": {"path": url}, "output": {"path": "out"}}
     job = validate(TrainDrafterJobConfig, data, "job.yaml")
-    pinned, found = check(job, lambda own: Known({"target": "of an outline"}), True)
+    pinned, found = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
     assert found.revisions == {"target": pinned.target.revision}
     assert (Path(fetched(pinned).target.path) / "model.safetensors").read_bytes() == (
         tmp_path / "target/model.safetensors"
@@ -243,9 +243,9 @@ class Hub:
             raise self.header_error
 
 
-def given_revision(job: CaptionJobConfig) -> Known:
+def given_revision(job: CaptionJobConfig) -> CheckpointRevisions:
     """What loaders report for a hub id: the given commit, or a branch that they could not resolve."""
-    return Known({"target": job.model.target.revision or "main"})
+    return CheckpointRevisions({"target": job.model.target.revision or "main"})
 
 
 def test_a_branch_of_the_hub_is_pinned_to_its_commit(
@@ -283,7 +283,7 @@ def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: 
     with pytest.raises(ConfigError, match=message):
         check(caption_job("owner/name", revision="main"), given_revision, True)
     kept = {"target": COMMIT}
-    job, _ = check(caption_job("owner/name"), lambda own: Known(kept), True)
+    job, _ = check(caption_job("owner/name"), lambda own: CheckpointRevisions(kept), True)
     assert job.model.target.revision == COMMIT
 
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from actors.training.samples import Row
+from actors.training.samples import TrainingRow
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig
 from configs.training import TrainDrafterJobConfig
@@ -122,7 +122,7 @@ def test_answers_find_their_rows_in_whatever_order_they_were_published(
     assert taught(inputs) == every(EVERY)
     assert inputs.describe()["answers"]["num_rows"] == 12
     (first, *_) = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(("<image>",)), None)
-    assert isinstance(first, Row)
+    assert isinstance(first, TrainingRow)
     assert first.messages[0]["content"] == [{"type": "text", "text": "say: what of a.txt 0?"}]
     assert first.answer_ids == (10, 7, 30, 2)
 
@@ -179,8 +179,8 @@ def test_rows_of_files_whose_number_of_rows_is_unknown_are_joined(tmp_path: Path
     assert inputs.manifest.files["path"].to_pylist() == ["x.tar", "z.tar"]
     assert taught(inputs) == {own: [int(own[-1]), 5] for own in wanted}
     found = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
-    assert all(isinstance(row, Row) for row in found)
-    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, Row)}.items() <= {
+    assert all(isinstance(row, TrainingRow) for row in found)
+    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, TrainingRow)}.items() <= {
         (index, 5): index for index in range(5)
     }.items()
 
