@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Level, TreePolicy
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.contracts import Acceptance, Drafter, DraftLogits, EngineSpec, TreePolicy, VerificationOutput
+from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from models.kv.lanes import SlotBatch
 
 
@@ -70,7 +70,7 @@ class CheckedTree(_Proxy):
         self._num_rows, self._num_levels = root.shape[0], num_levels
         return self._frontier("start", self.inner.start(slots, root, num_levels, keep_probs), 0)
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         frontier = self.inner.grow(level)
         return frontier if frontier is None else self._frontier("grow", frontier, self._depth + 1)
 
@@ -116,10 +116,11 @@ class CheckedTree(_Proxy):
 class CheckedAcceptance(_Proxy):
     """Proxy of an `Acceptance`."""
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = self.inner.judge(judgement)
-        if not isinstance(verdict, Verdict):
-            raise ContractError(f"{self.title}.judge returned {type(verdict).__name__}, and it must be a Verdict")
+        if not isinstance(verdict, AcceptanceResult):
+            what = f"{self.title}.judge returned {type(verdict).__name__}"
+            raise ContractError(f"{what}, and it must be an AcceptanceResult")
         num_rows, width = judgement.tree.tokens.shape[0], judgement.tree.num_levels + 1
         self._expect("judge", "path", verdict.path, (num_rows, width), torch.long)
         self._expect("judge", "relaxed", verdict.relaxed, (num_rows, width), torch.bool)

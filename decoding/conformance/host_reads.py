@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from decoding.conformance import toys
-from decoding.contracts import EngineSpec, Method, Probe
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.contracts import EngineSpec, Method, PrefillOutput
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.step import StepResult, run_step
 from decoding.types import Request, Sampling
 from models.inputs.prefix import Prefix
@@ -62,7 +62,7 @@ def run_steps(
     method: Method,
     target: Target,
     own: Callable[[Prefix], list[Prefix]] = lambda _: [],
-    admitted: Callable[[list[Probe]], None] = lambda _: None,
+    admitted: Callable[[list[PrefillOutput]], None] = lambda _: None,
     steps: AbstractContextManager[Any] | None = None,
 ) -> StepResult:
     """Run steps with and without drafts under FakeTensorMode: that of the caller, or `steps` for the steps alone.
@@ -84,7 +84,7 @@ def run_steps(
         part.open(spec)
     sampling = (SAMPLING, SAMPLING, PROCESSED)
     progress = [
-        Progress(Request(f"s{number}", "", (), own_sampling), length, 2, tree.max_levels, token_ids=[5])
+        RequestState(Request(f"s{number}", "", (), own_sampling), length, 2, tree.max_levels, token_ids=[5])
         for number, (length, own_sampling) in enumerate(zip(PROMPT_TOKENS, sampling, strict=True))
     ]
     prefixes = [fake_prefix(target, length) for length in PROMPT_TOKENS]
@@ -92,7 +92,7 @@ def run_steps(
     table.occupy(numbers, progress, prefixes)
     slots = table.batch(numbers)
     prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-    probes = [Probe(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
+    probes = [PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
     method.drafter.admit(slots, table.root[slots.index], probes)
     method.drafter.prefill(slots, [own(prefix) for prefix in prefixes])
     tree.reset(slots)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from decoding.conformance.contract import CheckedAcceptance, CheckedTree, ContractError
-from decoding.contracts import Judgement
-from decoding.tree import DraftTree, Verdict
+from decoding.contracts import VerificationOutput
+from decoding.tree import AcceptanceResult, DraftTree
 
 
 def expect_all(is_right: Tensor, message: str, values: Tensor | None = None) -> None:
@@ -51,7 +51,7 @@ class CheckedAcceptanceValues(CheckedAcceptance):
         super().__init__(part, name)
         self.num_accepted = self.num_judged = 0
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = super().judge(judgement)
         tree, where = judgement.tree, f"{self.title}.judge returned"
         width = verdict.path.shape[1]
