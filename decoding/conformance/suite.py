@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def requests(count: int, sampling: Sampling) -> list[Request]:
     return made
 
 
+@cache
 def expected(request: Request) -> tuple[int, ...]:
     """Return the tokens of the target alone: of `generate` if the request is greedy, else of the reference."""
     inputs = toys.front_end().encode(request.prompt, (), ())
