@@ -25,8 +25,8 @@ from files.local import read_regular
 
 PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 """A name of external code: a dotted module, a colon, and a name in it."""
-MAX_FILES = 64
-MAX_BYTES = 1 << 20
+MAX_FILES = 256
+MAX_BYTES = 4 << 20
 """Maximum number and size of the files of one name; sources are sent to every worker process."""
 _PREFIX = __name__.removesuffix("files.external_code")
 _CHECKOUT = "actors benchmarks configs decoding docgen draftfleet files jobs models pipeline zoo"

@@ -98,6 +98,10 @@ class Suite:
         self._make, self._own = make, own or (lambda _: [])
         self.rules: list[CheckedAcceptanceValues] = []
 
+    def make_method(self) -> Method:
+        """Return a new method over the toy target."""
+        return self._make(toys.target())
+
     def checked(self, target: Target) -> Method:
         """Return a new method whose parts run inside proxies that check shapes and values."""
         made = self._make(target)

@@ -71,8 +71,11 @@ def suite_of(method: MethodConfig) -> Suite:
     if needs_model:
         method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
     model = toys.similar() if needs_model else None
-    build_method(method, model, toys.target())
-    return Suite(lambda target: build_method(method, model, target), (lambda prefix: [prefix]) if needs_model else None)
+    suite = Suite(
+        lambda target: build_method(method, model, target), (lambda prefix: [prefix]) if needs_model else None
+    )
+    suite.make_method()
+    return suite
 
 
 def check_contracts(methods: Mapping[str, MethodConfig]) -> None:
