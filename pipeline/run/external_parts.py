@@ -33,6 +33,8 @@ def parts_of(methods: Mapping[str, MethodConfig]) -> Iterator[tuple[str, str]]:
 def external_names(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, str]:
     """Return the names of all external code of a job by dotted path."""
     names = dict(parts_of(config.method.places))
+    if is_external(config.source.kind):
+        names["source.kind"] = config.source.kind
     if isinstance(config, CaptionJobConfig) and config.audit is not None and is_external(config.audit.metric):
         names[METRIC] = config.audit.metric
     return names
