@@ -36,9 +36,10 @@ def command(fails: Fails) -> Command[Any, Any]:
         return done
 
     return Command(
-        module="jobs.caption",
+        name="caption",
         verb="captioning",
         doc="",
+        example="",
         model=CaptionJob,
         make_plan=lambda config, limit, _, resume, shard: attempts.plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
