@@ -68,7 +68,7 @@ class LocalCluster:
 
 @contextmanager
 def local_cluster(python: str = sys.executable) -> Iterator[LocalCluster]:
-    """A head on the loopback with two logical CPUs, run by an interpreter, its dashboard up, as long as the block runs."""
+    """A head on the loopback with two logical CPUs, run by `python`, its dashboard up, as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="df-c", dir="/tmp"))  # sockets below it: paths must be short
     dashboard, metrics, client = free_ports(3)
     cluster = LocalCluster(
