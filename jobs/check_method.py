@@ -18,6 +18,7 @@ from configs.load import ConfigError, apply_override, validate
 from configs.method import MethodConfig
 from configs.presets import resolve_methods
 from configs.yaml_file import read_yaml
+from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.run.external_parts import install_external, parts_of, suite_of
 
@@ -43,10 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with status 2 if it is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.check_method", description=__doc__)
-    parser.add_argument("--config", required=True, type=Path, help="a job file, or a file with a section method")
-    parser.add_argument("overrides", nargs="*", metavar="method.field=value", help="values that replace the YAML's")
-    return parser.parse_intermixed_args(argv)
+    made = parser()
+    return take_job_file(made, made.parse_intermixed_args(argv))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = new_parser("check-method", __doc__ or "", "my_method.yaml method.tree.length=3")
+    add_job_file(made)
+    return made
 
 
 def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig]:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from configs.presets import find_job
+from files.installation import IS_INSTALLED, ROOT
 from files.local import open_regular
-from pipeline.cluster.provenance import CODE_FOLDERS, ROOT
+from pipeline.cluster.provenance import CODE_FOLDERS
 
-SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
-SHIPPED_FILES = ("pyproject.toml",)
+SHIPPED_FOLDERS = () if IS_INSTALLED else ("draftfleet", *CODE_FOLDERS, "zoo")
+SHIPPED_FILES = () if IS_INSTALLED else ("pyproject.toml",)
+"""Nothing of an installed package is uploaded: the nodes have the same version installed."""
 LEFT_OUT = ("zoo/real/", "zoo/real_vision/")
 """Folders whose weights stay: `python -m zoo.real` and `python -m zoo.real_vision` build models from them, and no job
 reads them."""
@@ -29,10 +32,12 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
-    """Write the archive; return the path of the job file in it (empty without one); raise ConfigError if too large."""
+    """Write the archive; return the path of the job file in it (empty without one), or the name of a shipped job file,
+    which all nodes have. Raises ConfigError if the archive is too large."""
     files = dict(shipped_files(root))
-    place = "" if job_file is None else place_of(job_file, root)
-    if job_file is not None:
+    is_name = job_file is not None and find_job(job_file)[0] != job_file
+    place = str(job_file) if is_name else "" if job_file is None else place_of(job_file, root)
+    if job_file is not None and not is_name:
         files[place] = job_file
     sizes: Counter[str] = Counter()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as written:
@@ -96,7 +101,8 @@ def refuse_left_behind(value: Any, where: str = "") -> None:
         is_model = name == "path" and {"revision", "dtype"} <= set(value)
         if is_model and not os.path.isabs(inner) and Path(inner).exists() and not is_shipped(inner):
             raise ConfigError(
-                f"{dotted}: {inner} is on this machine and is not uploaded, as only "
-                f"{', '.join(SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
+                f"{dotted}: {inner} is on this machine and is not uploaded"
+                f"{f', as only {names} are' if (names := ', '.join(SHIPPED_FOLDERS)) else ''}; name a path that every "
+                "node has, or a hub id"
             )
         refuse_left_behind(inner, dotted)

@@ -36,10 +36,11 @@ def command(fails: Fails) -> Command[Any, Any]:
         return done
 
     return Command(
-        module="jobs.caption",
+        name="caption",
         verb="captioning",
         doc="",
         model=CaptionJobConfig,
+        example="",
         make_plan=lambda config, limit, _, resume, shard: attempts.plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=run,

@@ -1,7 +1,6 @@
 """A drafter that proposes, after each token, the token that followed it last in the same row."""
 
 import torch
-
 from draftfleet.decoding.contracts import Drafter
 from draftfleet.decoding.tree import NO_TOKEN
 
