@@ -21,7 +21,7 @@ from actors.events import Events
 from actors.losses import MetricError
 from actors.metrics import engine_metrics
 from actors.results import (
-    RowError,
+    RowRefused,
     Stamp,
     Tally,
     errors_of,
@@ -33,15 +33,15 @@ from actors.results import (
 from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
 from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
 from actors.serving.recovery import QueuedEngine
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.errors import failed
 from decoding.types import Completion, Request
 
 if TYPE_CHECKING:
     from actors.loading.loaded_pair import LoadedPair
 
-Job = TypeVar("Job", CaptionJob, SynthesizeJob)
+Job = TypeVar("Job", CaptionJobConfig, SynthesizeJobConfig)
 Pair = TypeVar("Pair", bound="LoadedPair")
 
 
@@ -55,7 +55,7 @@ def load_pair(config: Job, num_threads: int | None) -> Any:
     disable_progress_bar()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    return image_pair.load(config) if isinstance(config, SynthesizeJob) else pair.load(config)
+    return image_pair.load(config) if isinstance(config, SynthesizeJobConfig) else pair.load(config)
 
 
 class EngineActor(ABC, Generic[Job, Pair]):
@@ -160,11 +160,11 @@ class EngineActor(ABC, Generic[Job, Pair]):
             first = index * self.rows_per_input
             try:
                 if deaths[index] >= GIVEN_UP_FROM_DEATHS:
-                    raise RowError(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
+                    raise RowRefused(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
                 arrays = functools.partial(arrays_of, index)
                 replicas = self._row_requests(row, arrays, keys[index] if deaths[index] else None)
                 requests |= {first + replica: request for replica, request in replicas.items()}
-            except RowError as error:
+            except RowRefused as error:
                 failure = failed(row["sample_id"], error.code, str(error))
                 completions |= dict.fromkeys(range(first, first + self.rows_per_input), failure)
         return requests, completions

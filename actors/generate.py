@@ -13,17 +13,17 @@ import pyarrow as pa
 from actors.engine_actor import EngineActor
 from actors.losses import Loss, Output, loss_of
 from actors.media import Media, RowMedia, without_fillers
-from actors.results import RowError
+from actors.results import RowRefused
 from actors.serving.audited import AuditedEngine, is_audited, split_slots
 from actors.serving.recovery import QueuedEngine
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from actors.loading.pair import Pair
 
-LoadPair = Callable[[CaptionJob, int | None], "Pair"]
+LoadPair = Callable[[CaptionJobConfig, int | None], "Pair"]
 
 
 def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: Sequence[dict[str, Any]]) -> str:
@@ -32,10 +32,10 @@ def render_prompt(render: Callable[[Sequence[dict[str, Any]]], str], messages: S
         return render(messages)
     except Exception as error:  # chat templates raise arbitrary exceptions
         message = f"the target's chat template refuses this conversation: {error}"
-        raise RowError(PROMPT_REFUSED, message) from None
+        raise RowRefused(PROMPT_REFUSED, message) from None
 
 
-class Generate(EngineActor[CaptionJob, "Pair"]):
+class Generate(EngineActor[CaptionJobConfig, "Pair"]):
     """Maps rows of the stage `decoded` to text requests, and completions to rows."""
 
     request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from actors.results import result_table, torch_threads
 from actors.serving.engine_thread import end_process
 from actors.serving.journal import Journal, JournalClient
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 
 FAILURE = {
     "status": "error",
@@ -24,10 +24,10 @@ FAILURE = {
 if TYPE_CHECKING:
     from actors.loading.image_pair import VqPainter
 
-LoadPainter = Callable[[SynthesizeJob, int | None], "VqPainter"]
+LoadPainter = Callable[[SynthesizeJobConfig, int | None], "VqPainter"]
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
+def load_painter(config: SynthesizeJobConfig, num_threads: int | None) -> VqPainter:
     """Load the VQ model; imports torch, inside the actor's process."""
     import torch
 
@@ -46,7 +46,7 @@ class Paint:
 
     def __init__(
         self,
-        config: SynthesizeJob,
+        config: SynthesizeJobConfig,
         schema: pa.Schema,
         load: LoadPainter = load_painter,
         journal: Journal | None = None,

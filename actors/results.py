@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from configs.method import Method
-from configs.pool import ActorPool
+from configs.method import MethodConfig
+from configs.pool import ActorPoolConfig
 from decoding.types import Completion
 
 Tally = Callable[[pa.Table], None]
@@ -59,7 +59,7 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrialResult:
     """Result of one trial: the chosen method, the reason for the trial, and the results of all candidates."""
 
     method: str
@@ -72,7 +72,7 @@ class Choice:
     """Times of plain decoding by round, without the first round if there are several."""
 
 
-class RowError(ValueError):
+class RowRefused(ValueError):
     """Raised for a row that cannot run, with a stable error code and a message."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -80,7 +80,7 @@ class RowError(ValueError):
         self.code = code
 
 
-def method_values(method: Method, drafter_id: str, completion: Completion) -> dict[str, Any]:
+def method_values(method: MethodConfig, drafter_id: str, completion: Completion) -> dict[str, Any]:
     """Return the method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
     label = completion.method or method.label
     if method.auto is not None and label not in {one.label for one in method.methods if one.needs_checkpoint}:
@@ -148,7 +148,7 @@ def errors_of(result: pa.Table) -> dict[str, int]:
     return dict(Counter(code for code in result.column("error_type").to_pylist() if code))
 
 
-def torch_threads(pool: ActorPool) -> int | None:
+def torch_threads(pool: ActorPoolConfig) -> int | None:
     """Return the torch threads of one actor: as configured, else an equal share of the cores on a CPU, else None."""
     if pool.torch_threads is not None or pool.gpus:
         return pool.torch_threads

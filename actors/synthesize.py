@@ -11,18 +11,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.engine_actor import EngineActor
-from actors.results import RowError
+from actors.results import RowRefused
 from actors.serving.engine_thread import end_process
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from decoding.types import Completion, Request, Sampling
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePair
 
-LoadPair = Callable[[SynthesizeJob, int | None], "ImagePair"]
+LoadPair = Callable[[SynthesizeJobConfig, int | None], "ImagePair"]
 
 
-class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
+class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
     """Maps rows of the stage `prepared` to image requests, and completions to rows of codes.
 
     Every prompt is encoded once and becomes `sampling.num_images_per_prompt` adjacent rows with the ids `<id>#0`,
@@ -35,7 +35,7 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
     )
 
     def __init__(
-        self, config: SynthesizeJob, *arguments: Any, present: frozenset[str] = frozenset(), **more: Any
+        self, config: SynthesizeJobConfig, *arguments: Any, present: frozenset[str] = frozenset(), **more: Any
     ) -> None:
         self._present = present
         self.rows_per_input = config.sampling.num_images_per_prompt
@@ -79,7 +79,7 @@ class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
                 self._journal.running("encode", [suspect])
             try:
                 return self._pair.encode(prompt)
-            except RowError:
+            except RowRefused:
                 raise
             except Exception as error:  # as for the engine, any other exception means a broken device
                 end_process(error)

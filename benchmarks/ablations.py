@@ -23,7 +23,7 @@ from benchmarks.methods.runs import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_meth
 from benchmarks.methods.scenarios import Case, build_scenarios
 from benchmarks.tables.parts import finish
 from configs.load import load_preset
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Engine, Request, Sampling
 from models.target import Target
 
@@ -104,7 +104,7 @@ GROUPS: dict[str, dict[str, Variant]] = {
 
 def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
     """Measure every variant of every group: acceptance length per scenario, quality on single images."""
-    plain_job = load_preset(CaptionJob, "zoo_plain")
+    plain_job = load_preset(CaptionJobConfig, "zoo_plain")
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
     _, plain = run_method(load(plain_job), plain_job.method, cases, sampling, None, seed)
     found: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
         start = time.perf_counter()
         found[group] = {}
         for label, (preset, overrides) in variants.items():
-            job = load_preset(CaptionJob, f"zoo_{preset}", overrides)
+            job = load_preset(CaptionJobConfig, f"zoo_{preset}", overrides)
             limit = min(job.sampling.max_new_tokens, MAX_NEW_TOKENS)
             cells, _ = run_method(load(job), job.method, cases, Sampling(max_new_tokens=limit), plain, seed)
             found[group][label] = {
@@ -142,7 +142,7 @@ def measure_latencies(pair: Pair, cases: list[Case]) -> dict[str, float]:
     }
 
 
-def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:
+def trace(job: CaptionJobConfig, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:
     """Return the method's telemetry value `key` after every step, by case; each case is decoded at batch 1."""
     pair = load(job)
     method = build_method(job.method, pair.drafter, pair.target)
@@ -169,16 +169,16 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     scenarios = build_scenarios(num_cases, seed)
     cases = {name: scenarios[name] for name in SCENARIOS}
     groups = run_groups(cases, seed)
-    chain = load_preset(CaptionJob, "zoo_sd_chain")
+    chain = load_preset(CaptionJobConfig, "zoo_sd_chain")
     latencies = measure_latencies(load(chain), cases["single"])
     ratio = latencies["drafter_ms"] / latencies["target_ms"]
     speedups = {
         label: expected_speedup(cell["acceptance_length"]["single"], int(label[-1]), ratio)
         for label, cell in groups["TABED: block length γ"].items()
     }
-    sage = load_preset(CaptionJob, "zoo_sage")
+    sage = load_preset(CaptionJobConfig, "zoo_sage")
     alphas = trace(sage, cases["single"], seed, "confidence_last")
-    tabed = load_preset(CaptionJob, "zoo_tabed_mt")
+    tabed = load_preset(CaptionJobConfig, "zoo_tabed_mt")
     shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
     weights = trace(tabed, shown, seed, "ensemble_weights")
     return {

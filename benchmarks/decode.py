@@ -34,18 +34,18 @@ from actors.serving.engine_thread import ReportWaits
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import command_line, read_results, results_file, write_results
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.ray_session import session
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.freezing import freeze
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
-from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
+from pipeline.media.video.sampling import FrameSampling
+from pipeline.media.video.worker import DecodeLimits, DecoderWorker, resident_bytes
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.freezing import freeze
 
 RESULTS = results_file("decode")
 SIDE_PX = 336
@@ -93,8 +93,8 @@ def throughput(folder: Path) -> Results:
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
         for decoder in ("auto", "decord", "pyav"):
-            limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
-            worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
+            limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+            worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES), limits)
             spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
             cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
@@ -133,7 +133,7 @@ def memory(folder: Path) -> Results:
     for place in range(NUM_LONG):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
-        "configured": _hold(plan, "auto", Limits().worker_max_videos),
+        "configured": _hold(plan, "auto", DecodeLimits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),
         "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
@@ -142,8 +142,8 @@ def memory(folder: Path) -> Results:
 
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     """Return the peaks of resident memory of the decoding process and of its parent over a run."""
-    limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
+    limits = DecodeLimits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
+    worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -167,9 +167,9 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     }
 
 
-def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJob:
+def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> CaptionJobConfig:
     """Return a job over `source` whose model is a `PacedPair`."""
-    return CaptionJob.model_validate(
+    return CaptionJobConfig.model_validate(
         {
             "source": source,
             "prompt": "What?",
@@ -181,7 +181,7 @@ def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> Cap
     )
 
 
-def timed_dataset(job: CaptionJob, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
+def timed_dataset(job: CaptionJobConfig, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
@@ -198,14 +198,14 @@ def waits(folder: Path) -> Results:
         write_video(folder / f"{seed}.mp4", seed, 96, 854, 480, 48)
     for copy in range(8, NUM_WAITS):
         shutil.copyfile(folder / f"{copy % 8}.mp4", folder / f"{copy}.mp4")
-    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
+    worker = DecoderWorker("auto", FrameSampling(num_frames=NUM_FRAMES), DecodeLimits(max_side_px=SIDE_PX))
     rows_per_s = 20 / _time_decoding(worker, folder / "0.mp4", 20, time.monotonic)
     source = {"kind": "videos", "path": str(folder), "max_side_px": SIDE_PX}
     job = timed_job(source, {"batch_rows": 8, "max_batches_in_flight": 4}, folder / "out")
     cells = {}
     for share in (0.5, 8.0):
         row_s = 1.0 / (share * rows_per_s)
-        with session(Job(num_cpus=2)), wait_times.measured() as measured:
+        with session(JobSectionConfig(num_cpus=2)), wait_times.measured() as measured:
             dataset = timed_dataset(job, PacedPair(1.0 / row_s), flow=measured.report)
             start_s = time.monotonic()
             num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))

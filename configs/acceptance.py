@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from configs.external import BUILT_IN, EXTERNAL, ExternalAcceptanceConfig, kind_tag
 from configs.section import Section
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class ExactAcceptance(Section):
+class ExactAcceptanceConfig(Section):
     """Lossless: a draft passes if it equals the target's greedy token, or the target's draw with shared noise."""
 
     kind: Literal["exact"] = "exact"
     lossless: ClassVar[bool] = True
 
 
-class RejectionAcceptance(Section):
+class RejectionAcceptanceConfig(Section):
     """Lossless in distribution: rejection sampling with residuals (Leviathan et al. 2023, Algorithm 1)."""
 
     kind: Literal["rejection"] = "rejection"
     lossless: ClassVar[bool] = True
 
 
-class LVSpecAcceptance(Section):
+class LVSpecAcceptanceConfig(Section):
     """Lossy: relaxed acceptance of drafts without visual relevance (LVSpec, 2026, Eq. 8 to 11)."""
 
     kind: Literal["lvspec"] = "lvspec"
@@ -41,7 +42,7 @@ class LVSpecAcceptance(Section):
     """
 
 
-class FlyAcceptance(Section):
+class FlyAcceptanceConfig(Section):
     """Lossy: a mismatch passes if the target's entropy is high and the following drafts match (FLy, 2025)."""
 
     kind: Literal["fly"] = "fly"
@@ -56,7 +57,7 @@ class FlyAcceptance(Section):
     """Strict positions at a block's end: those whose `window` does not `fit`, or one more (`margin`, public code)."""
 
 
-class RandomAcceptance(Section):
+class RandomAcceptanceConfig(Section):
     """Lossy baseline: every mismatch passes with a fixed probability."""
 
     kind: Literal["random"] = "random"
@@ -65,7 +66,7 @@ class RandomAcceptance(Section):
     """Probability that a mismatch passes."""
 
 
-class TypicalAcceptance(Section):
+class TypicalAcceptanceConfig(Section):
     """Lossy: a draft passes with p > min(epsilon, alpha · exp(−entropy)) (Medusa, 2024, section 2.3.1)."""
 
     kind: Literal["typical"] = "typical"
@@ -78,7 +79,7 @@ class TypicalAcceptance(Section):
     """Temperature of the target's distribution on greedy rows."""
 
 
-class LanternAcceptance(Section):
+class LanternAcceptanceConfig(Section):
     """Lossy, image models only: a draft may replace one of its nearest codes (LANTERN, 2024; LANTERN++, 2025)."""
 
     kind: Literal["lantern"] = "lantern"
@@ -102,7 +103,7 @@ class LanternAcceptance(Section):
     """Seed of the metric `random`."""
 
     @model_validator(mode="after")
-    def _bound(self) -> LanternAcceptance:
+    def _bound(self) -> LanternAcceptanceConfig:
         if self.divergence == "multiplicative" and self.delta < 1.0:
             raise ValueError(f"delta {self.delta} is λ for the divergence multiplicative, and must be at least 1")
         if self.divergence != "multiplicative" and self.delta > 1.0:
@@ -118,19 +119,23 @@ class LanternAcceptance(Section):
         return self
 
 
-Acceptance = Annotated[
-    ExactAcceptance
-    | RejectionAcceptance
-    | LVSpecAcceptance
-    | FlyAcceptance
-    | RandomAcceptance
-    | TypicalAcceptance
-    | LanternAcceptance,
+BuiltInAcceptanceConfig = Annotated[
+    ExactAcceptanceConfig
+    | RejectionAcceptanceConfig
+    | LVSpecAcceptanceConfig
+    | FlyAcceptanceConfig
+    | RandomAcceptanceConfig
+    | TypicalAcceptanceConfig
+    | LanternAcceptanceConfig,
     Field(discriminator="kind"),
+]
+AcceptanceConfig = Annotated[
+    Annotated[BuiltInAcceptanceConfig, Tag(BUILT_IN)] | Annotated[ExternalAcceptanceConfig, Tag(EXTERNAL)],
+    Discriminator(kind_tag),
 ]
 
 
-class Audit(Section):
+class AuditConfig(Section):
     """Decodes a share of the rows plainly too, beside a lossy method, and bounds the loss; see the
     [guide](../guides/audit.md)."""
 

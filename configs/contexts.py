@@ -9,26 +9,26 @@ from pydantic import Field, model_validator
 from configs.section import Device, Place, Section
 
 
-class FullContext(Section):
+class FullContextConfig(Section):
     """The whole prompt, images included (M of TABED)."""
 
     kind: Literal["full"] = "full"
 
 
-class TextOnlyContext(Section):
+class TextOnlyContextConfig(Section):
     """The prompt with a newline in place of each image and each video (T of TABED)."""
 
     kind: Literal["text_only"] = "text_only"
 
 
-class PooledContext(Section):
+class PooledContextConfig(Section):
     """The prompt with image features averaged 2 × 2 before the projector (P of TABED), for LLaVA-1.5, the Qwen vision
     families, and videos of LLaVA-OneVision."""
 
     kind: Literal["pooled"] = "pooled"
 
 
-class CaptionContext(Section):
+class CaptionContextConfig(Section):
     """The prompt with a caption in place of each image and each video (C of TABED); a small captioner describes the
     image or the video's middle frame."""
 
@@ -51,7 +51,7 @@ class CaptionContext(Section):
     """Device of the captioner, as `model.target.device`."""
 
 
-class PrunedContext(Section):
+class PrunedContextConfig(Section):
     """The prompt without most of its visual tokens (SpecVLM)."""
 
     kind: Literal["pruned"] = "pruned"
@@ -65,7 +65,7 @@ class PrunedContext(Section):
     """Rotary positions of kept tokens: `original`, or renumbered (`compact`)."""
 
 
-class EnsembleChoice(Section):
+class EnsembleConfig(Section):
     """Weights of the lanes of several contexts (TABED)."""
 
     policy: Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"] = "matches"
@@ -85,12 +85,13 @@ class EnsembleChoice(Section):
     """Weights of the lanes for `static`; equal if empty."""
 
     @model_validator(mode="after")
-    def _some_weight(self) -> EnsembleChoice:
+    def _some_weight(self) -> EnsembleConfig:
         if self.static_weights and sum(self.static_weights) <= 0:
             raise ValueError("static_weights must not all be 0")
         return self
 
 
-Context = Annotated[
-    FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
+ContextConfig = Annotated[
+    FullContextConfig | TextOnlyContextConfig | PooledContextConfig | CaptionContextConfig | PrunedContextConfig,
+    Field(discriminator="kind"),
 ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from configs.contexts import EnsembleChoice
+from configs.contexts import EnsembleConfig
+from configs.external import BUILT_IN, EXTERNAL, ExternalDrafterConfig, kind_tag
 from configs.section import Place, Section
 
 MAX_LAYERS = 1000
@@ -20,7 +21,7 @@ def check_ngrams(shortest: int, longest: int) -> None:
         raise ValueError(f"min_ngram_tokens {shortest} is above max_ngram_tokens {longest}")
 
 
-class DraftVocabulary(Section):
+class DraftVocabularyConfig(Section):
     """The draft vocabulary: the drafter's output layer keeps only the rows of these tokens and of EOS tokens."""
 
     path: Place | None = None
@@ -30,7 +31,7 @@ class DraftVocabulary(Section):
     """Number of tokens: the first tokens of the list, or without a list the lowest ids."""
 
     @model_validator(mode="after")
-    def _some(self) -> DraftVocabulary:
+    def _some(self) -> DraftVocabularyConfig:
         if self.path is None and self.size is None:
             raise ValueError("give path, size or both")
         if self.path is not None and "://" in self.path:
@@ -38,31 +39,31 @@ class DraftVocabulary(Section):
         return self
 
 
-class NoDrafter(Section):
+class NoDrafterConfig(Section):
     """Plain decoding."""
 
     kind: Literal["none"] = "none"
 
 
-class ModelDrafter(Section):
+class ModelDrafterConfig(Section):
     """An independent smaller model, `model.drafter`; with several contexts, an ensemble of their lanes (TABED)."""
 
     kind: Literal["model"] = "model"
-    ensemble: EnsembleChoice | None = None
+    ensemble: EnsembleConfig | None = None
     """Weights of several contexts; defaults if left out."""
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class EagleDrafter(Section):
+class EagleDrafterConfig(Section):
     """An EAGLE-1/2 head: one decoder layer over the target's features; `model.drafter` names its checkpoint."""
 
     kind: Literal["eagle"] = "eagle"
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class Eagle3Drafter(Section):
+class Eagle3DrafterConfig(Section):
     """An EAGLE-3 head: decoder layers over the states of several target layers, with an own draft vocabulary;
     `model.drafter` names its checkpoint, in the format of speculators, SpecForge or EAGLE. A P-EAGLE head of
     speculators drafts all levels in one forward."""
@@ -70,40 +71,40 @@ class Eagle3Drafter(Section):
     kind: Literal["eagle3"] = "eagle3"
 
 
-class VispecDrafter(Section):
+class VispecDrafterConfig(Section):
     """A ViSpec head: EAGLE for vision-language models, with an adaptor that compresses each image; `model.drafter`
     names its checkpoint."""
 
     kind: Literal["vispec"] = "vispec"
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class MsdDrafter(Section):
+class MsdDrafterConfig(Section):
     """An MSD head: EAGLE for vision-language models, whose inputs at visual tokens are the image embeddings;
     `model.drafter` names its checkpoint."""
 
     kind: Literal["msd"] = "msd"
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class MedusaDrafter(Section):
+class MedusaDrafterConfig(Section):
     """Medusa heads on the target's last state, one per draft depth; `model.drafter` names their checkpoint."""
 
     kind: Literal["medusa"] = "medusa"
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class BlockDrafter(Section):
+class BlockDrafterConfig(Section):
     """A block drafter (DFlash): one forward drafts all levels from the states of several target layers; `model.drafter`
     names its checkpoint, in the format of DFlash or speculators."""
 
     kind: Literal["block"] = "block"
 
 
-class LayerSkipDrafter(Section):
+class LayerSkipDrafterConfig(Section):
     """Self-speculation: some of the target's own layers, then its output layer; no checkpoint and no KV cache."""
 
     kind: Literal["layer_skip"] = "layer_skip"
@@ -113,11 +114,11 @@ class LayerSkipDrafter(Section):
     )
     """A number n: the target's first n layers (early exit). A list: the layers with these indices, from 0, in ascending
     order; the others are skipped. Fewer than the target has."""
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
     @model_validator(mode="after")
-    def _ascending(self) -> LayerSkipDrafter:
+    def _ascending(self) -> LayerSkipDrafterConfig:
         indices = self.indices
         if any(one >= other for one, other in pairwise(indices)):
             raise ValueError(f"layers: {list(indices)} is not in ascending order, each layer once")
@@ -129,7 +130,7 @@ class LayerSkipDrafter(Section):
         return tuple(range(self.layers)) if isinstance(self.layers, int) else self.layers
 
 
-class LookupDrafter(Section):
+class LookupDrafterConfig(Section):
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens in prompt or output."""
 
     kind: Literal["lookup"] = "lookup"
@@ -141,12 +142,12 @@ class LookupDrafter(Section):
     """The match to copy if several are longest: `latest` or `first`."""
 
     @model_validator(mode="after")
-    def _bounds(self) -> LookupDrafter:
+    def _bounds(self) -> LookupDrafterConfig:
         check_ngrams(self.min_ngram_tokens, self.max_ngram_tokens)
         return self
 
 
-class JacobiDrafter(Section):
+class JacobiDrafterConfig(Section):
     """Speculative Jacobi decoding: drafts the target's own choices of the previous step. The tree must be a chain, and
     acceptance must be `exact`, `rejection`, `typical` or `lantern`."""
 
@@ -156,7 +157,7 @@ class JacobiDrafter(Section):
     up (`above`)."""
 
 
-class SuffixDrafter(Section):
+class SuffixDrafterConfig(Section):
     """Suffix decoding: drafts the usual continuation of the last tokens in the row's own text and in finished outputs
     of the same actor. The tree must be a chain, and acceptance must be `exact`."""
 
@@ -169,31 +170,35 @@ class SuffixDrafter(Section):
     """Most tokens of finished outputs that are searched; older outputs are dropped."""
 
     @model_validator(mode="after")
-    def _bounds(self) -> SuffixDrafter:
+    def _bounds(self) -> SuffixDrafterConfig:
         check_ngrams(self.min_ngram_tokens, self.max_ngram_tokens)
         return self
 
 
-class GrammarDrafter(Section):
+class GrammarDrafterConfig(Section):
     """Drafts the tokens that `output` forces, without a model. The tree must be a chain; `method.forced_tokens` drafts
     them before another drafter's tokens."""
 
     kind: Literal["grammar"] = "grammar"
 
 
-Drafter = Annotated[
-    NoDrafter
-    | ModelDrafter
-    | EagleDrafter
-    | Eagle3Drafter
-    | VispecDrafter
-    | MsdDrafter
-    | MedusaDrafter
-    | BlockDrafter
-    | LayerSkipDrafter
-    | LookupDrafter
-    | JacobiDrafter
-    | SuffixDrafter
-    | GrammarDrafter,
+BuiltInDrafterConfig = Annotated[
+    NoDrafterConfig
+    | ModelDrafterConfig
+    | EagleDrafterConfig
+    | Eagle3DrafterConfig
+    | VispecDrafterConfig
+    | MsdDrafterConfig
+    | MedusaDrafterConfig
+    | BlockDrafterConfig
+    | LayerSkipDrafterConfig
+    | LookupDrafterConfig
+    | JacobiDrafterConfig
+    | SuffixDrafterConfig
+    | GrammarDrafterConfig,
     Field(discriminator="kind"),
+]
+DrafterConfig = Annotated[
+    Annotated[BuiltInDrafterConfig, Tag(BUILT_IN)] | Annotated[ExternalDrafterConfig, Tag(EXTERNAL)],
+    Discriminator(kind_tag),
 ]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from configs.external import BUILT_IN, EXTERNAL
 from configs.presets import find_job, preset, replacement_of, resolve_methods
 from configs.section import REMOVED, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
@@ -79,6 +80,8 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str, recorded:
             if problem["type"] == "extra_forbidden":
                 removed = REMOVED.get(".".join(path[-2:]))
                 message = "is not a known key" if removed is None else f"was removed: {removed.replacement}"
+            elif problem["type"] == "string_pattern_mismatch" and EXTERNAL in problem["loc"]:
+                message = "must name a class as module:Class, such as my_drafter:MyDrafter"
             elif problem["type"] == "missing":
                 message = "is required"
             elif problem["type"] == "float_type" and (exponent := _EXPONENT.fullmatch(str(problem["input"]))):
@@ -110,7 +113,8 @@ def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
     parts: list[str] = []
     node = data
     for part in location:
-        if isinstance(node, dict) and part not in node and part == node.get("kind"):
+        keys, kind = (node, node.get("kind")) if isinstance(node, dict) else ((), None)
+        if part not in keys and part in (kind, BUILT_IN, EXTERNAL):
             continue
         parts.append(str(part))
         try:

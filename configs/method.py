@@ -10,20 +10,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
-from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
-from configs.drafters import Drafter, GrammarDrafter, JacobiDrafter, ModelDrafter, NoDrafter, SuffixDrafter
+from configs.acceptance import (
+    AcceptanceConfig,
+    ExactAcceptanceConfig,
+    FlyAcceptanceConfig,
+    LanternAcceptanceConfig,
+    RejectionAcceptanceConfig,
+)
+from configs.contexts import CaptionContextConfig, ContextConfig, EnsembleConfig, FullContextConfig
+from configs.drafters import (
+    DrafterConfig,
+    GrammarDrafterConfig,
+    JacobiDrafterConfig,
+    ModelDrafterConfig,
+    NoDrafterConfig,
+    SuffixDrafterConfig,
+)
+from configs.external import short_kind
 from configs.section import Section, removed_defaults
-from configs.trees import ChainTree, SageTree, Tree, max_depth
+from configs.trees import ChainTreeConfig, SageTreeConfig, TreeConfig, max_depth
 
 
-class NoController(Section):
+class NoControllerConfig(Section):
     """Every step drafts to the depth of `tree`."""
 
     kind: Literal["none"] = "none"
 
 
-class MeasuredController(Section):
+class MeasuredControllerConfig(Section):
     """Each step drafts to the depth with the most expected tokens per second, up to the depth of `tree`, or not at all
     if plain decoding is faster. Acceptance must be `exact`."""
 
@@ -32,13 +46,13 @@ class MeasuredController(Section):
     """Largest share of steps, and of time, for trials of other depths."""
 
 
-Controller = Annotated[NoController | MeasuredController, Field(discriminator="kind")]
+ControllerConfig = Annotated[NoControllerConfig | MeasuredControllerConfig, Field(discriminator="kind")]
 
 
-class Auto(Section):
+class AutoMethodConfig(Section):
     """Several methods, plain decoding included; each engine keeps the one that is fastest on its first rows."""
 
-    candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
+    candidates: Annotated[tuple[MethodConfig, ...], Field(min_length=1, max_length=8)]
     """Methods, each a section or a name, with acceptance `exact`. Each engine [tries](../methods/auto.md) them and
     plain decoding on its first rows, and keeps the fastest one."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
@@ -49,19 +63,19 @@ class Auto(Section):
     """Most further trials of an engine, each after its acceptance length has changed."""
 
     @model_validator(mode="after")
-    def _comparable(self) -> Auto:
+    def _comparable(self) -> AutoMethodConfig:
         if self.min_rounds > self.max_rounds:
             raise ValueError(f"min_rounds ({self.min_rounds}) is larger than max_rounds ({self.max_rounds})")
         for place, one in enumerate(self.candidates):
             where = f"candidates.{place}"
             if one.auto is not None:
                 raise ValueError(f"{where}: a candidate names one method, and not several")
-            if not isinstance(one.acceptance, ExactAcceptance):
+            if not isinstance(one.acceptance, ExactAcceptanceConfig):
                 raise ValueError(
                     f"{where}.acceptance: '{one.acceptance.kind}' may give other tokens than the other candidates, and "
                     "the rows of a trial are results; use exact"
                 )
-            if any(isinstance(context, CaptionContext) for context in one.contexts):
+            if any(isinstance(context, CaptionContextConfig) for context in one.contexts):
                 raise ValueError(f"{where}.contexts: every trial would load the captioner again; leave out 'caption'")
         kinds = [one.drafter.kind for one in self.candidates if one.needs_checkpoint]
         if len(set(kinds)) > 1:
@@ -69,7 +83,7 @@ class Auto(Section):
                 f"candidates: {' and '.join(sorted(set(kinds)))} drafters are different checkpoints, and model.drafter "
                 "names one; keep one kind, and drafters without a checkpoint beside it"
             )
-        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)]
+        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafterConfig)]
         labels = [one.label for one in self.methods]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if len(plain) > 1 or twice:
@@ -80,43 +94,43 @@ class Auto(Section):
         return self
 
     @property
-    def methods(self) -> tuple[Method, ...]:
+    def methods(self) -> tuple[MethodConfig, ...]:
         """All candidates, plain decoding first."""
-        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)] or [Method()]
+        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafterConfig)] or [MethodConfig()]
         return (plain[0], *(one for one in self.candidates if one is not plain[0]))
 
 
-class Method(Section):
+class MethodConfig(Section):
     """A speculative-decoding method: drafter × contexts × tree × acceptance; or several candidates for a trial."""
 
     name: str | None = None
     """The method's name in rows and reports; by default composed of the choices."""
-    auto: Auto | None = None
+    auto: AutoMethodConfig | None = None
     """Candidates of a trial, in place of drafter, contexts, tree and acceptance."""
-    drafter: Drafter = NoDrafter()
-    contexts: tuple[Context, ...] = (FullContext(),)
-    tree: Tree = ChainTree()
-    acceptance: Acceptance = ExactAcceptance()
-    controller: Controller = NoController()
+    drafter: DrafterConfig = NoDrafterConfig()
+    contexts: tuple[ContextConfig, ...] = (FullContextConfig(),)
+    tree: TreeConfig = ChainTreeConfig()
+    acceptance: AcceptanceConfig = ExactAcceptanceConfig()
+    controller: ControllerConfig = NoControllerConfig()
     forced_tokens: bool = False
     """Whether tokens that `output` forces are drafted in place of the drafter's, whose other drafts are restricted to
     what `output` allows; see the [drafter `grammar`](../methods/grammar.md)."""
 
     @model_validator(mode="after")
-    def _legal(self) -> Method:
+    def _legal(self) -> MethodConfig:
         for name, field in type(self).model_fields.items():
             if self.auto is not None and name not in ("name", "auto") and getattr(self, name) != field.default:
                 raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
         if not self.contexts:
             raise ValueError("contexts: give at least one; [{kind: full}] is the default")
-        if isinstance(self.drafter, ModelDrafter):
+        if isinstance(self.drafter, ModelDrafterConfig):
             self._check_ensemble(self.drafter.ensemble)
-        elif self.contexts != (FullContext(),):
+        elif self.contexts != (FullContextConfig(),):
             raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
         self._check_acceptance()
         self._check_lines()
         self._check_controller()
-        if self.forced_tokens and isinstance(self.drafter, NoDrafter | GrammarDrafter):
+        if self.forced_tokens and isinstance(self.drafter, NoDrafterConfig | GrammarDrafterConfig):
             raise ValueError(
                 f"forced_tokens: '{self.drafter.kind}' has no drafts beside them; use the drafter 'grammar' without it"
             )
@@ -124,18 +138,18 @@ class Method(Section):
 
     def _check_acceptance(self) -> None:
         rule = self.acceptance
-        if isinstance(self.drafter, NoDrafter) and not rule.lossless:
+        if isinstance(self.drafter, NoDrafterConfig) and not rule.lossless:
             raise ValueError(f"acceptance: '{rule.kind}' relaxes drafts, and the drafter 'none' makes none; use exact")
-        draws_residuals = isinstance(rule, RejectionAcceptance) or (
-            isinstance(rule, LanternAcceptance) and rule.draw != "coupled"
+        draws_residuals = isinstance(rule, RejectionAcceptanceConfig) or (
+            isinstance(rule, LanternAcceptanceConfig) and rule.draw != "coupled"
         )
-        if draws_residuals and isinstance(self.tree, SageTree) and self.tree.growth == "online":
-            other = "acceptance.draw coupled" if isinstance(rule, LanternAcceptance) else "acceptance exact"
+        if draws_residuals and isinstance(self.tree, SageTreeConfig) and self.tree.growth == "online":
+            other = "acceptance.draw coupled" if isinstance(rule, LanternAcceptanceConfig) else "acceptance exact"
             raise ValueError(
                 "tree.growth 'online' keeps drafts by the probability of the drawn token, which would bias rejection "
                 f"sampling; use growth 'planned', or {other}"
             )
-        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := max_depth(self.tree)):
+        if isinstance(rule, FlyAcceptanceConfig) and rule.window > 0 and (deepest := max_depth(self.tree)):
             needed = rule.window + 1 + (rule.block_end == "margin")
             if deepest < needed:
                 raise ValueError(
@@ -146,19 +160,19 @@ class Method(Section):
     def _check_lines(self) -> None:
         """Check tree and acceptance of the drafters that propose one token per depth."""
         drafter, rule = self.drafter, self.acceptance
-        if not isinstance(drafter, JacobiDrafter | SuffixDrafter | GrammarDrafter):
+        if not isinstance(drafter, JacobiDrafterConfig | SuffixDrafterConfig | GrammarDrafterConfig):
             return
-        if not isinstance(self.tree, ChainTree):
+        if not isinstance(self.tree, ChainTreeConfig):
             raise ValueError(
                 f"tree: the drafter '{drafter.kind}' proposes one token per depth, and a tree '{self.tree.kind}' would "
                 "verify nodes without drafts; use chain"
             )
-        if isinstance(drafter, SuffixDrafter) and not isinstance(rule, ExactAcceptance):
+        if isinstance(drafter, SuffixDrafterConfig) and not isinstance(rule, ExactAcceptanceConfig):
             raise ValueError(
                 "acceptance: drafts of 'suffix' follow from the rows that finished before in the same actor, and under "
                 f"acceptance '{rule.kind}' tokens follow from drafts, so that no run could be repeated; use exact"
             )
-        if isinstance(drafter, JacobiDrafter) and rule.kind not in ("exact", "rejection", "typical", "lantern"):
+        if isinstance(drafter, JacobiDrafterConfig) and rule.kind not in ("exact", "rejection", "typical", "lantern"):
             raise ValueError(
                 f"acceptance: '{rule.kind}' accepts drafts that the target finds unlikely, and drafts of 'jacobi' are "
                 "choices after wrong tokens, or fillers; use exact, rejection, typical or lantern"
@@ -166,17 +180,17 @@ class Method(Section):
 
     def _check_controller(self) -> None:
         """Check that the method has a drafter and exact acceptance, under which depths do not change tokens."""
-        if isinstance(self.controller, NoController):
+        if isinstance(self.controller, NoControllerConfig):
             return
-        if isinstance(self.drafter, NoDrafter):
+        if isinstance(self.drafter, NoDrafterConfig):
             raise ValueError(f"controller: '{self.controller.kind}' has nothing to decide where the drafter is 'none'")
-        if not isinstance(self.acceptance, ExactAcceptance):
+        if not isinstance(self.acceptance, ExactAcceptanceConfig):
             raise ValueError(
                 f"controller: '{self.controller.kind}' chooses depths by the clock, and under acceptance "
                 f"'{self.acceptance.kind}' tokens follow from depths, so that no run could be repeated; use exact"
             )
 
-    def _check_ensemble(self, ensemble: EnsembleChoice | None) -> None:
+    def _check_ensemble(self, ensemble: EnsembleConfig | None) -> None:
         num_lanes = len(self.contexts)
         if num_lanes == 1 and ensemble is not None:
             raise ValueError("drafter.ensemble weighs several contexts, but contexts names one")
@@ -191,12 +205,12 @@ class Method(Section):
                 raise ValueError(f"drafter.ensemble: a grid of {size} weights; use fewer steps or inverse_linear")
 
     @property
-    def methods(self) -> tuple[Method, ...]:
+    def methods(self) -> tuple[MethodConfig, ...]:
         """All methods that may decode a row: this method, or plain decoding and the candidates of `auto`."""
         return (self,) if self.auto is None else self.auto.methods
 
     @property
-    def places(self) -> dict[str, Method]:
+    def places(self) -> dict[str, MethodConfig]:
         """The methods that the job file spells out, by dotted path: this method, or the candidates of `auto`."""
         if self.auto is None:
             return {"method": self}
@@ -210,10 +224,10 @@ class Method(Section):
     @property
     def drafts_grammar(self) -> bool:
         """Whether drafts follow the section `output`."""
-        return self.forced_tokens or isinstance(self.drafter, GrammarDrafter)
+        return self.forced_tokens or isinstance(self.drafter, GrammarDrafterConfig)
 
     @property
-    def drafting(self) -> Method:
+    def drafting(self) -> MethodConfig:
         """The method that determines the kind of `model.drafter`: this one, or a candidate of `auto`."""
         if self.auto is None:
             return self
@@ -224,10 +238,10 @@ class Method(Section):
         data = self.model_dump(mode="json")
         if self.auto is not None:
             return {"auto": [one.content() for one in self.auto.methods]}
-        if isinstance(self.drafter, NoDrafter):
+        if isinstance(self.drafter, NoDrafterConfig):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
-        if isinstance(self.tree, SageTree):
+        if isinstance(self.tree, SageTreeConfig):
             data["tree"] |= removed_defaults("tree")
         # A controller requires exact acceptance, so it changes no token.
         del data["controller"]
@@ -248,10 +262,10 @@ class Method(Section):
             return self.name
         if self.auto is not None:
             return "auto"
-        if isinstance(self.drafter, NoDrafter):
+        if isinstance(self.drafter, NoDrafterConfig):
             return "plain"
         forced = "grammar+" if self.forced_tokens else ""
-        return f"{forced}{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
+        return forced + "+".join(short_kind(one.kind) for one in (self.drafter, self.tree, self.acceptance))
 
 
-Auto.model_rebuild()
+AutoMethodConfig.model_rebuild()

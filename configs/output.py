@@ -90,7 +90,7 @@ def _numbers(schema: Any) -> Iterator[tuple[tuple[str, ...], int | float]]:
             yield path, value
 
 
-class Output(Section):
+class OutputConfig(Section):
     """[Structured output](../guides/structured-output.md): exactly one of the keys. Texts are free without it."""
 
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_read_schema), AfterValidator(_check_numbers)] = None
@@ -101,7 +101,7 @@ class Output(Section):
     """Texts, of which each row gets one."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> Output:
+    def _one_of(self) -> OutputConfig:
         if (self.json_schema is not None) + (self.regex is not None) + bool(self.choices) != 1:
             raise ValueError("give exactly one of output.json_schema, output.regex and output.choices")
         [(most, count)] = Counter(self.choices).most_common(1) or [("", 0)]
@@ -119,7 +119,7 @@ class Output(Section):
 CAPTION_COLUMN = "generated_text"
 
 
-class SidecarExport(Section):
+class SidecarExportConfig(Section):
     """A text or JSON file beside each listed image or video."""
 
     kind: Literal["sidecars"] = "sidecars"
@@ -134,7 +134,7 @@ class SidecarExport(Section):
     """Columns of the output in the object; for `json`."""
 
 
-class DatasetExport(Section):
+class DatasetExportConfig(Section):
     """A folder with Parquet files and a dataset card, which `datasets.load_dataset` opens."""
 
     kind: Literal["dataset"] = "dataset"
@@ -148,7 +148,7 @@ class DatasetExport(Section):
     """The title of the dataset card."""
 
 
-class WebDatasetExport(Section):
+class WebDatasetExportConfig(Section):
     """New tars with the names and members of the source's, and one more member with the caption in each sample."""
 
     kind: Literal["webdataset"] = "webdataset"
@@ -162,7 +162,7 @@ class WebDatasetExport(Section):
     """Columns of the output in the object."""
 
 
-class LanceExport(Section):
+class LanceExportConfig(Section):
     """A column of a Lance dataset, merged by `source.id_column`."""
 
     kind: Literal["lance"] = "lance"
@@ -174,11 +174,13 @@ class LanceExport(Section):
     """If the dataset has the column, and this export has not made it: refuse, or replace it."""
 
 
-Export = Annotated[SidecarExport | DatasetExport | WebDatasetExport | LanceExport, Field(discriminator="kind")]
+ExportConfig = Annotated[
+    SidecarExportConfig | DatasetExportConfig | WebDatasetExportConfig | LanceExportConfig, Field(discriminator="kind")
+]
 
 
-class ExportJob(Section):
+class ExportJobConfig(Section):
     """The job file of `python -m jobs.export`."""
 
-    exports: Annotated[tuple[Export, ...], Field(min_length=1)]
+    exports: Annotated[tuple[ExportConfig, ...], Field(min_length=1)]
     """Forms in which results are exported; see [exports](../guides/output.md#exports)."""

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from configs.section import Labels, NumGpus, Section
 
 
-class ActorPool(Section):
+class ActorPoolConfig(Section):
     """Number and resources of the actors; each actor holds its own models."""
 
     _most_gpus: ClassVar[int] = 1
@@ -58,7 +58,7 @@ LEAST_BATCH_ROWS = 32
 """Least rows of a batch if `batch_rows` is `auto`."""
 
 
-class EnginePool(ActorPool):
+class EnginePoolConfig(ActorPoolConfig):
     """Actors with one loaded pair and one engine each; several batches share an engine."""
 
     slots: int | Literal["auto"] = 16
@@ -108,7 +108,7 @@ class EnginePool(ActorPool):
         return value
 
 
-class Pool(EnginePool):
+class PoolConfig(EnginePoolConfig):
     """The actors of a caption job; the target's layers are spread over all GPUs of an actor."""
 
     _most_gpus: ClassVar[int] = 64
@@ -128,7 +128,7 @@ class Pool(EnginePool):
     """Most bytes of rows that are read and decoded ahead of the actors."""
 
 
-class AcceptanceDrop(Section):
+class AcceptanceDropConfig(Section):
     """The drop of the acceptance length that counts as [drift](../guides/monitoring.md#drift)."""
 
     max_drop: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.25
@@ -138,7 +138,7 @@ class AcceptanceDrop(Section):
     """Rows of a window, and of the job's first rows."""
 
 
-class Job(Section):
+class JobSectionConfig(Section):
     """Name, seed, Ray cluster, error limits and logs of the job."""
 
     name: str = "caption"
@@ -156,7 +156,7 @@ class Job(Section):
     rows counts as failed, both with [exit status](commands.md#exit-status) 3. `null` is no limit."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
     """Least number of finished rows at which `max_error_share` ends a running job."""
-    drift: AcceptanceDrop | None = AcceptanceDrop()
+    drift: AcceptanceDropConfig | None = AcceptanceDropConfig()
     """When a drop of acceptance is reported; `null` is never."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Longest time without a heartbeat of a worker process; a process that is stopped or frozen for longer is killed,

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, model_validator
 
-from configs.acceptance import Audit, ExactAcceptance, LanternAcceptance
-from configs.method import Method
-from configs.output import Export, Output
-from configs.pool import Job, Pool
+from configs.acceptance import AuditConfig, ExactAcceptanceConfig, LanternAcceptanceConfig
+from configs.method import MethodConfig
+from configs.output import ExportConfig, OutputConfig
+from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
-from configs.source import Source
+from configs.source import SourceConfig
 
 
-class Message(Section):
+class MessageConfig(Section):
     """One turn of the conversation; `text` may contain `{column}` placeholders."""
 
     role: Literal["system", "user", "assistant"]
@@ -28,17 +28,17 @@ class Message(Section):
     """Whether this turn carries the row's images; by default the first user turn does."""
 
 
-class Prompt(Section):
+class PromptConfig(Section):
     """The prompt: either the text of a single user turn, or messages."""
 
     text: str | None = None
     """One user turn; `prompt: some text` is its short form."""
     # Not strict, because the short form is validated as Python data, in which lists are not accepted for tuples.
-    messages: Annotated[tuple[Message, ...], Field(strict=False)] = ()
+    messages: Annotated[tuple[MessageConfig, ...], Field(strict=False)] = ()
     """The turns of a conversation."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> Prompt:
+    def _one_of(self) -> PromptConfig:
         if (self.text is None) == (not self.messages):
             raise ValueError("give either prompt.text or prompt.messages, and not both")
         if self.messages and self.messages[-1].role != "user":
@@ -46,7 +46,7 @@ class Prompt(Section):
         return self
 
 
-class RowColumns(Section):
+class RowColumnsConfig(Section):
     """Columns with prompts and sampling options per row; a row without a value uses the job's value."""
 
     prompts: str | None = None
@@ -72,7 +72,7 @@ SHORT_PROMPT = BeforeValidator(lambda value: {"text": value} if isinstance(value
 """Validator that accepts a string in place of a section with the key `text`."""
 
 
-class Weights(Section):
+class WeightsConfig(Section):
     """The checkpoint of one network, and the dtype and device of its weights."""
 
     path: Place
@@ -86,14 +86,14 @@ class Weights(Section):
     """`auto` is the first CUDA device if there is one, else the CPU."""
 
 
-class Checkpoint(Weights):
+class CheckpointConfig(WeightsConfig):
     """The checkpoint of one model, and whether its own code may run; see `path` for the accepted locations."""
 
     allow_remote_code: bool = False
     """Whether code that comes with the checkpoint may run."""
 
 
-class TargetCheckpoint(Checkpoint):
+class TargetCheckpointConfig(CheckpointConfig):
     """The target model, whose distribution a lossless method preserves."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
@@ -101,7 +101,7 @@ class TargetCheckpoint(Checkpoint):
     rounded model is then the target."""
 
     @model_validator(mode="after")
-    def _multiplied(self) -> TargetCheckpoint:
+    def _multiplied(self) -> TargetCheckpointConfig:
         if self.quantization == "int8" and self.device == "cpu" and self.dtype in ("float32", "float16"):
             raise ValueError(f"quantization int8 on a CPU takes the dtype bfloat16, and dtype is '{self.dtype}'")
         if self.quantization == "fp8" and self.device == "cpu":
@@ -109,11 +109,11 @@ class TargetCheckpoint(Checkpoint):
         return self
 
 
-class Model(Section):
+class ModelConfig(Section):
     """The target model and the checkpoint of its drafter."""
 
-    target: TargetCheckpoint
-    drafter: Checkpoint | None = None
+    target: TargetCheckpointConfig
+    drafter: CheckpointConfig | None = None
     """A smaller model, an EAGLE head, Medusa heads or a block drafter for the target; not needed by the drafters
     `none`, `lookup`, `jacobi`, `suffix` and `layer_skip`."""
 
@@ -126,7 +126,7 @@ def _listed(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, int) else value
 
 
-class Sampling(Section):
+class SamplingConfig(Section):
     """Sampling parameters of generated text; see `decoding.Sampling`. The logits processors, from `repetition_penalty`
     to `forced_eos_token_id`, have transformers' names and meaning. A processor that the job does not set is that of the
     target's [generation settings](../guides/caption.md#generation-settings)."""
@@ -189,7 +189,7 @@ class Sampling(Section):
     def content(self) -> dict[str, Any]:
         """Return the fields that determine the output; outputs without the newer fields have them at their defaults."""
         data = self.model_dump(mode="json")
-        plain = Sampling().model_dump(mode="json")
+        plain = SamplingConfig().model_dump(mode="json")
         return {
             name: value
             for name, value in data.items()
@@ -201,7 +201,7 @@ FIRST_SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition
 """Keys of `sampling` that all outputs have, also those that were begun before further keys existed."""
 
 
-class Sink(Section):
+class SinkConfig(Section):
     """The output: `data/`, `errors/` and `_job/` under `path`."""
 
     path: Place
@@ -216,14 +216,14 @@ class Sink(Section):
     """Compression of Parquet files: `zstd`, `snappy` or `none`."""
 
 
-class CaptionSink(Sink):
+class CaptionSinkConfig(SinkConfig):
     """The output: `data/`, `errors/` and `_job/` under `path`."""
 
     keep_tokens: bool = False
     """Whether generated tokens are written, as `token_ids`; drafters are
     [trained](../guides/train-drafter.md#answers-of-a-job) on them."""
-    # Not strict, as for `Prompt.messages`.
-    exports: Annotated[tuple[Export, ...], Field(strict=False)] = ()
+    # Not strict, as for `PromptConfig.messages`.
+    exports: Annotated[tuple[ExportConfig, ...], Field(strict=False)] = ()
     """Further [forms](../guides/output.md#exports) of the results, which are written when all rows are published."""
 
 
@@ -235,12 +235,12 @@ SHOTS = ("split", "shot_threshold", "min_shot_s", "max_shot_s", "max_shots")
 """
 
 
-class DatasetJob(Section):
+class DatasetJobConfig(Section):
     """Base of the jobs that write a dataset; a job can resume the output of a job with equal `content`."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns",)
     if TYPE_CHECKING:  # each job declares its sections, in its order
-        method: Method
+        method: MethodConfig
         model: Any
         job: Any
 
@@ -281,23 +281,23 @@ class DatasetJob(Section):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-class CaptionJob(DatasetJob):
+class CaptionJobConfig(DatasetJobConfig):
     """A caption job: images, videos or text in, generated text out."""
 
-    source: Source
-    prompt: Annotated[Prompt | None, SHORT_PROMPT] = None
-    columns: RowColumns = RowColumns()
-    model: Model
-    method: Method = Method()
-    sampling: Sampling = Sampling()
-    output: Output | None = None
-    pool: Pool = Pool()
-    sink: CaptionSink
-    job: Job = Job()
-    audit: Audit | None = None
+    source: SourceConfig
+    prompt: Annotated[PromptConfig | None, SHORT_PROMPT] = None
+    columns: RowColumnsConfig = RowColumnsConfig()
+    model: ModelConfig
+    method: MethodConfig = MethodConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    output: OutputConfig | None = None
+    pool: PoolConfig = PoolConfig()
+    sink: CaptionSinkConfig
+    job: JobSectionConfig = JobSectionConfig()
+    audit: AuditConfig | None = None
 
     @model_validator(mode="after")
-    def _audits_losses(self) -> CaptionJob:
+    def _audits_losses(self) -> CaptionJobConfig:
         if self.audit is None:
             return self
         if self.method.verify_mode == "lossless":
@@ -315,24 +315,24 @@ class CaptionJob(DatasetJob):
         return self
 
     @property
-    def active_audit(self) -> Audit | None:
+    def active_audit(self) -> AuditConfig | None:
         """The audit; None without one, and while rows are decoded losslessly, also after the budget was exceeded."""
         return None if self.method.acceptance.lossless else self.audit
 
     @property
-    def lossless_method(self) -> Method:
+    def lossless_method(self) -> MethodConfig:
         """The method with acceptance `exact`, under a name of its own; ValueError if they may not be combined."""
         name = f"{self.method.name}+exact" if self.method.name else None
-        data = {**dict(self.method), "acceptance": ExactAcceptance(), "name": name}
-        return Method(**data)
+        data = {**dict(self.method), "acceptance": ExactAcceptanceConfig(), "name": name}
+        return MethodConfig(**data)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> CaptionJob:
+    def _fits_together(self) -> CaptionJobConfig:
         if (self.prompt is None) == (self.columns.messages is None):
             raise ValueError("give either prompt or columns.messages, and not both")
         if self.columns.prompts is not None and self.prompt is None:
             raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
-        if isinstance(self.method.acceptance, LanternAcceptance):
+        if isinstance(self.method.acceptance, LanternAcceptanceConfig):
             raise ValueError("method.acceptance 'lantern' accepts codes of similar images, and a text has none")
         if any(getattr(one.drafter, "fill", None) == "above" for one in self.method.methods):
             raise ValueError(
@@ -353,8 +353,9 @@ class CaptionJob(DatasetJob):
         return self
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """Return the fields of `DatasetJob.content`, and `output`, `sink.keep_tokens`, share and metric of `audit` if
-        they are set: without them, outputs that were begun before these keys existed have the same content."""
+        """Return the fields of `DatasetJobConfig.content`, and `output`, `sink.keep_tokens`, share and metric of
+        `audit` if they are set: without them, outputs that were begun before these keys existed have the same
+        content."""
         data = super().content(revisions) | {"sampling": self.sampling.content()}
         for key in ("output", "audit"):
             del data[key]

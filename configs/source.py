@@ -11,7 +11,7 @@ from configs.section import Section, without_credentials
 DEFAULT_NUM_FRAMES = 8
 
 
-class Video(Section):
+class VideoConfig(Section):
     """Sampling of frames from videos, the video decoder, and its limits."""
 
     decoder: Literal["auto", "decord", "pyav"] = "auto"
@@ -49,7 +49,7 @@ class Video(Section):
     """Memory limit of the decoding process, excluding its libraries; the process is replaced at half of the limit."""
 
     @model_validator(mode="after")
-    def _one_sampling(self) -> Video:
+    def _one_sampling(self) -> VideoConfig:
         given = [name for name in ("num_frames", "fps", "timestamps_s") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; frames are sampled in one way")
@@ -75,7 +75,7 @@ class Video(Section):
         return "split" if self.split == "shots" else "clip_s" if self.clip_s is not None else ""
 
 
-class SourceColumns(Section):
+class SourceColumnsConfig(Section):
     """Columns of the source that contain images or videos."""
 
     image: str | None = None
@@ -88,7 +88,7 @@ UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "a
 """Schemes of URIs in rows; the drivers of these schemes access only files."""
 
 
-class Fetch(Section):
+class FetchConfig(Section):
     """How media are fetched by URI."""
 
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
@@ -108,7 +108,7 @@ SHARES = 6
 these take two shares each, because a task has rows of one share and one further row of at most one share."""
 
 
-class Source(Section):
+class SourceConfig(Section):
     """The input data: format, location, columns, and limits of its rows."""
 
     kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
@@ -117,7 +117,7 @@ class Source(Section):
     [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
     """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
-    columns: SourceColumns = SourceColumns()
+    columns: SourceColumnsConfig = SourceColumnsConfig()
     id_column: str | None = None
     """The column (in tars: the field) with unique ids; if left out, ids are `path#index`."""
     check_ids: bool = True
@@ -135,7 +135,7 @@ class Source(Section):
     without one is relative to the source root."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
     """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
-    fetch: Fetch = Fetch()
+    fetch: FetchConfig = FetchConfig()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     """Most bytes of an image file; a larger file is a row error."""
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
@@ -148,7 +148,7 @@ class Source(Section):
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
     """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
     may use a sixth of it."""
-    video: Video = Video()
+    video: VideoConfig = VideoConfig()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ class Source(Section):
         return max(1, self.max_decoded_bytes // SHARES)
 
 
-class JobOutput(Section):
+class JobOutputConfig(Section):
     """The output of a caption job, whose answers a drafter learns to predict."""
 
     kind: Literal["job_output"] = "job_output"

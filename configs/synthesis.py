@@ -6,17 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import LanternAcceptance, LVSpecAcceptance
-from configs.contexts import FullContext
-from configs.drafters import BlockDrafter
-from configs.method import Method
-from configs.pool import ActorPool, EnginePool, Job
-from configs.schema import SHORT_PROMPT, DatasetJob, Sink, Weights
+from configs.acceptance import LanternAcceptanceConfig, LVSpecAcceptanceConfig
+from configs.contexts import FullContextConfig
+from configs.drafters import BlockDrafterConfig
+from configs.method import MethodConfig
+from configs.pool import ActorPoolConfig, EnginePoolConfig, JobSectionConfig
+from configs.schema import SHORT_PROMPT, DatasetJobConfig, SinkConfig, WeightsConfig
 from configs.section import Section
-from configs.source import Source
+from configs.source import SourceConfig
 
 
-class ImagePrompt(Section):
+class ImagePromptConfig(Section):
     """The prompt of the text encoder."""
 
     text: str
@@ -24,7 +24,7 @@ class ImagePrompt(Section):
     contain conditions."""
 
 
-class ConditionColumns(Section):
+class ConditionColumnsConfig(Section):
     """Columns with the condition of each row."""
 
     features: str | None = None
@@ -35,7 +35,7 @@ class ConditionColumns(Section):
     """The row's class, for class-conditional targets."""
 
 
-class ImageColumns(ConditionColumns):
+class ImageColumnsConfig(ConditionColumnsConfig):
     """Columns with the condition and sampling options of each row; a row without a value uses the job's value."""
 
     seed: str | None = None
@@ -50,29 +50,29 @@ class ImageColumns(ConditionColumns):
     """In place of `sampling.guidance_scale`."""
 
 
-class TextEncoder(Weights):
+class TextEncoderConfig(WeightsConfig):
     """The T5 encoder that maps prompts to features."""
 
     truncate: bool = False
     """Whether long prompts are truncated."""
 
 
-class ImageModel(Section):
+class ImageModelConfig(Section):
     """The target image model, the checkpoint of its drafter, its text encoder and its VQ decoder."""
 
-    target: Weights
+    target: WeightsConfig
     """A LlamaGen checkpoint: a published `.pt` file, a folder of LANTERN or of this project, or a hub id
     `owner/name/file`."""
-    drafter: Weights | None = None
+    drafter: WeightsConfig | None = None
     """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafters `none`, `lookup`, `jacobi`,
     `suffix` and `layer_skip`."""
-    vq: Weights | None = None
+    vq: WeightsConfig | None = None
     """The VQ model; not needed without images, unless the acceptance is `lantern`."""
-    condition: TextEncoder | None = None
+    condition: TextEncoderConfig | None = None
     """The T5 encoder; not needed if rows contain features or labels."""
 
 
-class ImageSampling(Section):
+class ImageSamplingConfig(Section):
     """Sampling parameters of image codes, applied in the order guidance, temperature, `top_k`, `top_p`; the target
     determines the number of codes."""
 
@@ -90,14 +90,14 @@ class ImageSampling(Section):
     """Codes that are guided: −1 for all, i for the codes 0 … i + 1."""
 
 
-class VqPool(ActorPool):
+class VqPoolConfig(ActorPoolConfig):
     """The actors that decode codes to pixels."""
 
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 8
     """Number of images decoded at once."""
 
 
-class ImageFile(Section):
+class ImageFileConfig(Section):
     """The file format of images."""
 
     format: Literal["png", "webp", "jpeg"] = "png"
@@ -110,7 +110,7 @@ class ImageFile(Section):
     """CPUs that one encoding task reserves."""
 
     @model_validator(mode="after")
-    def _fits(self) -> ImageFile:
+    def _fits(self) -> ImageFileConfig:
         if self.lossless and self.format == "jpeg":
             raise ValueError("lossless: JPEG always loses something; use png or webp")
         if self.quality is not None and (self.format == "png" or self.lossless):
@@ -118,7 +118,7 @@ class ImageFile(Section):
         return self
 
 
-class ImageSink(Sink):
+class ImageSinkConfig(SinkConfig):
     """The output: images, codes, or both."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
@@ -129,38 +129,38 @@ class ImageSink(Sink):
     """Whether codes are written."""
 
     @model_validator(mode="after")
-    def _something(self) -> ImageSink:
+    def _something(self) -> ImageSinkConfig:
         if not self.images and not self.keep_codes:
             raise ValueError("images and keep_codes are both false: nothing would be left of an image")
         return self
 
 
-class ImageJob(Job):
+class ImageJobSectionConfig(JobSectionConfig):
     """Name, seed, Ray cluster, error limits and logs of the job."""
 
     name: str = "synthesize"
     """Prefix of the job's id."""
 
 
-class SynthesizeJob(DatasetJob):
+class SynthesizeJobConfig(DatasetJobConfig):
     """A synthesis job: prompts or conditions in, images out."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns", "images", "keep_codes")
-    source: Source
-    prompt: Annotated[ImagePrompt | None, SHORT_PROMPT] = None
-    columns: ImageColumns = ImageColumns()
-    model: ImageModel
-    method: Method = Method()
-    sampling: ImageSampling = ImageSampling()
-    pool: EnginePool = EnginePool()
-    vq: VqPool = VqPool()
+    source: SourceConfig
+    prompt: Annotated[ImagePromptConfig | None, SHORT_PROMPT] = None
+    columns: ImageColumnsConfig = ImageColumnsConfig()
+    model: ImageModelConfig
+    method: MethodConfig = MethodConfig()
+    sampling: ImageSamplingConfig = ImageSamplingConfig()
+    pool: EnginePoolConfig = EnginePoolConfig()
+    vq: VqPoolConfig = VqPoolConfig()
     """The pool of VQ decoders; `num_gpus` is a share of one GPU, 0 is the CPU, `auto` a tenth of an engine's GPU."""
-    image: ImageFile = ImageFile()
-    sink: ImageSink
-    job: ImageJob = ImageJob()
+    image: ImageFileConfig = ImageFileConfig()
+    sink: ImageSinkConfig
+    job: ImageJobSectionConfig = ImageJobSectionConfig()
 
     @model_validator(mode="after")
-    def _fits_together(self) -> SynthesizeJob:
+    def _fits_together(self) -> SynthesizeJobConfig:
         if self.source.kind in ("images", "videos"):
             what = self.source.kind.removesuffix("s")
             raise ValueError(f"source.kind: {what} files hold no prompts; use parquet, jsonl, text or webdataset")
@@ -189,17 +189,17 @@ class SynthesizeJob(DatasetJob):
 
     def _check_method(self) -> None:
         method = self.method
-        if any(one.contexts != (FullContext(),) for one in method.methods):
+        if any(one.contexts != (FullContextConfig(),) for one in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
             raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
-        if any(isinstance(one.drafter, BlockDrafter) for one in method.methods):
+        if any(isinstance(one.drafter, BlockDrafterConfig) for one in method.methods):
             raise ValueError("method.drafter 'block' drafts texts: it counts positions in one dimension; use eagle3")
         if any(one.drafts_grammar for one in method.methods):
             raise ValueError("method: drafts of a grammar follow the section output, and images have none")
-        if isinstance(method.acceptance, LVSpecAcceptance):
+        if isinstance(method.acceptance, LVSpecAcceptanceConfig):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
-        if isinstance(method.acceptance, LanternAcceptance) and self.model.vq is None:
+        if isinstance(method.acceptance, LanternAcceptanceConfig) and self.model.vq is None:
             raise ValueError("method.acceptance 'lantern' finds neighbours in a codebook: model.vq must name its model")
 
     @property
@@ -208,7 +208,7 @@ class SynthesizeJob(DatasetJob):
         return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """See `DatasetJob.content`."""
+        """See `DatasetJobConfig.content`."""
         data = super().content(revisions)
         del data["vq"]
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None

@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.drafters import DraftVocabulary
-from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Weights
+from configs.drafters import DraftVocabularyConfig
+from configs.schema import SHORT_PROMPT, CheckpointConfig, PromptConfig, WeightsConfig
 from configs.section import NumGpus, Place, Section
-from configs.source import JobOutput, Source
-from configs.synthesis import ConditionColumns, TextEncoder
+from configs.source import JobOutputConfig, SourceConfig
+from configs.synthesis import ConditionColumnsConfig, TextEncoderConfig
 
 
-class EagleHead(Section):
+class EagleHeadConfig(Section):
     """An EAGLE-2 head: one decoder layer that predicts the target's next hidden state."""
 
     kind: Literal["eagle"] = "eagle"
 
 
-class Eagle3Head(Section):
+class Eagle3HeadConfig(Section):
     """An EAGLE-3 head of one layer, written in the format of speculators."""
 
     kind: Literal["eagle3"] = "eagle3"
@@ -28,11 +28,11 @@ class Eagle3Head(Section):
     feature_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=16)] | None = None
     """Target states that the head reads: 0 is the embedding, k the output of the k-th layer; by default 2, N / 2 and
     N − 3 of N layers."""
-    vocabulary: DraftVocabulary | None = None
+    vocabulary: DraftVocabularyConfig | None = None
     """Tokens that are drafted; all if left out."""
 
 
-class MedusaHead(Section):
+class MedusaHeadConfig(Section):
     """Medusa heads: head i predicts the token i positions after the next token."""
 
     kind: Literal["medusa"] = "medusa"
@@ -40,7 +40,7 @@ class MedusaHead(Section):
     """Number of Medusa heads."""
 
 
-class BlockHead(Section):
+class BlockHeadConfig(Section):
     """A block drafter (DFlash), written in the format of speculators."""
 
     kind: Literal["block"] = "block"
@@ -55,7 +55,7 @@ class BlockHead(Section):
     """As of `eagle3`."""
 
 
-class LayerCutHead(Section):
+class LayerCutHeadConfig(Section):
     """A drafter of its own: the target with some of its layers, trained on the target's distributions and written as a
     transformers checkpoint. Parts that read images and videos are copied and not trained."""
 
@@ -79,21 +79,21 @@ class LayerCutHead(Section):
         return self.layers
 
 
-class ImageColumns(ConditionColumns):
+class TrainingImageColumnsConfig(ConditionColumnsConfig):
     """Columns with the image or the codes of each row, and with its condition."""
 
     codes: str | None = None
     """VQ codes in raster order; if left out, `image.vq` encodes the row's image."""
 
 
-class ImageTeaching(Section):
+class ImageTeachingConfig(Section):
     """Training data of image targets: codes and conditions of rows, and the share of dropped conditions."""
 
-    columns: ImageColumns = ImageColumns()
-    vq: Weights | None = None
+    columns: TrainingImageColumnsConfig = TrainingImageColumnsConfig()
+    vq: WeightsConfig | None = None
     """The VQ model that encodes images (`path`, `revision`, `dtype`, `device`); images are center-cropped to a square.
     """
-    condition: TextEncoder | None = None
+    condition: TextEncoderConfig | None = None
     """The T5 encoder that encodes prompts (`path`, `revision`, `dtype`, `device`, `truncate`)."""
     null_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
     """Share of rows whose condition is dropped."""
@@ -101,7 +101,7 @@ class ImageTeaching(Section):
     """Whether the draft after the first code is trained."""
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> ImageTeaching:
+    def _one_of_each(self) -> ImageTeachingConfig:
         if (self.columns.codes is None) == (self.vq is None):
             raise ValueError("give either columns.codes, or vq to encode the rows' images with")
         ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
@@ -110,7 +110,7 @@ class ImageTeaching(Section):
         return self
 
 
-class Teaching(Section):
+class TeachingConfig(Section):
     """Rows, optimisation and evaluation. The defaults of optimisation are taken from LANTERN's public code."""
 
     num_steps: Annotated[int, Field(ge=1)] = 2000
@@ -157,13 +157,13 @@ class Teaching(Section):
     """Seed of initial weights, shuffling and noise."""
 
     @model_validator(mode="after")
-    def _steps(self) -> Teaching:
+    def _steps(self) -> TeachingConfig:
         if self.warmup_steps >= self.num_steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be fewer than num_steps ({self.num_steps})")
         return self
 
 
-class Acceptance(Section):
+class AcceptanceLengthConfig(Section):
     """Measurement of the acceptance length: held-out prompts are decoded with the trained head and exact acceptance."""
 
     num_rows: Annotated[int, Field(ge=0)] = 16
@@ -178,7 +178,7 @@ class Acceptance(Section):
     """Guidance scale of images."""
 
 
-class TeacherCache(Section):
+class TeacherCacheConfig(Section):
     """The target's states of training samples on disk. They are computed in the first epoch and read in later ones."""
 
     path: Place | None = None
@@ -189,7 +189,7 @@ class TeacherCache(Section):
     """Type of stored states; `auto` is the target's type, which loses nothing."""
 
 
-class Workers(Section):
+class WorkersConfig(Section):
     """Training workers: one process, or several under Ray Train. Changes the result only by rounding."""
 
     count: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -202,7 +202,7 @@ class Workers(Section):
     """Most rows in one forward of a worker."""
     max_forward_tokens: Annotated[int, Field(ge=16)] = 8192
     """Most tokens in one forward of a worker, padding included, unless it is of one row; bounds memory."""
-    teacher_cache: TeacherCache = TeacherCache()
+    teacher_cache: TeacherCacheConfig = TeacherCacheConfig()
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of batches that are read and decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
@@ -218,7 +218,7 @@ class Workers(Section):
         return 0.0 if self.num_gpus == "auto" else self.num_gpus
 
 
-class TrainingOutput(Section):
+class TrainingOutputConfig(Section):
     """Folder and type of the written head."""
 
     path: Place
@@ -227,35 +227,36 @@ class TrainingOutput(Section):
     """Type of the written weights; `auto` is the target's type."""
 
 
-class TrainDrafterJob(Section):
+class TrainDrafterJobConfig(Section):
     """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, a block drafter, or some of the
     target's layers), trained on the rows of a source."""
 
-    source: Annotated[Source | JobOutput, Field(discriminator="kind")]
-    prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
+    source: Annotated[SourceConfig | JobOutputConfig, Field(discriminator="kind")]
+    prompt: Annotated[PromptConfig, SHORT_PROMPT] = PromptConfig(text="")
     answer_column: str | None = None
     """The column with the text that the drafter learns to predict; set it or `image`, and neither with a `job_output`.
     """
     answer_prefix: str = " "
     """Text between the rendered prompt and the answer, as the target generates it."""
-    image: ImageTeaching | None = None
+    image: ImageTeachingConfig | None = None
     """In place of `answer_column`, for a target that generates images."""
-    target: Checkpoint
-    head: Annotated[EagleHead | Eagle3Head | MedusaHead | BlockHead | LayerCutHead, Field(discriminator="kind")] = (
-        EagleHead()
-    )
-    training: Teaching = Teaching()
-    acceptance: Acceptance = Acceptance()
-    workers: Workers = Workers()
-    output: TrainingOutput
+    target: CheckpointConfig
+    head: Annotated[
+        EagleHeadConfig | Eagle3HeadConfig | MedusaHeadConfig | BlockHeadConfig | LayerCutHeadConfig,
+        Field(discriminator="kind"),
+    ] = EagleHeadConfig()
+    training: TeachingConfig = TeachingConfig()
+    acceptance: AcceptanceLengthConfig = AcceptanceLengthConfig()
+    workers: WorkersConfig = WorkersConfig()
+    output: TrainingOutputConfig
 
     @model_validator(mode="after")
-    def _text_or_image(self) -> TrainDrafterJob:
-        if isinstance(self.head, (BlockHead, LayerCutHead)) and self.image is not None:
+    def _text_or_image(self) -> TrainDrafterJobConfig:
+        if isinstance(self.head, (BlockHeadConfig, LayerCutHeadConfig)) and self.image is not None:
             raise ValueError(
                 f"head.kind: {self.head.kind} is for targets that write text; take eagle, eagle3 or medusa"
             )
-        if isinstance(self.source, JobOutput):
+        if isinstance(self.source, JobOutputConfig):
             for name in ("prompt", "answer_column", "answer_prefix", "image"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: a source of kind job_output has its own; leave it out")

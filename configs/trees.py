@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from configs.external import BUILT_IN, EXTERNAL, ExternalTreeConfig, kind_tag
 from configs.section import Section
 
 FIRST_NODES = 25
@@ -26,7 +27,7 @@ def check_paths(where: str, paths: Paths) -> None:
                 raise ValueError(f"{where}path {list(path)} needs {list(needed)}, which is not among the paths")
 
 
-class ChainTree(Section):
+class ChainTreeConfig(Section):
     """A chain of `length` drafts."""
 
     kind: Literal["chain"] = "chain"
@@ -34,7 +35,7 @@ class ChainTree(Section):
     """Number of drafts per step."""
 
 
-class StaticTree(Section):
+class StaticTreeConfig(Section):
     """A fixed tree; set exactly one of `name`, `branching` and `paths`."""
 
     kind: Literal["static"] = "static"
@@ -46,7 +47,7 @@ class StaticTree(Section):
     """Nodes as paths of child ranks from the root."""
 
     @model_validator(mode="after")
-    def _one_of(self) -> StaticTree:
+    def _one_of(self) -> StaticTreeConfig:
         if sum(map(bool, (self.branching, self.paths, self.name))) != 1:
             raise ValueError("give one of branching, paths and name, and not more")
         num_nodes, level = 0, 1
@@ -61,7 +62,7 @@ class StaticTree(Section):
         return self
 
 
-class DynamicTree(Section):
+class DynamicTreeConfig(Section):
     """EAGLE-2's dynamic tree: a beam expands the tree, and the most likely nodes are verified."""
 
     kind: Literal["dynamic"] = "dynamic"
@@ -73,7 +74,7 @@ class DynamicTree(Section):
     """Number of verified nodes, root included."""
 
     @model_validator(mode="after")
-    def _sizes(self) -> DynamicTree:
+    def _sizes(self) -> DynamicTreeConfig:
         num_grown = self.top_k + self.depth * self.top_k**2
         if self.total_tokens > num_grown + 1:
             raise ValueError(
@@ -83,7 +84,7 @@ class DynamicTree(Section):
         return self
 
 
-class SageTree(Section):
+class SageTreeConfig(Section):
     """SAGE: deep and narrow trees if the drafter's confidence is high, shallow and wide trees if it is low."""
 
     kind: Literal["sage"] = "sage"
@@ -126,7 +127,7 @@ class SageTree(Section):
     """Nodes of each sample's first tree, as paths of child ranks; by default SpecVLM's 25 nodes."""
 
     @model_validator(mode="after")
-    def _bounds(self) -> SageTree:
+    def _bounds(self) -> SageTreeConfig:
         if not self.min_depth <= self.max_depth <= self.depth_cap:
             raise ValueError(
                 f"min_depth {self.min_depth}, max_depth {self.max_depth} and depth_cap {self.depth_cap} must be in "
@@ -151,17 +152,22 @@ class SageTree(Section):
         return self
 
 
-Tree = Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")]
+BuiltInTreeConfig = Annotated[
+    ChainTreeConfig | StaticTreeConfig | DynamicTreeConfig | SageTreeConfig, Field(discriminator="kind")
+]
+TreeConfig = Annotated[
+    Annotated[BuiltInTreeConfig, Tag(BUILT_IN)] | Annotated[ExternalTreeConfig, Tag(EXTERNAL)], Discriminator(kind_tag)
+]
 
 
-def max_depth(tree: Tree) -> int | None:
-    """Return the depth of the deepest draft of a tree; None for SAGE trees."""
-    if isinstance(tree, ChainTree):
+def max_depth(tree: TreeConfig) -> int | None:
+    """Return the depth of the deepest draft of a tree; None for SAGE trees and external ones."""
+    if isinstance(tree, ChainTreeConfig):
         return tree.length
-    if isinstance(tree, StaticTree):
+    if isinstance(tree, StaticTreeConfig):
         if tree.name is not None:
             return NAMED_TREE_LEVELS
         return len(tree.branching) or max(len(path) for path in tree.paths)
-    if isinstance(tree, DynamicTree):
+    if isinstance(tree, DynamicTreeConfig):
         return tree.depth + 1
     return None

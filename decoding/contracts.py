@@ -15,7 +15,7 @@ from decoding.controllers.base import Controller
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from decoding.types import Request
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -76,7 +76,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
-class Probe:
+class PrefillOutput:
     """Outputs of the target's prefill of one sample.
 
     `prefix` is the prompt of the first lane; `hidden` (R, L, D) are the last hidden states of all lanes after the final
@@ -90,13 +90,13 @@ class Probe:
     attention: Tensor | None = None
     features: Tensor | None = None
 
-    def outline(self) -> Probe:
+    def outline(self) -> PrefillOutput:
         """Return a copy without embeddings, hidden states and features, for contexts."""
-        return Probe(self.prefix.outline(), None, self.attention)
+        return PrefillOutput(self.prefix.outline(), None, self.attention)
 
 
 @dataclass(frozen=True)
-class Level:
+class DraftLogits:
     """A drafter's output for a frontier: `given` (b, F, V) are the logits after penalties and filters.
 
     `noise` (b, 1, V) is added to rank the children of sampled rows, None if no row samples. Nodes with NaN or +inf
@@ -130,7 +130,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class VerificationOutput:
     """The target's outputs for a draft tree, the input of acceptance rules and of `commit`.
 
     `raw` (b, N, V) are the logits after the lane merge, −inf for tokens that a grammar forbids, `warped` (b, N, V) the
@@ -159,7 +159,7 @@ class Context(ABC):
     """Whether the target's prefill must record attention."""
 
     @abstractmethod
-    def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
+    def build(self, request: Request, probe: PrefillOutput, model: Any) -> Prefix:
         """Return the lane's prompt, encoded by the drafter `model`."""
 
 
@@ -177,11 +177,11 @@ class Drafter(ABC):
     def open(self, spec: EngineSpec) -> None:
         """Allocate state."""
 
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        """Return the sample's prompt for each lane; `probe` is a result of `Probe.outline`."""
+    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
+        """Return the sample's prompt for each lane; `probe` is a result of `PrefillOutput.outline`."""
         return []
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         """Assign new samples to `slots`; `first` (b,) are the target's first output tokens. `prefill` follows later."""
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
@@ -197,7 +197,7 @@ class Drafter(ABC):
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Return the logits (b, F, V) of the frontier's children; at the root, first run the tokens not run yet."""
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
 
@@ -235,7 +235,7 @@ class TreePolicy(ABC):
     """Maximum number of nodes, the root excluded, that the drafter runs in one step."""
     max_grown_nodes: int
     checks_numbers: bool = False
-    """Whether the policy reads `Level.given` and sets `DraftTree.failed`; otherwise it reads `Level.logits`."""
+    """Whether the policy reads `DraftLogits.given` and sets `DraftTree.failed`, instead of `DraftLogits.logits`."""
 
     def num_scratch(self, shares_cache: bool) -> int:
         """Return the scratch positions that a step uses in the target's KV cache; see `Drafter.shares_cache`."""
@@ -255,7 +255,7 @@ class TreePolicy(ABC):
         """
 
     @abstractmethod
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         """Select children from a level; return the next frontier, or None if the tree is complete."""
 
     @abstractmethod
@@ -266,7 +266,7 @@ class TreePolicy(ABC):
         """Return the host state that a step's kernels depend on; None if it cannot be replayed."""
         return ()
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
         """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
         return None
 
@@ -288,7 +288,7 @@ class Acceptance(ABC):
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""
 
-    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
         """Assign new samples to `slots`."""
 
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
@@ -296,7 +296,7 @@ class Acceptance(ABC):
         return ()
 
     @abstractmethod
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         """Return the accepted path and the target's next token."""
 
 

@@ -13,15 +13,15 @@ from itertools import islice
 
 import torch
 
-from decoding.contracts import EngineSpec, Method, Probe, StepNoise
-from decoding.controllers.base import Outcome
+from decoding.contracts import EngineSpec, Method, PrefillOutput, StepNoise
+from decoding.controllers.base import StepOutcome
 from decoding.errors import GRAMMAR_FAILED, NON_FINITE_LOGITS, ROW_TIMEOUT, failed
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission, Refill
 from decoding.scheduling.drafter_prefill import DrafterPrefill
 from decoding.scheduling.replay import StepRunner
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.stats import EngineStats
 from decoding.step import StepInFlight
 from decoding.types import Completion, Request
@@ -176,14 +176,16 @@ class Engine:
             if ids:
                 levels = self.method.tree.max_levels if self._drafts else 0
                 progress = [
-                    Progress(request, lanes[0].num_kept, int(lanes[0].visual.sum()), levels, taken.started_s)
+                    RequestState(request, lanes[0].num_kept, int(lanes[0].visual.sum()), levels, taken.started_s)
                     for request, lanes in zip(taken.requests, taken.lanes, strict=True)
                 ]
                 self._slots.occupy(ids, progress, [lanes[0] for lanes in taken.lanes])
                 finished += self._prefill(self._slots.batch(ids), progress, taken.lanes)
         return finished
 
-    def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
+    def _prefill(
+        self, slots: SlotBatch, progress: list[RequestState], prefixes: list[list[Prefix]]
+    ) -> list[Completion]:
         """Prefill the target, sample first tokens, and admit unfinished samples to the parts of the method."""
         start = time.perf_counter()
         options = (self._needs_attention, self._needs_hidden or self._needs_features, self._max_prefill_tokens)
@@ -202,8 +204,8 @@ class Engine:
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
-        continued: list[tuple[int, Progress, Probe]] = []
-        probes: dict[int, tuple[Probe, Probe]] = {}
+        continued: list[tuple[int, RequestState, PrefillOutput]] = []
+        probes: dict[int, tuple[PrefillOutput, PrefillOutput]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.telemetry.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
@@ -216,7 +218,7 @@ class Engine:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
                     features = prefill.features_of(row) if self._needs_features else None
                     attention = prefill.attention_of(row * self.target.num_lanes)
-                    probe = Probe(prefixes[row][0], hidden, attention, features)
+                    probe = PrefillOutput(prefixes[row][0], hidden, attention, features)
                     probes[key] = probe, probe.outline()
                 probe, one.unread = probes[key]
                 continued.append((slot, one, probe))
@@ -235,14 +237,14 @@ class Engine:
             self._prefill_drafter(admitted, [one for _, one, _ in continued])
         return finished
 
-    def _prefill_drafter(self, slots: SlotBatch, progress: list[Progress]) -> None:
+    def _prefill_drafter(self, slots: SlotBatch, progress: list[RequestState]) -> None:
         """Prefill the drafter; stop drafting for samples whose prefill fails."""
         spent, errors = self._drafter_prefill.prefill(slots, progress)
         self.stats.prefill_s += spent
         for slot, reason in errors.items():
             self._slots.stop_drafting(slot, reason)
 
-    def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
+    def _collect(self, slot: int, one: RequestState, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot and return the completion if the request finished or a new log probability is not finite."""
         if not all(map(math.isfinite, new_logprobs)):
             self._slots.release(slot)
@@ -337,7 +339,7 @@ class Engine:
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
-        outcome = Outcome(
+        outcome = StepOutcome(
             levels=launched.choice.levels,
             seconds=launched.seconds,
             accepted=[n - 1 for n in step.counts],

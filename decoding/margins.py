@@ -10,7 +10,7 @@ import torch
 from decoding.contracts import StepNoise
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.types import Request
 from models.contract import TargetModel
 from models.heads.training.teacher import make_training_sample
@@ -41,7 +41,7 @@ def margin(target: TargetModel, request: Request, tokens: Sequence[int], one: in
     [prompt] = target.encode_lanes(request.prompt, request.images, None, request.videos, request.inputs)
     prefix = make_training_sample(target, prompt, tokens).prefix if tokens else prompt
     table = SlotTable(1, target.vocab_size, device, target.eos_ids)
-    table.occupy([0], [Progress(request, prompt.num_kept, 0)], [prompt])
+    table.occupy([0], [RequestState(request, prompt.num_kept, 0)], [prompt])
     slots = table.batch([0])
     if tokens:
         table.advance(slots, torch.tensor([tokens], device=device), torch.tensor([len(tokens)], device=device))

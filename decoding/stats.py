@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.controllers.base import Choice, Reason, batch_class
+from decoding.controllers.base import DepthChoice, Reason, batch_class
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Choices:
     counts: Counter[tuple[int, int, Reason]] = field(default_factory=Counter)
     promised: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
-    def add(self, num_active: int, choice: Choice) -> None:
+    def add(self, num_active: int, choice: DepthChoice) -> None:
         """Count one step; skip steps in which the controller had no choice."""
         if choice.reason in ("fixed", "last"):
             return

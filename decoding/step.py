@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Judgement, Level, Method, StepNoise
-from decoding.controllers.base import Choice
+from decoding.contracts import DraftLogits, Method, StepNoise, VerificationOutput
+from decoding.controllers.base import DepthChoice
 from decoding.sampling import RowSampling, warp
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.stats import EngineStats
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
 
@@ -32,8 +32,8 @@ class StepOutput(NamedTuple):
     """The output of a step on the device; `models.backends.host_copy` copies it to a `HostStep`.
 
     `tokens` and `logprobs` (b, D + 1) are defined up to `counts` (b,); `num_drafted` (b,) are the valid drafts;
-    `relaxed` (b, D + 1) is as in `Verdict`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the next
-    trees, None if unchanged.
+    `relaxed` (b, D + 1) is as in `AcceptanceResult`, `failed` (b,) as in `DraftTree`; `levels` (b,) is the depth of the
+    next trees, None if unchanged.
     """
 
     tokens: Tensor
@@ -83,8 +83,8 @@ class StepInFlight:
     """
 
     slots: SlotBatch
-    progress: Sequence[Progress]
-    choice: Choice
+    progress: Sequence[RequestState]
+    choice: DepthChoice
     num_missed: int
     drafter_forwards: int
     result: StepResult
@@ -161,7 +161,9 @@ def run_step(
     merged = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     raw = table.constraints.apply(slots, merged, drafts)
     warped = warp(raw, rows, tree.paths() if rows.reads_path else None)
-    judgement = Judgement(slots, tree, raw, warped, hidden, features, noise, rows, has_grammar=drafts is not None)
+    judgement = VerificationOutput(
+        slots, tree, raw, warped, hidden, features, noise, rows, has_grammar=drafts is not None
+    )
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
     logprobs = path_logprobs(tree, merged, verdict, tokens)
@@ -201,7 +203,7 @@ def grow_tree(
         if rows.any_sampled:
             # One draw per depth; with shared noise, the target's choice at this depth uses the same draw.
             draws = noise.gumbel(rule.draft_stream)[:, frontier.depth : frontier.depth + 1]
-        level = Level(logits, draws, rows, max_depth)
+        level = DraftLogits(logits, draws, rows, max_depth)
         frontier = policy.grow(level)
         if not policy.checks_numbers:
             sound.append(level.is_sound)
@@ -209,7 +211,7 @@ def grow_tree(
     return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree
 
 
-def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
+def path_logprobs(tree: DraftTree, raw: Tensor, verdict: AcceptanceResult, tokens: Tensor) -> Tensor:
     """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `verdict.n`."""
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

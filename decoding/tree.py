@@ -133,7 +133,7 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AcceptanceResult:
     """The result of acceptance: `path` (b, D + 1) are the accepted nodes from the root, `n` (b,) their number with the
     root, `next` (b,) the target's next token; `relaxed` (b, D + 1) marks drafts that a lossless rule would reject."""
 

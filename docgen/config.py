@@ -12,20 +12,20 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from configs.method import Method
-from configs.output import ExportJob
+from configs.method import MethodConfig
+from configs.output import ExportJobConfig
 from configs.presets import method_names
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from docgen.markdown import page, table
 
 COMMON = "The keys of a YAML file for `python -m jobs.{}`. `required` has no default. Unknown keys are refused."
 JOBS: dict[str, type[BaseModel]] = {
-    "caption": CaptionJob,
-    "synthesize": SynthesizeJob,
-    "train": TrainDrafterJob,
-    "export": ExportJob,
+    "caption": CaptionJobConfig,
+    "synthesize": SynthesizeJobConfig,
+    "train": TrainDrafterJobConfig,
+    "export": ExportJobConfig,
 }
 """The schema of each kind of job file."""
 
@@ -108,7 +108,7 @@ def _shown(default: Any, is_section: bool) -> str:
 
 
 def _is_default(choice: type[BaseModel]) -> bool:
-    method = Method()
+    method = MethodConfig()
     choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
     return any(type(one) is choice for one in choices)
 
@@ -128,6 +128,6 @@ def json_schema(model: type[BaseModel]) -> str:
     if "method" in properties:
         name = {"type": "string", "enum": method_names()}
         properties["method"] = {"anyOf": [name, properties["method"]]}
-        candidates = schema["$defs"]["Auto"]["properties"]["candidates"]
+        candidates = schema["$defs"]["AutoMethodConfig"]["properties"]["candidates"]
         candidates["items"] = {"anyOf": [name, candidates["items"]]}
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=1) + "\n"

@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from configs.load import load_job
-from configs.method import Method
+from configs.method import MethodConfig
 from configs.presets import method_names, named_method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from docgen.config import JOBS
 from docgen.markdown import item, page, table
 
@@ -75,15 +75,15 @@ def presets_page(root: Path) -> str:
         kind = job_kind(path)
         job: Any = load_job(JOBS[kind], path)
         named = yaml.safe_load(path.read_text()).get("method", "")
-        if isinstance(job, TrainDrafterJob):
+        if isinstance(job, TrainDrafterJobConfig):
             named, mode = f"`{job.head.kind}` head", ""
         else:
-            assert isinstance(job, CaptionJob | SynthesizeJob)
+            assert isinstance(job, CaptionJobConfig | SynthesizeJobConfig)
             named, mode = f"`{named}`" if isinstance(named, str) else "its own", job.method.verify_mode
         jobs.append([f"`{path.relative_to(root).as_posix()}`", kind, named, mode, comment_of(path)])
     methods = []
     for name in method_names():
-        method = Method.model_validate_json(json.dumps(named_method(name, "docgen")))
+        method = MethodConfig.model_validate_json(json.dumps(named_method(name, "docgen")))
         drafted = method.drafter.kind != "none"
         contexts = ", ".join(context.kind for context in method.contexts) if method.drafter.kind == "model" else ""
         choices = [method.drafter.kind, contexts, method.tree.kind if drafted else "", method.acceptance.kind]

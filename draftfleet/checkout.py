@@ -1,4 +1,4 @@
-"""Imports in a checkout: `draftfleet.X` is the module object of `X`, and a foreign package of the same name is refused."""
+"""Imports in a checkout: `draftfleet.X` is the module object of `X`; a foreign package of the same name is refused."""
 
 from __future__ import annotations
 

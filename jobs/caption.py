@@ -11,7 +11,7 @@ from ray.data import Dataset
 
 from actors.generate import Generate
 from actors.serving.journal import LossBudgetExceeded
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs.command import Command
 from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help
 from pipeline.exports.run import run_exports
@@ -78,7 +78,7 @@ COMMAND = Command(
     verb="captioning",
     doc=f"{__doc__}\n\n{in_help(AUDITED_JOB)}",
     example="demo_folder source.path=PICTURES sink.path=out/mine --limit 20",
-    model=CaptionJob,
+    model=CaptionJobConfig,
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,

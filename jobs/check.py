@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.load import ConfigError
 from jobs.arguments import new_parser
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.storage import access, retries
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import OutputDir
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with retries.planning():
             check_stores("OUTPUT", [arguments.output])
-            found = audit(OutputDir(arguments.output))
+            found = check_output(OutputDir(arguments.output))
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED

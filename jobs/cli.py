@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "check an output against its manifest",
     "export": "export captions as sidecars, a dataset folder, tars or a column",
     "submit": "submit a job to a Ray cluster; follow, query or stop it",
+    "check-method": "check a method, and your own classes, on a small random model",
     "train-drafter": "train a drafter for a target",
     "vocabulary": "count tokens for a drafter with a restricted vocabulary",
     "completion": "print the completion script of bash or zsh",

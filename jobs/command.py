@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ from pipeline.pilot import estimate
 from pipeline.pilot.run import run_pilot
 from pipeline.pilot.verdict import needed_rows
 from pipeline.reports import summary
-from pipeline.reports.outcome import Outcome, Verdict
+from pipeline.reports.outcome import JobOutcome, JobVerdict
 from pipeline.reports.summary import Summary
 from pipeline.run import resume
 from pipeline.run.graph import Build
@@ -45,7 +46,7 @@ ENDED: dict[type[Exception], int] = {
     MetricError: FAILED,
 }
 """Exit status by the error that ended a job."""
-FINISHED = {Outcome.DONE: DONE, Outcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, Outcome.NO_RESULT: NO_RESULT}
+FINISHED = {JobOutcome.DONE: DONE, JobOutcome.TOO_MANY_ERRORS: TOO_MANY_ERRORS, JobOutcome.NO_RESULT: NO_RESULT}
 """Exit status by the outcome of a finished job."""
 
 SWITCHES = {
@@ -63,7 +64,8 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """The command of one kind of job: `make_plan(config, limit, runs, resume, shard)` plans it, `run(plan)` runs it.
+    """The command of one kind of job: `make_plan(config, limit, runs, resume, shard, folder)` plans it and
+    `run(plan)` runs it.
 
     `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """
@@ -73,7 +75,7 @@ class Command(Generic[Config, AnyPlan]):
     doc: str
     example: str
     model: type[Config]
-    make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard], AnyPlan]
+    make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard, Path | None], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
     build: Build
@@ -111,7 +113,8 @@ class Command(Generic[Config, AnyPlan]):
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
         flags = (arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
         runs = not estimates and not arguments.dry_run
-        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), Shard.parse(arguments.shard))
+        shard, folder = Shard.parse(arguments.shard), arguments.config.parent
+        plan = self.make_plan(config, arguments.limit, runs, ResumeOptions(*flags), shard, folder)
         if not arguments.dry_run:
             return plan
         print(*resume.resume_lines(plan), *self.describe(plan), sep="\n")
@@ -210,7 +213,7 @@ class Command(Generic[Config, AnyPlan]):
         return self._judged(verdict)
 
     @staticmethod
-    def _judged(verdict: Verdict, what: str = "the job") -> int:
+    def _judged(verdict: JobVerdict, what: str = "the job") -> int:
         """Return the exit status of a finished job; print why it failed, if it did."""
         if verdict.reason:
             print(f"{what} failed: {verdict.reason}", file=sys.stderr)

@@ -15,23 +15,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from configs.output import ExportJob
+from configs.output import ExportJobConfig
 from configs.presets import job_names
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from jobs.arguments import new_parser
 from jobs.cli import COMMANDS, module_of
 
 SHELLS = ("bash", "zsh")
 MODELS: dict[str, tuple[type[BaseModel], ...]] = {
-    "caption": (CaptionJob,),
-    "synthesize": (SynthesizeJob,),
-    "estimate": (CaptionJob, SynthesizeJob),
-    "verify": (CaptionJob,),
-    "export": (ExportJob,),
-    "submit": (CaptionJob, SynthesizeJob, TrainDrafterJob),
-    "train-drafter": (TrainDrafterJob,),
+    "caption": (CaptionJobConfig,),
+    "synthesize": (SynthesizeJobConfig,),
+    "estimate": (CaptionJobConfig, SynthesizeJobConfig),
+    "verify": (CaptionJobConfig,),
+    "export": (ExportJobConfig,),
+    "check-method": (CaptionJobConfig,),
+    "submit": (CaptionJobConfig, SynthesizeJobConfig, TrainDrafterJobConfig),
+    "train-drafter": (TrainDrafterJobConfig,),
 }
 """Job files whose keys a command takes as overrides."""
 MAX_DEPTH = 6

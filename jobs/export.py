@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load import ConfigError, load_job
-from configs.output import ExportJob
-from configs.pool import Job
+from configs.output import ExportJobConfig
+from configs.pool import JobSectionConfig
 from jobs.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
@@ -47,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = read_job(arguments.output, "--from")
             exports, dotted = job.config.sink.exports, "sink.exports"
             if arguments.config is not None:
-                exports = load_job(ExportJob, arguments.config, tuple(arguments.overrides)).exports
+                exports = load_job(ExportJobConfig, arguments.config, tuple(arguments.overrides)).exports
                 dotted = "exports"
             elif arguments.overrides:
                 raise ConfigError("section.field=value: replaces values of --config, which is missing")
             if not exports:
                 raise ConfigError("--config: is missing, and the job has no sink.exports; name a YAML with exports")
-            ray = Job(ray_address=arguments.ray_address)
+            ray = JobSectionConfig(ray_address=arguments.ray_address)
             reports = run_exports(job, exports, ray, dotted, arguments.accept_moved)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)

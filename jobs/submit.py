@@ -25,19 +25,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from configs.load import ConfigError, load_job
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from files.installation import IS_INSTALLED, version
 from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.cli import VERSION_VARIABLE
 from jobs.command import is_set, positive
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
-from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, ClusterJob
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
-from pipeline.run.checks import refuse_relative
+from pipeline.run.plan_checks import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
 
@@ -49,9 +49,9 @@ _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
 KINDS: dict[str, type[BaseModel]] = {
-    "caption": CaptionJob,
-    "synthesize": SynthesizeJob,
-    "train_drafter": TrainDrafterJob,
+    "caption": CaptionJobConfig,
+    "synthesize": SynthesizeJobConfig,
+    "train_drafter": TrainDrafterJobConfig,
 }
 
 
@@ -246,7 +246,7 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in resources.items() if value is not None}
 
 
-def next_number(earlier: Sequence[Known], again: bool) -> int:
+def next_number(earlier: Sequence[ClusterJob], again: bool) -> int:
     """Return the number of the next submission. Raises ConfigError if the job is running, or has succeeded and
     `--again` is not set."""
     if not earlier:
@@ -282,7 +282,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     return DONE
 
 
-def _exit_status(known: Known) -> int:
+def _exit_status(known: ClusterJob) -> int:
     """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
     return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 

@@ -7,7 +7,7 @@ import sys
 
 from ray.data import Dataset
 
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from jobs.command import Command
 from jobs.exit_status import JOB, in_help
 from pipeline.reports.summary import Summary
@@ -47,7 +47,7 @@ COMMAND = Command(
     verb="synthesising images of the prompts in",
     doc=f"{__doc__}\n\n{in_help(JOB)}",
     example="zoo_images_plain sink.path=out/images --limit 8",
-    model=SynthesizeJob,
+    model=SynthesizeJobConfig,
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,

@@ -16,19 +16,19 @@ from typing import Any
 
 from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from files.installation import command
 from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from pipeline.cluster import signals
 from pipeline.resources.resolve import resolve
 from pipeline.storage import checkpoints, retries
-from pipeline.storage.checkpoints import Known
+from pipeline.storage.checkpoints import CheckpointRevisions
 from pipeline.training.feed import sole_cache
 from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE as RESULT
 from pipeline.training.output import claim_output, sole_run
-from pipeline.training.run import NoUsableRows, Run, Worker
+from pipeline.training.run import NoUsableRows, TrainingRun, Worker
 from pipeline.training.workers import on_device, ray_job, train_on_workers
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
         with signals.caught() as stop:
-            job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))
+            job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
             measured = run(job)
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def run(job: TrainDrafterJob) -> dict[str, Any]:
+def run(job: TrainDrafterJobConfig) -> dict[str, Any]:
     """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
 
     Raises:
@@ -82,7 +82,9 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
         resources = resolve(job, ray_job(job) if job.workers.count > 1 else None, "workers.ray_address")
         job = resources.apply(on_device(job))
         inputs = open_inputs(job)
-        job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
+        job, found = checkpoints.check(
+            job, lambda own: CheckpointRevisions({"target": check_target(own)}), job.workers.count == 1
+        )
         inputs.check_target(job, found.revisions["target"])
         output = claim_output(job, inputs, found.revisions["target"])
     if line := resources.line():
@@ -91,7 +93,7 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
         if job.workers.count > 1:
             train_on_workers(job, output)
         else:
-            alone = Run(job, output, Worker())
+            alone = TrainingRun(job, output, Worker())
             alone.train()
             alone.finish()
     measured: dict[str, Any] = json.loads(Path(output.path(RESULT)).read_text(encoding="utf-8"))["measured"]

@@ -21,7 +21,7 @@ BASE = "files"
 """The package that all layers and configs may import; it imports none of them."""
 MAX_MODULES = 15
 FORMATS_AND_METHODS = (
-    "pipeline/sources",
+    "pipeline/formats",
     "decoding/drafters",
     "decoding/acceptance",
     "decoding/contexts",

@@ -27,9 +27,9 @@ from PIL import Image
 from transformers.utils.logging import disable_progress_bar
 
 from configs.load import ConfigError, load_job, load_preset
-from configs.pool import Job
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from jobs import caption, synthesize
 from pipeline.cluster import ray_session
 from pipeline.reports import summary
@@ -95,7 +95,7 @@ def main() -> int:
     began_s = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
     try:
-        with ray_session.session(Job()):
+        with ray_session.session(JobSectionConfig()):
             problems = [*caption_scenes(), *caption_videos(), *draw_images()]
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
@@ -117,7 +117,7 @@ def caption_scenes() -> list[str]:
         parts = []
         for kind, what in KINDS.items():
             paths = (f"source.path={OUT}/source/{kind}", f"sink.path={OUT}/{run}/{kind}")
-            config = load_job(CaptionJob, CONFIG, (*how, *what, *paths))
+            config = load_job(CaptionJobConfig, CONFIG, (*how, *what, *paths))
             print(f"{run}, {kind} shards, {config.method.label}", flush=True)
             parts.append(caption.run(make_plan(config)))
             results[run] |= read_rows(OUT / run / kind, ["generated_text"])
@@ -150,7 +150,7 @@ def caption_videos() -> list[str]:
     results: dict[str, Rows] = {}
     for run, preset in VIDEO_PRESETS.items():
         where = OUT / run / "videos"
-        config = load_preset(CaptionJob, preset, (f"source.path={OUT}/source/videos", f"sink.path={where}"))
+        config = load_preset(CaptionJobConfig, preset, (f"source.path={OUT}/source/videos", f"sink.path={where}"))
         print(f"{run}, mp4 files, {config.method.label}", flush=True)
         caption.run(make_plan(config))
         rows = read_rows(where, ["generated_text"])
@@ -177,7 +177,7 @@ def draw_images() -> list[str]:
     results: dict[str, Rows] = {}
     for name, preset in IMAGE_PRESETS.items():
         overrides = (f"source.path={OUT}/source/prompts", f"sink.path={OUT}/images/{name}")
-        config = load_preset(SynthesizeJob, preset, overrides)
+        config = load_preset(SynthesizeJobConfig, preset, overrides)
         print(f"images, {config.method.label}", flush=True)
         total = synthesize.run(make_synthesis_plan(config))
         assert isinstance(total, ImageSummary)

@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """A decoded row: its tokens after the first, its steps, and the mean batch size of these steps."""
 
     num_tokens: int
@@ -78,7 +78,7 @@ class Block:
 
 
 @dataclass
-class Recorder:
+class BlockRecorder:
     """Records the steps and the finished rows of one block."""
 
     candidate: str
@@ -86,7 +86,7 @@ class Recorder:
     by_load: bool = False
     """Whether draft depths depend on the batch size, so that only rows at full slots count for acceptance."""
     num_submitted: int = 0
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TrialRow] = field(default_factory=list)
     is_over: bool = False
     """Whether the block is complete; set by the caller."""
     steps: list[Step] = field(default_factory=list)
@@ -160,7 +160,7 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
     return max(0.0, float(found[0])), max(0.0, float(found[1]))
 
 
-class Comparison:
+class TimeComparison:
     """Fits log(seconds) = a[candidate] + b[round] + noise to blocks by least squares.
 
     Changes between rounds that affect all candidates cancel. A candidate may be missing from later rounds.

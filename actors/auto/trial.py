@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.results import CandidateResult, Choice
+from actors.auto.comparison import Block, BlockRecorder, Step, TimeComparison, TrialRow, acceptance_band
+from actors.results import CandidateResult, TrialResult
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
-from configs.method import Method
+from configs.method import MethodConfig
 from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 
@@ -59,7 +59,7 @@ class Candidate:
     by_load: bool = False
 
 
-class Trial(QueuedEngine):
+class MethodTrial(QueuedEngine):
     """Decodes rows with several methods in turn, measures them, and keeps the fastest one.
 
     `candidates` maps names to methods; the first has no drafter. No candidate is dropped for its time before
@@ -89,7 +89,7 @@ class Trial(QueuedEngine):
         self._engine: RecoveringEngine | None = None
         self._made = ""
         self._dropped: dict[str, str] = {}
-        self.choices: tuple[Choice, ...] = ()  # results of all trials so far; read by other threads
+        self.choices: tuple[TrialResult, ...] = ()  # results of all trials so far; read by other threads
         self._begin("first rows")
         self._take_turn()
 
@@ -159,7 +159,7 @@ class Trial(QueuedEngine):
         self._num_failed = dict.fromkeys(self._candidates, 0)
         self._round: deque[str] = deque(self._racing)
         self._turn = self._round[0]
-        self._block: Recorder | None = self._recorder()
+        self._block: BlockRecorder | None = self._recorder()
 
     def _take_turn(self) -> None:
         """Finish a complete block and build the next engine, if no row is running."""
@@ -205,13 +205,13 @@ class Trial(QueuedEngine):
         self._turn = self._round[0]
         self._block = self._recorder()
 
-    def _recorder(self) -> Recorder:
-        return Recorder(self._turn, self._num_rounds, self._candidates[self._turn].by_load)
+    def _recorder(self) -> BlockRecorder:
+        return BlockRecorder(self._turn, self._num_rounds, self._candidates[self._turn].by_load)
 
-    def _comparisons(self) -> list[Comparison]:
+    def _comparisons(self) -> list[TimeComparison]:
         """Return the comparison of the first round and the comparison of all later rounds; the last one decides."""
         parts = ([one for one in self._blocks if (one.round > 0) == later] for later in (False, True))
-        return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
+        return [TimeComparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
         """Remove candidates that are clearly slower than the best from this trial."""
@@ -245,7 +245,7 @@ class Trial(QueuedEngine):
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
         first = [block for block in self._blocks if block.candidate == plain]
         times = tuple(block.sample_phases(tokens) for block in ([one for one in first if one.round > 0] or first))
-        choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered), times)
+        choice = TrialResult(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered), times)
         self.choices = (*self.choices, choice)
         self._num_rows_since = self._num_windows_off = 0
         self._window = self._recorder()
@@ -280,7 +280,7 @@ class Trial(QueuedEngine):
             if completion.error is None and not completion.telemetry.degraded:
                 telemetry = completion.telemetry
                 num_tokens = max(0, len(completion.token_ids) - 1)
-                counter.rows.append(Row(num_tokens, telemetry.num_spec_steps, telemetry.batch_size_mean))
+                counter.rows.append(TrialRow(num_tokens, telemetry.num_spec_steps, telemetry.batch_size_mean))
         if self._block is None:
             self._num_rows_since += len(done)
             self._watch()
@@ -316,8 +316,8 @@ def block_rows(slots: int) -> int:
 
 
 def make_engine(
-    method: Method, slots: int, make: Callable[..., Engine], make_plain: Callable[[], Engine]
-) -> RecoveringEngine | Trial:
+    method: MethodConfig, slots: int, make: Callable[..., Engine], make_plain: Callable[[], Engine]
+) -> RecoveringEngine | MethodTrial:
     """Return a recovering engine of at most `slots` slots, or a trial of the candidates of `method.auto`.
 
     `make(slots)` builds an engine with the job's method, `make(slots, method)` an engine with another method;
@@ -326,7 +326,7 @@ def make_engine(
     if method.auto is None:
         return RecoveringEngine(make, make_plain, slots)
 
-    def recovering(one: Method, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+    def recovering(one: MethodConfig, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
         return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
 
     candidates = {
@@ -336,4 +336,4 @@ def make_engine(
         for one in method.methods
     }
     auto = method.auto
-    return Trial(candidates, slots, auto.max_rounds, auto.max_rechecks, min_rounds=auto.min_rounds)
+    return MethodTrial(candidates, slots, auto.max_rounds, auto.max_rechecks, min_rounds=auto.min_rounds)

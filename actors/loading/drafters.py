@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from actors.loading.method import num_drafted_levels
-from configs.contexts import CaptionContext
+from configs.contexts import CaptionContextConfig
 from configs.drafters import (
-    Eagle3Drafter,
-    EagleDrafter,
-    LayerSkipDrafter,
-    MedusaDrafter,
-    MsdDrafter,
-    VispecDrafter,
+    Eagle3DrafterConfig,
+    EagleDrafterConfig,
+    LayerSkipDrafterConfig,
+    MedusaDrafterConfig,
+    MsdDrafterConfig,
+    VispecDrafterConfig,
 )
 from configs.load import ConfigError
-from configs.method import Method as MethodChoice
-from configs.schema import CaptionJob, Checkpoint, Weights
-from configs.synthesis import SynthesizeJob, TextEncoder
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig, CheckpointConfig, WeightsConfig
+from configs.synthesis import SynthesizeJobConfig, TextEncoderConfig
 from models.backends.select import is_on, resolve_device
 from models.heads.block import BlockNetwork, BlockShape
 from models.heads.eagle import EagleNetwork
@@ -44,21 +44,21 @@ WHERE = "model.drafter"
 ADVICE = "take a head that was trained for this target"
 
 
-def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[CheckpointRef], Found]) -> Found:
+def read_at(where: str, weights: WeightsConfig | CaptionContextConfig, read: Callable[[CheckpointRef], Found]) -> Found:
     """Call `read` with a checkpoint's reference; a CheckpointError becomes a ConfigError at the dotted path `where`."""
-    runs_code = isinstance(weights, Checkpoint) and weights.allow_remote_code
+    runs_code = isinstance(weights, CheckpointConfig) and weights.allow_remote_code
     try:
         return read(CheckpointRef(weights.path, weights.revision, runs_code))
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def is_head(config: CaptionJob | SynthesizeJob) -> bool:
+def is_head(config: CaptionJobConfig | SynthesizeJobConfig) -> bool:
     """Return whether `model.drafter` is a head for the target, and not an independent model."""
     return config.method.drafting.drafter.kind in FORMATS
 
 
-def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
+def check_head(config: CaptionJobConfig, head: WeightsConfig, target: Any, front_end: FrontEnd) -> str:
     """Return a head's revision; raise ConfigError if it is unreadable, or does not fit the text target or the tree."""
     text = target.get_text_config()
     kind = FORMATS[config.method.drafting.drafter.kind]
@@ -78,19 +78,19 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
     return read_at(WHERE, head, lambda ref: fingerprint(head_folder(ref, (), weights=False), ref))
 
 
-def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
+def check_image_drafter(config: SynthesizeJobConfig, drafter: WeightsConfig, target: GptShape) -> None:
     """Raise ConfigError if a drafter is unreadable, or does not fit the image target or the tree; read no weights."""
     kind = config.method.drafting.drafter
-    if isinstance(kind, (VispecDrafter, MsdDrafter)):
+    if isinstance(kind, (VispecDrafterConfig, MsdDrafterConfig)):
         raise ConfigError(
             f"method.drafter.kind: {kind.kind} heads are for models that read images, and the target writes images; "
             "take eagle, eagle3 or medusa"
         )
-    if isinstance(kind, (EagleDrafter, Eagle3Drafter)):
+    if isinstance(kind, (EagleDrafterConfig, Eagle3DrafterConfig)):
         head = image_head(FORMATS[kind.kind], target)
         read_at(WHERE, drafter, lambda ref: read_shape(head, ref, target.num_layers))
         return
-    if isinstance(kind, MedusaDrafter):
+    if isinstance(kind, MedusaDrafterConfig):
         heads = read_at(WHERE, drafter, lambda ref: read_shape(MEDUSA, ref))
         if heads is not None:
             _check_fit(config, drafter.path, heads, target.dim, target)
@@ -110,10 +110,10 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
             )
 
 
-def check_layers(method: MethodChoice, target: str, num_layers: int) -> None:
+def check_layers(method: MethodConfig, target: str, num_layers: int) -> None:
     """Raise ConfigError unless each drafter `layer_skip` skips some of the `num_layers` layers of `target`, a path."""
     for where, one in method.places.items():
-        if not isinstance(one.drafter, LayerSkipDrafter):
+        if not isinstance(one.drafter, LayerSkipDrafterConfig):
             continue
         layers, indices = one.drafter.layers, one.drafter.indices
         if indices[-1] >= num_layers:
@@ -129,7 +129,7 @@ def check_layers(method: MethodChoice, target: str, num_layers: int) -> None:
             )
 
 
-def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarget) -> Head:
+def load_head(config: CaptionJobConfig | SynthesizeJobConfig, target: Target | LlamaGenTarget) -> Head:
     """Load the head onto its target's device. Medusa heads from the hub are compared with the target only here.
 
     Raises:
@@ -154,20 +154,20 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
     return head
 
 
-def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
+def load_gpt_target(where: str, weights: WeightsConfig, guided: bool) -> LlamaGenTarget:
     """Load a LlamaGen model as a target or as a drafter; with `guided` it also decodes an unconditional lane."""
     gpt = read_at(where, weights, lambda ref: load_gpt(ref, weights.dtype, resolve_device(weights.device)))
     return LlamaGenTarget(gpt, None, guided, weights.path)
 
 
-def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Condition:
+def load_text_encoder(where: str, encoder: TextEncoderConfig, shape: GptShape) -> T5Condition:
     """Load the T5 encoder that encodes prompts for a target of this shape."""
     options = (encoder.dtype, resolve_device(encoder.device), encoder.truncate)
     return read_at(where, encoder, lambda ref: load_t5(ref, shape, *options))
 
 
 def _check_fit(
-    config: CaptionJob | SynthesizeJob, path: str, shape: Any, state_size: int, tokens: FrontEnd | GptShape
+    config: CaptionJobConfig | SynthesizeJobConfig, path: str, shape: Any, state_size: int, tokens: FrontEnd | GptShape
 ) -> None:
     """Check that a head reads the target's states, has its tokens, and drafts as deep as the tree."""
     if shape.state_size != state_size:
@@ -194,7 +194,7 @@ def _check_fit(
         raise ConfigError(f"method.tree: it drafts {levels} levels deep, and {limit}; take a shallower tree")
 
 
-def _check_verifier(head: Weights, target: Any) -> None:
+def _check_verifier(head: WeightsConfig, target: Any) -> None:
     """Check that the target has the architecture that the head's file names, if it names one."""
     needed = read_at(WHERE, head, read_verifier)
     given = tuple(target.architectures or ())

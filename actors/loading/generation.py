@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from actors.loading.drafters import read_at
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob, Checkpoint, Sampling
+from configs.schema import CaptionJobConfig, CheckpointConfig, SamplingConfig
 from models.loading.generation_settings import OWN_FIELDS, read_generation_settings
 
 Use = Literal["processor", "sampling", "sampler", "refused", "none"]
@@ -130,7 +130,7 @@ class Generation:
     """Generation settings of a target: all that change tokens (`asked`), and the job's section `sampling` with those
     that are used, None if it is unchanged. `unused` names the others with the reason."""
 
-    sampling: Sampling | None = None
+    sampling: SamplingConfig | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ def _shown(name: str, value: Any) -> str:
     return f"{name} {text:.{NUM_SHOWN_CHARS}}"
 
 
-def follow(config: CaptionJob, where: str, vocab_size: int) -> Generation:
+def follow(config: CaptionJobConfig, where: str, vocab_size: int) -> Generation:
     """Return the generation settings of the target, and `config.sampling` with those that are used.
 
     `vocab_size` bounds the tokens of sequences and forced tokens.
@@ -183,7 +183,7 @@ def follow(config: CaptionJob, where: str, vocab_size: int) -> Generation:
     return found
 
 
-def measured_options(where: str, target: Checkpoint, vocab_size: int) -> dict[str, Any]:
+def measured_options(where: str, target: CheckpointConfig, vocab_size: int) -> dict[str, Any]:
     """Return options of `decoding.Sampling`: the processors of a target for measurements, without what is not built.
 
     Raises:
@@ -191,19 +191,19 @@ def measured_options(where: str, target: Checkpoint, vocab_size: int) -> dict[st
     """
     origin, asked = f"{where}: {target.path}: its generation settings", read_active(where, target)
     refused = tuple(name for name in asked if SETTINGS.get(name, UNKNOWN).use == "refused")
-    plain = Sampling(ignored_settings=refused)
+    plain = SamplingConfig(ignored_settings=refused)
     sampling = resolve(plain, asked, origin).sampling or plain
     _check_tokens(sampling, origin, vocab_size)
     return sampling.options
 
 
-def read_active(where: str, target: Checkpoint) -> dict[str, Any]:
+def read_active(where: str, target: CheckpointConfig) -> dict[str, Any]:
     """Return the generation settings of a checkpoint that may change tokens; ConfigError if they cannot be read."""
     settings = read_at(where, target, read_generation_settings)
     return {name: value for name, value in settings.items() if SETTINGS.get(name, UNKNOWN).is_active(value)}
 
 
-def resolve(sampling: Sampling, asked: Mapping[str, Any], origin: str, samples: bool = False) -> Generation:
+def resolve(sampling: SamplingConfig, asked: Mapping[str, Any], origin: str, samples: bool = False) -> Generation:
     """Return the section `sampling` with the settings `asked` that are used, and the reasons against the others.
 
     `samples` is whether some rows sample by values of their own. `origin` begins the message of a ConfigError.
@@ -243,13 +243,13 @@ def resolve(sampling: Sampling, asked: Mapping[str, Any], origin: str, samples: 
     if not values:
         return Generation(None, asked, unused)
     try:
-        used = validate(Sampling, sampling.model_dump(mode="json", exclude_unset=True) | values, origin)
+        used = validate(SamplingConfig, sampling.model_dump(mode="json", exclude_unset=True) | values, origin)
     except ConfigError as error:
         raise ConfigError(f"{error}\n(keys of sampling in the job replace the target's settings)") from None
     return Generation(used, asked, unused)
 
 
-def _drawn(sampling: Sampling, known: Mapping[str, Any], samples: bool) -> dict[str, Any]:
+def _drawn(sampling: SamplingConfig, known: Mapping[str, Any], samples: bool) -> dict[str, Any]:
     """Return temperature and filters that the job does not set, as `generate` chooses them."""
     own = sampling.model_fields_set
     temperature = known.get("temperature", 1.0) if known.get("do_sample") is True else 0.0
@@ -259,7 +259,7 @@ def _drawn(sampling: Sampling, known: Mapping[str, Any], samples: bool) -> dict[
     return {name: value for name, value in values.items() if name not in own}
 
 
-def _check_tokens(sampling: Sampling, origin: str, vocab_size: int) -> None:
+def _check_tokens(sampling: SamplingConfig, origin: str, vocab_size: int) -> None:
     forced = sampling.forced_bos_token_id
     sequences = {
         "bad_words_ids": sampling.bad_words_ids,

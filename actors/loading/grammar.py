@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from configs.load import ConfigError
-from configs.output import Output
-from configs.schema import CaptionJob
+from configs.output import OutputConfig
+from configs.schema import CaptionJobConfig
 from decoding.grammar import Grammar, GrammarError, Vocabulary, choices_source, regex_source, schema_source
 
 
-def check_output(config: CaptionJob, tokenizer: Any, vocab_size: int) -> None:
+def check_output(config: CaptionJobConfig, tokenizer: Any, vocab_size: int) -> None:
     """Check that `output` compiles and can be written in the target's `vocab_size` tokens, without its weights.
 
     Raises:
@@ -38,7 +38,7 @@ def check_output(config: CaptionJob, tokenizer: Any, vocab_size: int) -> None:
             )
 
 
-def compile_output(output: Output, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> Grammar:
+def compile_output(output: OutputConfig, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> Grammar:
     """Compile `output`; raise ConfigError with its dotted path if it is invalid or uses unsupported features."""
     try:
         if output.json_schema is not None:
@@ -52,5 +52,5 @@ def compile_output(output: Output, tokenizer: Any, vocab_size: int, eos_ids: fro
         raise ConfigError(f"{_where(output)}: {error}") from None
 
 
-def _where(output: Output) -> str:
+def _where(output: OutputConfig) -> str:
     return f"output.{next(iter(output.content()))}"

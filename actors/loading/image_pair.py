@@ -24,10 +24,10 @@ from actors.loading.drafters import (
 )
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.method import check_neighbours
-from actors.results import RowError
-from configs.acceptance import LanternAcceptance
+from actors.results import RowRefused
+from configs.acceptance import LanternAcceptanceConfig
 from configs.load import ConfigError
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from decoding.errors import PROMPT_REFUSED
 from models.backends.select import resolve_device
 from models.inputs.processing import PromptError
@@ -56,7 +56,7 @@ class ImagePairInfo(loaded_pair.PairInfo):
 class ImagePair(LoadedPair):
     """A loaded image pair; each slot has the KV positions of exactly one image."""
 
-    config: SynthesizeJob
+    config: SynthesizeJobConfig
     target: LlamaGenTarget
     drafter: LlamaGenTarget | Head | None
     info: ImagePairInfo
@@ -79,7 +79,7 @@ class ImagePair(LoadedPair):
                 return self.text_encoder.encode(prompt).float().cpu().numpy()
         except PromptError as error:
             code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), PROMPT_REFUSED)
-            raise RowError(code, str(error)) from None
+            raise RowRefused(code, str(error)) from None
 
 
 class VqPainter:
@@ -101,7 +101,7 @@ class VqPainter:
         return levels.cpu().numpy(), finite.cpu().numpy()
 
 
-def check(config: SynthesizeJob) -> ImagePairInfo:
+def check(config: SynthesizeJobConfig) -> ImagePairInfo:
     """Read the sizes of all checkpoints, without weights, and compare them.
 
     Raises:
@@ -127,7 +127,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
                 f"model.vq: {model.vq.path} has a codebook of {vq.codebook_size} codes, and the target draws from "
                 f"{target.vocab_size}; take the VQ model that the target was trained with"
             )
-        if isinstance(config.method.acceptance, LanternAcceptance):
+        if isinstance(config.method.acceptance, LanternAcceptanceConfig):
             check_neighbours(config.method.acceptance, vq.codebook_size)
         image_px = target.grid * vq.factor
         refs["vq"] = model.vq
@@ -146,7 +146,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
     )
 
 
-def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
+def _check_condition(config: SynthesizeJobConfig, target: GptShape) -> None:
     path = config.model.target.path
     encoder, has_labels = config.model.condition, config.columns.label is not None
     if target.condition == "class" and not has_labels:
@@ -161,7 +161,7 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
         read_at("model.condition", encoder, lambda ref: check_t5(ref, target))
 
 
-def load(config: SynthesizeJob) -> ImagePair:
+def load(config: SynthesizeJobConfig) -> ImagePair:
     """Load the target, the drafter and the text encoder onto their devices; raise ConfigError as `check`."""
     info, model = check(config), config.model
     target = load_gpt_target("model.target", model.target, config.is_guided)
@@ -174,7 +174,7 @@ def load(config: SynthesizeJob) -> ImagePair:
     text_encoder, codebook = None, None
     if model.condition is not None:
         text_encoder = load_text_encoder("model.condition", model.condition, info.target)
-    if isinstance(config.method.acceptance, LanternAcceptance):
+    if isinstance(config.method.acceptance, LanternAcceptanceConfig):
         assert model.vq is not None, "the schema requires model.vq for this acceptance"
         cpu = torch.device("cpu")
         codebook = read_at("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
@@ -182,7 +182,7 @@ def load(config: SynthesizeJob) -> ImagePair:
     return ImagePair(config, target, drafter, info, codebook, text_encoder)
 
 
-def load_painter(config: SynthesizeJob) -> VqPainter:
+def load_painter(config: SynthesizeJobConfig) -> VqPainter:
     """Load only the VQ model; raise ConfigError as `check`."""
     weights = config.model.vq
     assert weights is not None, "the schema requires model.vq to decode images"

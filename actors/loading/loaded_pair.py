@@ -11,10 +11,10 @@ from torch import Tensor
 from actors.loading.method import DrafterModel, build_method, plain_method
 from actors.loading.slot_count import count_slots
 from configs.load import ConfigError
-from configs.method import Method as MethodChoice
-from configs.pool import EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.method import MethodConfig
+from configs.pool import EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding import Engine
 from decoding.contracts import Method
 from decoding.drafters.guarded import guarded
@@ -43,7 +43,7 @@ class LoadedPair(ABC):
     the finished outputs that the drafter `suffix` searches, by size; they outlive an engine.
     """
 
-    config: CaptionJob | SynthesizeJob
+    config: CaptionJobConfig | SynthesizeJobConfig
     target: TargetModel
     drafter: DrafterModel | None
     info: PairInfo
@@ -63,7 +63,7 @@ class LoadedPair(ABC):
     def max_context_tokens(self) -> int:
         """Most KV positions of one sample."""
 
-    def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
+    def engine(self, slots: int, choice: MethodConfig | None = None) -> Engine:
         """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.
 
         Raises ConfigError if the codebook does not fit the target or the rule.
@@ -88,7 +88,7 @@ class LoadedPair(ABC):
         return Engine(self.target, method, slots, self.max_context_tokens, pool.max_row_s, pool.max_prefill_tokens)
 
 
-def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
+def compile_models(pool: EnginePoolConfig, models: Sequence[TargetModel]) -> None:
     """Compile or capture the models of a pair, as configured; raise ConfigError if a model does not support it.
 
     `auto` depends only on weights and hardware, so that all engines of a job on one type of machine decide alike.

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from actors.loading.external import external_part
 from actors.loading.vocabulary import slice_head, slice_medusa, slice_model
-from configs.acceptance import LanternAcceptance
-from configs.contexts import EnsembleChoice
+from configs.acceptance import LanternAcceptanceConfig
+from configs.contexts import EnsembleConfig
+from configs.external import ExternalPartConfig
 from configs.load import ConfigError
-from configs.method import MeasuredController, NoController
-from configs.method import Method as MethodChoice
+from configs.method import MeasuredControllerConfig, MethodConfig, NoControllerConfig
 from configs.section import Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
@@ -92,7 +93,7 @@ ACCEPTANCES: dict[str, Callable[..., Acceptance]] = {
 
 
 def build_method(
-    config: MethodChoice,
+    config: MethodConfig,
     drafter_model: DrafterModel | None,
     target: TargetModel,
     codebook: Tensor | None = None,
@@ -106,15 +107,15 @@ def build_method(
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
         ConfigError: the drafter has no token of the draft vocabulary, or its output layer cannot be sliced.
     """
-    if isinstance(config.acceptance, LanternAcceptance):
+    if isinstance(config.acceptance, LanternAcceptanceConfig):
         assert codebook is not None, "the schema requires a codebook for the acceptance 'lantern'"
         rule: Acceptance = build_lantern(config.acceptance, codebook, target.vocab_size)
     else:
-        rule = _build(ACCEPTANCES, config.acceptance)
+        rule = _build(ACCEPTANCES, config.acceptance, "acceptance")
     tree = build_tree(config)
     controller = make_controller(config.controller, tree)
     site = _Site(config.drafter, config.contexts, drafter_model, target, {} if corpora is None else corpora)
-    drafter = DRAFTERS[config.drafter.kind](site)
+    drafter = DRAFTERS.get(config.drafter.kind, _external)(site)
     if config.forced_tokens:
         drafter = GrammarDrafter(drafter)  # type: ignore[assignment]
     return Method(drafter, tree, rule, controller)
@@ -125,26 +126,26 @@ def plain_method() -> Method:
     return Method(NoDrafter(), Chain(1), Exact())
 
 
-def make_controller(choice: NoController | MeasuredController, tree: TreePolicy) -> Controller:
+def make_controller(choice: NoControllerConfig | MeasuredControllerConfig, tree: TreePolicy) -> Controller:
     """Return the configured controller for one engine with this tree."""
-    if not isinstance(choice, MeasuredController):
+    if not isinstance(choice, MeasuredControllerConfig):
         return Controller()
     return GoodputController(tree.max_levels, choice.max_exploration)
 
 
-def build_tree(config: MethodChoice) -> TreePolicy:
+def build_tree(config: MethodConfig) -> TreePolicy:
     """Build only the tree policy of a method."""
-    tree: TreePolicy = _build(TREES, config.tree)
+    tree: TreePolicy = _build(TREES, config.tree, "tree")
     return tree
 
 
-def num_drafted_levels(config: MethodChoice, kind: str) -> int:
+def num_drafted_levels(config: MethodConfig, kind: str) -> int:
     """Return the number of levels of the deepest tree that drafters of this kind draft; 0 if there are none."""
     drafting = [one for one in config.methods if one.drafter.kind == kind]
     return max((build_tree(one).max_levels for one in drafting), default=0)
 
 
-def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
+def build_lantern(choice: LanternAcceptanceConfig, codebook: Tensor, vocab_size: int) -> Lantern:
     """Build LANTERN's rule over the neighbours of a codebook (V, code_dim).
 
     Raises CodebookError or ConfigError if the codebook does not fit the target or k.
@@ -161,7 +162,7 @@ def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) 
     return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, residual=choice.draw)
 
 
-def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:
+def check_neighbours(choice: LanternAcceptanceConfig, num_codes: int) -> None:
     """Raise ConfigError if a codebook of `num_codes` codes has too few neighbours for `k`."""
     num_others = choice.k - 1 if choice.k_counts_draft else choice.k
     if num_others > num_codes - 1:
@@ -171,7 +172,9 @@ def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:
         )
 
 
-def _build(family: dict[str, Callable[..., Any]], choice: Section) -> Any:
+def _build(family: dict[str, Callable[..., Any]], choice: Section, name: str) -> Any:
+    if isinstance(choice, ExternalPartConfig):
+        return external_part(choice, name)
     options = choice.model_dump()
     return family[options.pop("kind")](**options)
 
@@ -189,6 +192,11 @@ class _Site:
     @property
     def merge(self) -> Merge:
         return SingleLane() if self.target.num_lanes == 1 else Guided()
+
+
+def _external(site: _Site) -> Drafter:
+    drafter: Drafter = external_part(site.choice, "drafter")
+    return drafter
 
 
 def _lookup(site: _Site) -> Drafter:
@@ -241,14 +249,14 @@ def _medusa(site: _Site) -> Drafter:
 def _model(site: _Site) -> Drafter:
     assert site.model is not None, "the schema requires model.drafter for the drafter 'model'"
     assert not isinstance(site.model, (FeatureStack, MedusaHeads, BlockNetwork))
-    contexts: list[Context] = [_build(CONTEXTS, context) for context in site.contexts]
+    contexts: list[Context] = [_build(CONTEXTS, context, "contexts") for context in site.contexts]
     merge = site.merge
     if site.target.num_lanes > 1:
         assert len(contexts) == 1, "the schema allows no ensemble for an image model"
         # The drafter of a guided target has the same lanes as the target.
         contexts.append(Unconditional())
     elif len(contexts) > 1:
-        merge = Ensemble(EnsembleOptions(**(site.choice.ensemble or EnsembleChoice()).model_dump()))
+        merge = Ensemble(EnsembleOptions(**(site.choice.ensemble or EnsembleConfig()).model_dump()))
     model = slice_model(site.model, site.choice.vocabulary, site.target)
     return ModelDrafter(model, contexts, site.target.vocab_size, merge)
 

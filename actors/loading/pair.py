@@ -15,9 +15,9 @@ from actors.loading.generation import Generation, follow
 from actors.loading.grammar import check_output, compile_output
 from actors.loading.loaded_pair import LoadedPair, compile_models
 from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
-from configs.contexts import CaptionContext
+from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Checkpoint, TargetCheckpoint, Weights
+from configs.schema import CaptionJobConfig, CheckpointConfig, TargetCheckpointConfig, WeightsConfig
 from decoding.grammar import Grammar
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor, revision_of
@@ -28,7 +28,7 @@ SHARED_INPUT_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class PairInfo(loaded_pair.PairInfo):
+class TextPairInfo(loaded_pair.PairInfo):
     """Metadata of a text pair, with the target's front end and generation settings; `shares_front_end` is whether a
     drafter that is a model encodes all prompts in the same way."""
 
@@ -45,10 +45,10 @@ class PairInfo(loaded_pair.PairInfo):
 class Pair(LoadedPair):
     """A loaded text pair, with the grammar of `output`, if any."""
 
-    config: CaptionJob
+    config: CaptionJobConfig
     target: Target
     drafter: Target | Head | None
-    info: PairInfo
+    info: TextPairInfo
     grammar: Grammar | None = None
 
     @property
@@ -59,7 +59,7 @@ class Pair(LoadedPair):
         return self.target.front_end.render(messages)
 
 
-def check(config: CaptionJob) -> PairInfo:
+def check(config: CaptionJobConfig) -> TextPairInfo:
     """Check the checkpoints of models and captioners without reading weights.
 
     Raises:
@@ -84,7 +84,7 @@ def check(config: CaptionJob) -> PairInfo:
             shares_front_end = front_end.reads_like(drafter_front_end)
         drafter_id = f"{drafter.path}@{revisions['drafter']}"
     for place, context in enumerate(method.contexts):
-        if isinstance(context, CaptionContext):
+        if isinstance(context, CaptionContextConfig):
             *_, revisions[f"captioner_{place}"] = _describe(f"method.contexts.{place}", context)
     check_layers(method, target.path, target_config.get_text_config().num_hidden_layers)
     for place, (where, one) in enumerate(method.places.items()):
@@ -92,10 +92,10 @@ def check(config: CaptionJob) -> PairInfo:
         if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content
     target_id = f"{target.path}@{target_revision}"
-    return PairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
+    return TextPairInfo(target_id, drafter_id, revisions, front_end, generation, shares_front_end)
 
 
-def load(config: CaptionJob) -> Pair:
+def load(config: CaptionJobConfig) -> Pair:
     """Load the pair that `config` names onto its devices; raise ConfigError as `check`."""
     info, model, longest = check(config), config.model, config.pool.max_context_tokens
     smaller: Target | None = None
@@ -122,19 +122,19 @@ def load(config: CaptionJob) -> Pair:
 
 
 def load_target(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointConfig,
     where: str,
     num_devices: int = 1,
     reserved_bytes: int = 0,
     max_context_tokens: int | None = None,
 ) -> Target:
     """Load one model with `Target.load`; `where` is its dotted path in the job file, named in a ConfigError."""
-    quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpoint) else "none"
+    quantization = checkpoint.quantization if isinstance(checkpoint, TargetCheckpointConfig) else "none"
     options = (checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes, quantization, max_context_tokens)
     return read_at(where, checkpoint, lambda ref: Target.load(ref, *options))
 
 
-def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, FrontEnd, str]:
+def _describe(where: str, weights: WeightsConfig | CaptionContextConfig) -> tuple[Any, FrontEnd, str]:
     """Read a checkpoint's configuration, front end and revision."""
 
     def read(ref: CheckpointRef) -> tuple[Any, FrontEnd, str]:

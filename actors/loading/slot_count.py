@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from actors.loading.method import DrafterModel, build_tree
-from configs.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
-from configs.method import Method
-from configs.pool import EnginePool
+from configs.drafters import LayerSkipDrafterConfig, ModelDrafterConfig, NoDrafterConfig
+from configs.method import MethodConfig
+from configs.pool import EnginePoolConfig
 from decoding.drafters.model import WIDEST
 from models.backends.select import backend_for
 from models.contract import TargetModel
@@ -34,8 +34,8 @@ Sizes = Counter[torch.device]
 
 
 def count_slots(
-    pool: EnginePool,
-    methods: Iterable[Method],
+    pool: EnginePoolConfig,
+    methods: Iterable[MethodConfig],
     target: TargetModel,
     drafter: DrafterModel | None,
     max_context_tokens: int,
@@ -63,7 +63,7 @@ def count_slots(
 
 
 def slot_bytes(
-    method: Method,
+    method: MethodConfig,
     target: TargetModel,
     target_position: dict[torch.device, int],
     drafter_position: dict[torch.device, int],
@@ -71,22 +71,22 @@ def slot_bytes(
 ) -> Sizes:
     """Return the bytes of one slot on each device: KV caches of target and drafter, and logits."""
     tree = build_tree(method)
-    num_scratch = tree.num_scratch(isinstance(method.drafter, LayerSkipDrafter))
+    num_scratch = tree.num_scratch(isinstance(method.drafter, LayerSkipDrafterConfig))
     positions = target.num_lanes * (max_context_tokens + num_scratch + 1)
     sizes = Sizes({device: positions * num_bytes for device, num_bytes in target_position.items()})
     if method.needs_checkpoint:
-        is_model = isinstance(method.drafter, ModelDrafter)
+        is_model = isinstance(method.drafter, ModelDrafterConfig)
         num_lanes = len(method.contexts) * target.num_lanes if is_model else target.num_lanes
         # A forward that catches up on missed tokens needs up to WIDEST scratch positions.
         positions = num_lanes * (max_context_tokens + max(tree.max_frontier_nodes, WIDEST) + 3)
         for device, num_bytes in drafter_position.items():
             sizes[device] += positions * num_bytes
-    num_nodes = 1 if isinstance(method.drafter, NoDrafter) else tree.max_nodes
+    num_nodes = 1 if isinstance(method.drafter, NoDrafterConfig) else tree.max_nodes
     sizes[target.device] += LOGIT_COPIES * num_nodes * target.num_lanes * target.vocab_size * 4
     return sizes
 
 
-def usable_bytes(pool: EnginePool, device: torch.device) -> int:
+def usable_bytes(pool: EnginePoolConfig, device: torch.device) -> int:
     """Return the bytes of a device that one actor of the pool may use for slots; see `Backend.usable_bytes`."""
     return backend_for(device).usable_bytes(device, pool.gpus, pool.max_size)
 

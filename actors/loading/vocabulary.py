@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from torch import nn
 
-from configs.drafters import DraftVocabulary
+from configs.drafters import DraftVocabularyConfig
 from configs.load import ConfigError
 from models.contract import TargetModel
 from models.heads.medusa import MedusaHeads
@@ -18,7 +18,7 @@ from models.loading.vocabulary import SlicedHead, TokenCount, VocabularyError, r
 NUM_NAMED_DIFFERENCES = 3
 
 
-def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -> str | None:
+def check_vocabulary(choice: DraftVocabularyConfig, where: str, front_end: FrontEnd) -> str | None:
     """Return a hash of a token list's ids, None without a list; raise ConfigError if it does not fit the tokenizer."""
     if choice.path is None:
         return None
@@ -40,7 +40,7 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
     return hashlib.sha256(" ".join(str(one.token_id) for one in tokens).encode()).hexdigest()[:16]
 
 
-def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> list[int]:
+def drafted_ids(choice: DraftVocabularyConfig, target: TargetModel, num_rows: int) -> list[int]:
     """Return the draft vocabulary's ids below `num_rows`, sorted, EOS ids included; raise ConfigError without any."""
     most = min(num_rows, target.vocab_size)
     if choice.path is not None:
@@ -54,7 +54,7 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
     return kept
 
 
-def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: TargetModel) -> TargetModel:
+def slice_model(model: TargetModel, choice: DraftVocabularyConfig | None, target: TargetModel) -> TargetModel:
     """Return a copy of the model whose output layer has only the rows of the draft vocabulary."""
     if choice is None:
         return model
@@ -63,7 +63,7 @@ def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: Targ
     return sliced
 
 
-def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetModel) -> nn.Module:
+def slice_head(head: nn.Module, choice: DraftVocabularyConfig | None, target: TargetModel) -> nn.Module:
     """Slice an output layer to the draft vocabulary; logits have the target's width. Return `head` without a choice."""
     if choice is None:
         return head
@@ -75,7 +75,7 @@ def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetMo
     return SlicedHead.of(head, drafted_ids(choice, target, head.weight.shape[0]), target.vocab_size)
 
 
-def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: TargetModel) -> MedusaHeads:
+def slice_medusa(heads: MedusaHeads, choice: DraftVocabularyConfig | None, target: TargetModel) -> MedusaHeads:
     """Return Medusa heads whose output layers have only the rows of the draft vocabulary."""
     if choice is None:
         return heads

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 
-from actors.results import Choice
+from actors.results import TrialResult
 from actors.serving.journal import ALONE_FROM_DEATHS
 from actors.serving.recovery import QueuedEngine
 from actors.serving.watchdog import Watchdog
-from decoding.scheduling.queue import Group, RequestQueue
+from decoding.scheduling.queue import RequestGroup, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Waits:
     idle_s: float = 0.0
     queued_s: float = 0.0
     total_s: float = 0.0
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[TrialResult, ...] = ()
 
     def __add__(self, other: Waits) -> Waits:
         return Waits(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
@@ -191,9 +191,9 @@ class EngineThread:
     # --- scheduling of suspects ------------------------------------------------------------------------------------
 
     def _enqueue(self, row: _Row) -> None:
-        group = Group.NEW
+        group = RequestGroup.NEW
         if row.suspect is not None:
-            group = Group.SUSPECT if row.suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
+            group = RequestGroup.SUSPECT if row.suspect.num_deaths < ALONE_FROM_DEATHS else RequestGroup.ALONE
         self._queue.submit(row.request, group)
 
     def _feed(self) -> None:
@@ -202,20 +202,20 @@ class EngineThread:
         A new request becomes a suspect as well if it is in flight beside a suspect when the process dies.
         """
         waiting = self._queue.waiting
-        if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
-            self._runs_alone = bool(waiting(Group.ALONE))
+        if not (self._engine.has_work and (waiting(RequestGroup.ALONE) or self._runs_alone)):
+            self._runs_alone = bool(waiting(RequestGroup.ALONE))
             if self._runs_alone:
-                self._submit(Group.ALONE)
+                self._submit(RequestGroup.ALONE)
             else:
-                for _ in range(min(len(waiting(Group.SUSPECT)), self._engine.num_free_slots)):
-                    self._submit(Group.SUSPECT)
-                while waiting(Group.NEW) and not waiting(Group.SUSPECT):
-                    self._submit(Group.NEW)
+                for _ in range(min(len(waiting(RequestGroup.SUSPECT)), self._engine.num_free_slots)):
+                    self._submit(RequestGroup.SUSPECT)
+                while waiting(RequestGroup.NEW) and not waiting(RequestGroup.SUSPECT):
+                    self._submit(RequestGroup.NEW)
         if self._mark is not None and self._marked != self._suspects:
             self._marked = list(self._suspects)
             self._mark(self._marked)
 
-    def _submit(self, group: Group) -> None:
+    def _submit(self, group: RequestGroup) -> None:
         """Submit the first request of a group to the engine."""
         request = self._queue.pop(group)
         suspect = self._rows[request.sample_id][0].suspect

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decoding.errors import OUT_OF_MEMORY, DrafterError, failed
-from decoding.scheduling.queue import Group, RequestQueue
+from decoding.scheduling.queue import RequestGroup, RequestQueue
 from decoding.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class QueuedEngine(ABC):
-    """Base class of the engines that `EngineThread` runs: `RecoveringEngine` and `actors.auto.trial.Trial`. Waiting and
-    running requests are kept in `queue`, so that they outlive an engine that fails or is replaced."""
+    """Base class of the engines that `EngineThread` runs: `RecoveringEngine` and `actors.auto.trial.MethodTrial`.
+    Waiting and running requests are kept in `queue`, so that they outlive an engine that fails or is replaced."""
 
     queue: RequestQueue
 
@@ -126,21 +126,21 @@ class RecoveringEngine(QueuedEngine):
             self._is_isolating &= self._num_batched > 0
             return
         room = self.num_slots - len(queue.running)
-        if room > 0 and self._plain_request is None and queue.waiting(Group.PLAIN):
+        if room > 0 and self._plain_request is None and queue.waiting(RequestGroup.PLAIN):
             if self._plain is None:
                 self._plain = self._make_plain()
-            self._plain_request = queue.start(Group.PLAIN)
+            self._plain_request = queue.start(RequestGroup.PLAIN)
             assert self._plain_request is not None
             self._plain.submit(self._plain_request)
             room -= 1
         if self._is_isolating and self._num_batched:
             return
-        self._is_isolating = bool(queue.waiting(Group.ALONE))
+        self._is_isolating = bool(queue.waiting(RequestGroup.ALONE))
         if self._is_isolating:
-            if room > 0 and not self._num_batched and (request := queue.start(Group.ALONE)) is not None:
+            if room > 0 and not self._num_batched and (request := queue.start(RequestGroup.ALONE)) is not None:
                 self._engine.submit(request)
             return
-        while room > 0 and (request := queue.start(Group.RETRY) or queue.start(Group.NEW)) is not None:
+        while room > 0 and (request := queue.start(RequestGroup.RETRY) or queue.start(RequestGroup.NEW)) is not None:
             self._engine.submit(request)
             room -= 1
 
@@ -168,11 +168,11 @@ class RecoveringEngine(QueuedEngine):
         requests = self._batched()
         if len(requests) == 1:
             logger.warning("the row %s is decoded without its drafter: %s", requests[0].sample_id, reason)
-            self.queue.requeue(requests, Group.PLAIN)
+            self.queue.requeue(requests, RequestGroup.PLAIN)
             if lacks_memory:
                 self.num_slots = self._full_slots
         else:
-            self.queue.requeue(requests, Group.ALONE)
+            self.queue.requeue(requests, RequestGroup.ALONE)
         self._drop_engines(keep_plain=True)
         self._engine = self._built()
 
@@ -193,9 +193,9 @@ class RecoveringEngine(QueuedEngine):
             self.num_slots = self._full_slots
             logger.warning("the row %s does not fit into the device's memory: %s", request.sample_id, reason)
         else:
-            self.queue.requeue(requests, Group.RETRY, front=True)
+            self.queue.requeue(requests, RequestGroup.RETRY, front=True)
             if plain_request is not None:
-                self.queue.requeue([plain_request], Group.PLAIN, front=True)
+                self.queue.requeue([plain_request], RequestGroup.PLAIN, front=True)
             slots = 1 if num_running == 1 else self.num_slots // 2
             logger.warning("out of memory with %d slots, continuing with %d: %s", self.num_slots, slots, reason)
             self.num_slots = slots

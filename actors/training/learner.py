@@ -17,8 +17,14 @@ from actors.loading.pair import load_target
 from actors.loading.vocabulary import drafted_ids
 from actors.training.samples import CodesOf, ImageSamples, TextSamples
 from configs.load import ConfigError
-from configs.schema import Weights
-from configs.training import BlockHead, Eagle3Head, LayerCutHead, MedusaHead, TrainDrafterJob
+from configs.schema import WeightsConfig
+from configs.training import (
+    BlockHeadConfig,
+    Eagle3HeadConfig,
+    LayerCutHeadConfig,
+    MedusaHeadConfig,
+    TrainDrafterJobConfig,
+)
 from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.training.block_loss import BlockTask, fresh_block
@@ -93,11 +99,11 @@ def save_head(
             save_eagle(task.network, folder, dtype)
 
 
-def check_target(job: TrainDrafterJob) -> str:
+def check_target(job: TrainDrafterJobConfig) -> str:
     """Return the target's revision; raise ConfigError if a checkpoint is unreadable or does not fit the target."""
     if job.image is None:
         config = read_at("target", job.target, checkpoints.read_config)
-        if isinstance(job.head, LayerCutHead):
+        if isinstance(job.head, LayerCutHeadConfig):
             if getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None):
                 raise ConfigError(
                     f"head.kind: layer_cut cannot cut {job.target.path}, whose first layers receive visual features"
@@ -120,12 +126,12 @@ def check_target(job: TrainDrafterJob) -> str:
     return revision
 
 
-def _processors(job: TrainDrafterJob, vocab_size: int) -> dict[str, Any]:
+def _processors(job: TrainDrafterJobConfig, vocab_size: int) -> dict[str, Any]:
     """Return `Learner.processors`; none if acceptance is not measured."""
     return measured_options("target", job.target, vocab_size) if job.acceptance.num_rows else {}
 
 
-def load_learner(job: TrainDrafterJob) -> Learner:
+def load_learner(job: TrainDrafterJobConfig) -> Learner:
     """Load the target, a new head, and the mapping of rows to training samples; raise ConfigError as `check_target`."""
     image = job.image
     if image is None:
@@ -140,19 +146,19 @@ def load_learner(job: TrainDrafterJob) -> Learner:
     return Learner(image_target, fresh_head(job, image_target), samples, gpt.shape)
 
 
-def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
+def fresh_head(job: TrainDrafterJobConfig, target: TargetModel) -> HeadTask:
     """Create the configured head for the target, untrained."""
     seed = job.training.seed
-    if isinstance(job.head, MedusaHead):
+    if isinstance(job.head, MedusaHeadConfig):
         return fresh_medusa(target, seed, job.head.num_heads)
-    if isinstance(job.head, LayerCutHead):
+    if isinstance(job.head, LayerCutHeadConfig):
         assert isinstance(target, Target)
         layers = _layers(job.head, target.decoder.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
         return cut_layers(target, layers, job.head.freeze_embeddings)
-    if isinstance(job.head, BlockHead):
+    if isinstance(job.head, BlockHeadConfig):
         assert isinstance(target, Target)
         return _fresh_block(job.head, target, seed)
-    if isinstance(job.head, Eagle3Head):
+    if isinstance(job.head, Eagle3HeadConfig):
         return _fresh_eagle3(job.head, target, seed)
     if isinstance(target, LlamaGenTarget):
         shape = target.gpt.shape
@@ -160,14 +166,14 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
     return fresh_eagle(target, seed)
 
 
-def _layers(head: LayerCutHead, num_layers: int) -> tuple[int, ...]:
+def _layers(head: LayerCutHeadConfig, num_layers: int) -> tuple[int, ...]:
     try:
         return head.indices(num_layers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _fresh_block(head: BlockHead, target: Target, seed: int) -> HeadTask:
+def _fresh_block(head: BlockHeadConfig, target: Target, seed: int) -> HeadTask:
     mask = _mask_token_id(target) if head.mask_token_id is None else head.mask_token_id
     if mask is None:
         raise ConfigError("head.mask_token_id: no special token of the tokenizer can be the mask; give a token's id")
@@ -201,14 +207,14 @@ def _check_feature_layers(layers: tuple[int, ...] | None, target: TargetModel) -
         raise ConfigError(f"head.feature_layers: {outside[0]} is no state below a layer; the target has {num_layers}")
 
 
-def _fresh_eagle3(head: Eagle3Head, target: TargetModel, seed: int) -> HeadTask:
+def _fresh_eagle3(head: Eagle3HeadConfig, target: TargetModel, seed: int) -> HeadTask:
     _check_feature_layers(head.feature_layers, target)
     ids = None if head.vocabulary is None else drafted_ids(head.vocabulary, target, target.vocab_size)
     rotary = pair_rotary(target.gpt.shape, target.gpt.shape.head_dim) if isinstance(target, LlamaGenTarget) else None
     return fresh_eagle3(target, seed, head.num_draft_steps, ids, head.feature_layers, rotary)
 
 
-def _codes_of(weights: Weights, grid: int) -> CodesOf:
+def _codes_of(weights: WeightsConfig, grid: int) -> CodesOf:
     vq = read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, resolve_device(weights.device)))
 
     def codes_of(image: NDArray[np.uint8]) -> NDArray[np.int64]:

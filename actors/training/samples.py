@@ -53,7 +53,7 @@ class TrainingSampleError(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3) and `videos`; for text targets the
     `answer`, or its tokens `answer_ids` as the target generated them; for image targets the `codes` and the
     `condition`."""
@@ -71,7 +71,7 @@ class Row:
 class TextSamples:
     """Makes training samples from text answers to prompts with images and videos, for any family of `models.target`."""
 
-    def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
+    def __init__(self, target: Target, job: schema.TrainDrafterJobConfig) -> None:
         assert job.image is None
         self._target = target
         self._prefix = job.answer_prefix
@@ -81,7 +81,7 @@ class TextSamples:
         # If the target has several EOS tokens, the tokenizer's EOS token ends a turn.
         self._eos = [eos_id] if eos_id in target.eos_ids else sorted(target.eos_ids)[:1]
 
-    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
+    def training_sample(self, row: TrainingRow, ordinal: int | None) -> TrainingSample:
         """Make the training sample of a row, or raise TrainingSampleError; `ordinal` is not used."""
         answer = self._answer(row)
         try:
@@ -97,7 +97,7 @@ class TextSamples:
         """Return False: no condition is dropped."""
         return False
 
-    def _answer(self, row: Row) -> list[int]:
+    def _answer(self, row: TrainingRow) -> list[int]:
         """Return the tokens of a row's answer. Generated tokens are used as they are: they end in EOS only if the
         target ended the text. Raise TrainingSampleError if there is no answer."""
         if row.answer_ids is not None:
@@ -107,7 +107,7 @@ class TextSamples:
         tokens: list[int] = self._tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"]
         return tokens + self._eos
 
-    def request(self, row: Row, sampling: Sampling) -> Request:
+    def request(self, row: TrainingRow, sampling: Sampling) -> Request:
         prompt = self._target.front_end.render(row.messages)
         return Request(row.sample_id, prompt, row.images, videos=row.videos, sampling=sampling)
 
@@ -123,7 +123,7 @@ class ImageSamples:
     at the padding positions of the conditional lane. `target` must have both lanes.
     """
 
-    def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
+    def __init__(self, target: TargetModel, job: schema.TrainDrafterJobConfig, codes_of: CodesOf | None) -> None:
         assert job.image is not None
         assert target.num_lanes == 2, "dropping a condition needs a target with an unconditional lane"
         assert target.max_new_tokens is not None
@@ -133,7 +133,7 @@ class ImageSamples:
         self._num_codes = target.max_new_tokens
         self._codes_of = codes_of
 
-    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
+    def training_sample(self, row: TrainingRow, ordinal: int | None) -> TrainingSample:
         """Make the training sample of a row, or raise TrainingSampleError.
 
         `ordinal` seeds its random draws; None (held-out rows) disables them.
@@ -151,7 +151,7 @@ class ImageSamples:
         """Return whether the condition of the row with this ordinal is dropped."""
         return ordinal is not None and key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
 
-    def _codes(self, row: Row) -> list[int]:
+    def _codes(self, row: TrainingRow) -> list[int]:
         codes = row.codes
         if self._codes_of is not None:
             if len(row.images) != 1:
@@ -164,7 +164,7 @@ class ImageSamples:
         tokens: list[int] = codes.tolist()
         return tokens
 
-    def request(self, row: Row, sampling: Sampling) -> Request:
+    def request(self, row: TrainingRow, sampling: Sampling) -> Request:
         return Request(row.sample_id, _text(row.messages), condition=row.condition, sampling=sampling)
 
 
@@ -174,7 +174,7 @@ def _text(messages: Sequence[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
-def pace_of(teaching: schema.Teaching) -> Pace:
+def pace_of(teaching: schema.TeachingConfig) -> Pace:
     """Return the optimisation settings of a job."""
     options = teaching.model_dump(include={field.name for field in fields(Pace)})
     return Pace(betas=(teaching.beta1, teaching.beta2), **options)

@@ -30,7 +30,7 @@ from decoding.contracts import Acceptance, Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
-from models.backends.recorder import Out, Recorder
+from models.backends.recorder import KernelRecorder, Out
 from models.contract import TargetModel
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
@@ -64,7 +64,7 @@ class RunAgain:
         return out, replay
 
 
-def recorder(device: torch.device) -> Recorder:
+def recorder(device: torch.device) -> KernelRecorder:
     return CudaRecorder(device) if device.type == "cuda" else RunAgain()
 
 

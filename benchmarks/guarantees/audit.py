@@ -23,7 +23,7 @@ from actors.serving.audited import is_audited
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import command_line, machine, progress, results_file
 from benchmarks.tables.parts import finish
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from jobs import caption
 from pipeline.reports.loss import Losses, loss_interval, verdict
 from zoo.demo import draw_rows, write_parquet
@@ -84,7 +84,7 @@ def losses_of(case: str, folder: Path) -> pa.Table:
 def measure(ids: Sequence[str], losses: Sequence[float]) -> Results:
     """Return the true loss, and the intervals of all seeds."""
     true = sum(losses) / len(losses)
-    strict = Audit(share=SHARE, max_loss=min(max(true / 2, 1e-3), 0.99), min_rows=len(losses))
+    strict = AuditConfig(share=SHARE, max_loss=min(max(true / 2, 1e-3), 0.99), min_rows=len(losses))
     seeds = []
     for seed in range(NUM_SEEDS):
         chosen = [one for name, one in zip(ids, losses, strict=True) if is_audited(SHARE, seed, name)]

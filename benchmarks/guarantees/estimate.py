@@ -28,8 +28,8 @@ from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
 from benchmarks.tables.parts import finish
 from configs.load import validate
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from jobs import caption
 from pipeline.cluster import ray_session
 from pipeline.pilot import estimate
@@ -93,7 +93,7 @@ def write_prompts(path: Path, num_questions: int) -> None:
     path.write_text("\n".join(prompts) + "\n", encoding="utf-8")
 
 
-def job_of(workload: Workload, method: dict[str, Any], folder: Path, target: Path, output: Path) -> CaptionJob:
+def job_of(workload: Workload, method: dict[str, Any], folder: Path, target: Path, output: Path) -> CaptionJobConfig:
     drafter = {"drafter": {"path": str(folder / "drafter"), "dtype": "float32", "device": "cpu"}}
     data = {
         "source": {"kind": "text", "path": str(folder / "prompts.txt"), "span_max_rows": 32},
@@ -108,10 +108,10 @@ def job_of(workload: Workload, method: dict[str, Any], folder: Path, target: Pat
         "job": {"progress": False},
         "sink": {"path": str(output)},
     }
-    return validate(CaptionJob, data, "benchmarks.guarantees.estimate")
+    return validate(CaptionJobConfig, data, "benchmarks.guarantees.estimate")
 
 
-def run_whole(config: CaptionJob) -> tuple[float, dict[str, str]]:
+def run_whole(config: CaptionJobConfig) -> tuple[float, dict[str, str]]:
     """Run a whole job; return the engine's seconds with rows, per row, and the texts by id."""
     done = caption.run(make_plan(config, limit=NUM_ROWS))
     output, texts = OutputDir(config.sink.path), dict[str, str]()
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     disable_progress_bar()
     found: Results = {"machine": machine(), "torch": torch.__version__, "num_rows": NUM_ROWS, "slots": SLOTS}
     found["workloads"] = {}
-    with tempfile.TemporaryDirectory() as temporary, ray_session.session(Job()):
+    with tempfile.TemporaryDirectory() as temporary, ray_session.session(JobSectionConfig()):
         target = Path(temporary) / "target"
         inflate_folder(CHECKPOINTS / "text_target", target, SHAPE, "float32", **CHECKED)
         for name, workload in WORKLOADS.items():

@@ -24,14 +24,14 @@ from actors.losses import loss_of
 from benchmarks.harness.results import command_line, progress, results_file
 from benchmarks.tables.parts import finish
 from configs.load import load_preset, validate
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from jobs.caption import results, run
 from pipeline.cluster.ray_session import session
 from pipeline.run.plan import make_plan
 from pipeline.verify.bounds import detection_probability
-from pipeline.verify.compare import DIFFERENT, Comparison
-from pipeline.verify.rows import Choice, count_chosen, rounds
+from pipeline.verify.compare import DIFFERENT, RowComparison
+from pipeline.verify.rows import SampleShare, count_chosen, rounds
 from pipeline.verify.run import Settings, decode_again, prepare, verify
 from zoo.pair import CHECKPOINTS
 from zoo.text import held_out_questions
@@ -54,11 +54,11 @@ CLEAN: tuple[tuple[str, dict[str, Any]], ...] = (
 """Methods and sampling values of the clean outputs."""
 
 
-def config_of(folder: Path, name: str, method: str, **sampling: Any) -> CaptionJob:
+def config_of(folder: Path, name: str, method: str, **sampling: Any) -> CaptionJobConfig:
     """Return the job that decodes `folder`/source into `folder`/`name`."""
-    method_of = load_preset(CaptionJob, f"zoo_{method}").method
+    method_of = load_preset(CaptionJobConfig, f"zoo_{method}").method
     return validate(
-        CaptionJob,
+        CaptionJobConfig,
         {
             "source": {"kind": "text", "path": f"{folder}/source"},
             "prompt": "{text}",
@@ -110,13 +110,13 @@ def detection(folder: Path, num_seeds: int) -> dict[str, Any]:
     for share in SHARES:
         num_found = num_false = num_chosen = 0
         for seed in range(num_seeds):
-            choice = Choice(share, seed)
+            choice = SampleShare(share, seed)
             total = count_chosen(whole.job, choice)[1]
             num_chosen += total
             if not total:
                 continue
             [chosen] = rounds(whole.job, choice, total)
-            compared = Comparison(chosen, loss_of("exact", "metric"))
+            compared = RowComparison(chosen, loss_of("exact", "metric"))
             compared.add(again)
             differing = {one["sample_id"] for one in compared.differences}
             num_found += wrong in differing
@@ -152,7 +152,7 @@ def clean_outputs(folder: Path) -> list[dict[str, Any]]:
 
 
 def run_all(num_rows: int, num_clean_rows: int, num_seeds: int, seed: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2), log_to_driver=False):
+    with tempfile.TemporaryDirectory() as name, session(JobSectionConfig(num_cpus=2), log_to_driver=False):
         folder, other = Path(name) / "fault", Path(name) / "clean"
         for place, count in ((folder, num_rows), (other, num_clean_rows)):
             place.mkdir()

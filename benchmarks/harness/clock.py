@@ -14,7 +14,7 @@ import torch
 
 from decoding.contracts import Method
 from decoding.scheduling.replay import StepRunner
-from models.backends.recorder import Out, Recorder
+from models.backends.recorder import KernelRecorder, Out
 from models.kv.lanes import LaneModel, SlotBatch
 
 KINDS = ("prompts", "target", "drafter")
@@ -72,7 +72,7 @@ class WatchedRecorder:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: KernelRecorder,
         device: torch.device,
         recorded: Callable[[], Any] = lambda: None,
         replayed: Callable[[Any], None] = lambda _: None,
@@ -87,11 +87,11 @@ class WatchedRecorder:
         return self._recorder.is_recording
 
     def run_beside(self, run: Callable[[], Out]) -> Out:
-        """See `models.backends.recorder.Recorder`."""
+        """See `models.backends.recorder.KernelRecorder`."""
         return self._recorder.run_beside(run)
 
     def record(self, run: Callable[[], Out]) -> tuple[Out, Callable[[], None]]:
-        """See `models.backends.recorder.Recorder`."""
+        """See `models.backends.recorder.KernelRecorder`."""
         self._recorded()
         out, replay = self._recorder.record(run)
         found = self._recorded()

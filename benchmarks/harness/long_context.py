@@ -11,9 +11,9 @@ import torch
 from benchmarks.harness.engines import count_tokens
 from decoding import Engine, Request
 from decoding.acceptance.walk import target_choice
-from decoding.contracts import Acceptance, Judgement
+from decoding.contracts import Acceptance, VerificationOutput
 from decoding.noise import Stream
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from models.kv.feature_layers import LAST
 from models.kv.lanes import LaneModel
 from models.target import Target
@@ -36,7 +36,7 @@ class Forced(Acceptance):
             raise ValueError(f"the acceptance rate must be between 0 and 1, not {rate}")
         self.rate = rate
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree = judgement.tree
         if not tree.is_chain:
             raise ValueError("acceptance can be forced for chains only")
@@ -48,7 +48,7 @@ class Forced(Acceptance):
         path = torch.where(place < n[:, None], place, 0)
         expected = torch.cat([tree.tokens[:, :1], choice[:, :-1]], dim=1)
         relaxed = (path > 0) & (tree.tokens != expected)
-        return Verdict(path, n, choice.gather(1, (n - 1)[:, None])[:, 0], relaxed)
+        return AcceptanceResult(path, n, choice.gather(1, (n - 1)[:, None])[:, 0], relaxed)
 
 
 class Filled:

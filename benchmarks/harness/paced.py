@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.types import Completion, Request, Telemetry
 
 TEXT = "a photograph of a small harbour with boats " * 5
@@ -54,7 +54,7 @@ class PacedPair:
     def __init__(self, rows_per_s: float) -> None:
         self._rows_per_s = rows_per_s
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> Any:
+    def __call__(self, config: CaptionJobConfig, num_threads: int | None) -> Any:
         return self
 
     def render(self, messages: Any) -> str:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
 from decoding.acceptance.walk import target_choice
-from decoding.contracts import Acceptance, EngineSpec, Judgement, Probe
+from decoding.contracts import Acceptance, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.noise import Stream
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from models.kv.lanes import SlotBatch
 
 TOPS = (1, 10)
@@ -57,10 +57,10 @@ class Recorder(Acceptance):
         for neighbourhood in self._around.values():
             neighbourhood.open(spec)
 
-    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
         self.rule.admit(slots, probes)
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = self.rule.judge(judgement)
         tree = judgement.tree
         children = (tree.parents == 0) & tree.valid
@@ -70,7 +70,7 @@ class Recorder(Acceptance):
             self._note(judgement, children[rows], rows)
         return verdict
 
-    def _note(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
+    def _note(self, judgement: VerificationOutput, children: Tensor, rows: Tensor) -> None:
         self._num_steps += len(rows)
         tokens, raw = judgement.tree.tokens[rows], judgement.raw[rows, 0]
         law = judgement.warped[rows, 0].double().softmax(dim=-1)

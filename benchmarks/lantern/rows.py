@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from configs.method import Method
+from configs.method import MethodConfig
 from models.llamagen.neighbours import Metric
 
 DELTAS = (0.05, 0.1, 0.2, 0.4)
@@ -44,15 +44,15 @@ class Row:
     published_k: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def method(self, share: Callable[[int], int]) -> Method:
+    def method(self, share: Callable[[int], int]) -> MethodConfig:
         """Return the configured method; `share` scales k to the codebook."""
         if self.acceptance is None:
-            return Method()
+            return MethodConfig()
         acceptance = dict(self.acceptance)
         if "k" in acceptance and not self.published_k:
             acceptance["k"] = share(acceptance["k"])
         drafter = {"kind": self.drafter, **self.options}
-        return Method.model_validate({"drafter": drafter, "tree": TREES[self.tree], "acceptance": acceptance})
+        return MethodConfig.model_validate({"drafter": drafter, "tree": TREES[self.tree], "acceptance": acceptance})
 
 
 def _lantern(name: str, label: str, draw: str, k: int = 1000, delta: float = 0.1, **more: Any) -> Row:

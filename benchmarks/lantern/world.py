@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from actors.loading.method import build_method
 from benchmarks.harness.engines import run_requests
 from benchmarks.lantern.quality import Judge, Score, count_class, count_prompt
-from configs.method import Method as MethodChoice
+from configs.method import MethodConfig
 from decoding import Completion, Engine, Request, Sampling
 from decoding.contracts import Method
 from models.contract import Condition
@@ -88,7 +88,7 @@ class World:
         sampling = replace(self.sampling, temperature=temperature)
         return [Request(a.sample_id, a.prompt, (), sampling, seed, condition=a.condition) for a in self.prompts[:count]]
 
-    def build(self, choice: MethodChoice) -> Method:
+    def build(self, choice: MethodConfig) -> Method:
         """Build a configured method; each engine needs its own."""
         drafter, _ = self.drafters.get(choice.drafter.kind, (None, ""))
         return build_method(choice, drafter, self.target, self.vq.codebook)

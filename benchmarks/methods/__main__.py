@@ -26,7 +26,7 @@ from benchmarks.methods.scenarios import Case, build_scenarios, build_video_scen
 from benchmarks.tables.parts import show
 from configs.load import load_preset
 from configs.presets import PRESETS
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Sampling
 
 RESULTS = results_file("methods")
@@ -40,28 +40,30 @@ ship, and their rows are measured if they exist."""
 BUILT_HEADS = Path("out/zoo")
 
 
-def presets(video: bool = False) -> dict[str, CaptionJob]:
+def presets(video: bool = False) -> dict[str, CaptionJobConfig]:
     """Return the zoo's presets on images or on videos by name, plain decoding first."""
     first = "zoo_video_plain" if video else "zoo_plain"
     names = [name for name in sorted(PRESETS, key=lambda name: (name != first, name)) if name.startswith("zoo_")]
     return {
-        name.removeprefix("zoo_"): load_preset(CaptionJob, name)
+        name.removeprefix("zoo_"): load_preset(CaptionJobConfig, name)
         for name in names
         if not name.startswith("zoo_images_") and name.startswith("zoo_video_") == video
     }
 
 
-def built_jobs() -> dict[str, CaptionJob]:
+def built_jobs() -> dict[str, CaptionJobConfig]:
     """Return the jobs of `BUILT` whose heads exist."""
     return {
-        name: load_preset(CaptionJob, "zoo_videos", (f"method={method}", f"model.drafter.path={BUILT_HEADS / head}"))
+        name: load_preset(
+            CaptionJobConfig, "zoo_videos", (f"method={method}", f"model.drafter.path={BUILT_HEADS / head}")
+        )
         for name, (method, head) in BUILT.items()
         if (BUILT_HEADS / head).is_dir()
     }
 
 
 def run_all(
-    jobs: dict[str, CaptionJob], names: list[str], scenarios: dict[str, list[Case]], seed: int
+    jobs: dict[str, CaptionJobConfig], names: list[str], scenarios: dict[str, list[Case]], seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every name (a preset of `jobs`, or a key of `ALONE` or `PRUNED_ALONE`) with its result; the reference is
     plain decoding at the same temperature."""

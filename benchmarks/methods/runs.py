@@ -12,11 +12,11 @@ from actors.loading.pair import Pair
 from benchmarks.harness.engines import acceptance_of, run_requests, sum_histograms
 from benchmarks.harness.verdict import ratio_error
 from benchmarks.methods.scenarios import Case, attribute_overlap
-from configs.method import Method as MethodChoice
+from configs.method import MethodConfig
 from decoding import Completion, Engine, Request, Sampling
 from decoding.acceptance.walk import target_choice
-from decoding.contracts import Acceptance, Judgement, Method
-from decoding.tree import Verdict
+from decoding.contracts import Acceptance, Method, VerificationOutput
+from decoding.tree import AcceptanceResult
 
 MAX_NEW_TOKENS = 160
 SLOTS = 32
@@ -34,7 +34,7 @@ class FollowDrafter(Acceptance):
 
     lossless = False
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree = judgement.tree
         if not tree.is_chain:
             raise ValueError("a drafter can be followed along chains only")
@@ -44,7 +44,7 @@ class FollowDrafter(Acceptance):
         place = torch.arange(tree.num_levels + 1, device=n.device)
         path = torch.where(place < n[:, None], place, 0)
         last = tree.tokens.gather(1, num_drafts[:, None])[:, 0]
-        return Verdict(path, n, torch.where(num_drafts > 0, last, choice[:, 0]), path > 0)
+        return AcceptanceResult(path, n, torch.where(num_drafts > 0, last, choice[:, 0]), path > 0)
 
 
 def run_cases(pair: Pair, engine: Engine, cases: list[Case], sampling: Sampling, seed: int) -> dict[str, Completion]:
@@ -87,7 +87,7 @@ def measure(
 
 def run_method(
     pair: Pair,
-    choice: MethodChoice,
+    choice: MethodConfig,
     scenarios: dict[str, list[Case]],
     sampling: Sampling,
     plain: Completions | None,

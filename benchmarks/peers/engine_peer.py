@@ -12,26 +12,26 @@ from actors.loading.method import build_method
 from actors.loading.pair import SHARED_INPUT_BYTES, load_target
 from benchmarks.harness.engines import encode, outcome_of, run_requests
 from benchmarks.harness.process import Outcome, Work, serve, versions_of
-from configs.drafters import LookupDrafter, ModelDrafter
-from configs.method import MeasuredController, Method, NoController
-from configs.schema import Checkpoint
-from configs.trees import ChainTree
+from configs.drafters import LookupDrafterConfig, ModelDrafterConfig
+from configs.method import MeasuredControllerConfig, MethodConfig, NoControllerConfig
+from configs.schema import CheckpointConfig
+from configs.trees import ChainTreeConfig
 from decoding import Engine, Request, Sampling
 from models.target import Target
 
 
 def load_model(path: str, dtype: str) -> Target:
-    return load_target(Checkpoint.model_validate({"path": path, "dtype": dtype, "device": "cpu"}), path)
+    return load_target(CheckpointConfig.model_validate({"path": path, "dtype": dtype, "device": "cpu"}), path)
 
 
-def choose_method(mode: str, gamma: int) -> Method:
+def choose_method(mode: str, gamma: int) -> MethodConfig:
     """Build plain decoding (`plain`), a `chain` of `gamma` drafts, chains of `controlled` length, or `lookup`."""
     if mode == "plain":
-        return Method()
+        return MethodConfig()
     if mode == "lookup":
-        return Method(drafter=LookupDrafter(), tree=ChainTree(length=gamma))
-    controller = MeasuredController() if mode == "controlled" else NoController()
-    return Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma), controller=controller)
+        return MethodConfig(drafter=LookupDrafterConfig(), tree=ChainTreeConfig(length=gamma))
+    controller = MeasuredControllerConfig() if mode == "controlled" else NoControllerConfig()
+    return MethodConfig(drafter=ModelDrafterConfig(), tree=ChainTreeConfig(length=gamma), controller=controller)
 
 
 class EngineRunner:

@@ -10,12 +10,12 @@ from actors.loading.loaded_pair import compile_models
 from actors.loading.pair import SHARED_INPUT_BYTES, Pair, check, load, load_target
 from benchmarks.harness.engines import encode, run_requests
 from benchmarks.peers.transformers_peer import generate_all, set_greedy
-from configs.schema import CaptionJob, Checkpoint
+from configs.schema import CaptionJobConfig, CheckpointConfig
 from decoding import Completion, Request
 from models.target import Target
 
 
-def load_all(jobs: Mapping[str, CaptionJob]) -> dict[str, Pair]:
+def load_all(jobs: Mapping[str, CaptionJobConfig]) -> dict[str, Pair]:
     """Load the target of the first job, and beside it the drafters of all others, each checkpoint once."""
     first, *others = jobs
     base = load(without_cache(jobs[first]))
@@ -23,12 +23,12 @@ def load_all(jobs: Mapping[str, CaptionJob]) -> dict[str, Pair]:
     return {first: base, **{name: load_beside(base, without_cache(jobs[name]), drafters) for name in others}}
 
 
-def without_cache(job: CaptionJob) -> CaptionJob:
+def without_cache(job: CaptionJobConfig) -> CaptionJobConfig:
     """Return the job without a cache of visual features."""
     return job.model_copy(update={"pool": job.pool.model_copy(update={"feature_cache_bytes": 0})})
 
 
-def load_beside(base: Pair, job: CaptionJob, drafters: dict[str, Target | Head]) -> Pair:
+def load_beside(base: Pair, job: CaptionJobConfig, drafters: dict[str, Target | Head]) -> Pair:
     """Return the pair of a job whose target `base` has loaded; `drafters` has the loaded ones by path."""
     info, checkpoint = check(job), job.model.drafter
     if checkpoint is None or not job.method.needs_checkpoint:
@@ -38,7 +38,7 @@ def load_beside(base: Pair, job: CaptionJob, drafters: dict[str, Target | Head])
     return Pair(job, base.target, drafters[checkpoint.path], info)
 
 
-def load_model(base: Pair, job: CaptionJob, checkpoint: Checkpoint) -> Target:
+def load_model(base: Pair, job: CaptionJobConfig, checkpoint: CheckpointConfig) -> Target:
     drafter = load_target(checkpoint, "model.drafter")
     drafter.share_front_end(base.target, SHARED_INPUT_BYTES)
     compile_models(job.pool, [base.target, drafter])

@@ -33,7 +33,7 @@ from benchmarks.harness.verdict import spread, turns
 from benchmarks.real import text, vision_settings
 from benchmarks.real.contenders import Contender, OfEngine, OfTransformers, load_all
 from benchmarks.tables.parts import show
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Completion, Request
 from zoo.quality import dense_requests
 from zoo.world.dense import draw_asked
@@ -72,7 +72,7 @@ MakeRequests = Callable[[Pair, int, int], list[Request]]
 class Bed:
     """Methods of one pair, as jobs by name (plain decoding first), and its requests."""
 
-    jobs: Mapping[str, CaptionJob]
+    jobs: Mapping[str, CaptionJobConfig]
     make_requests: MakeRequests
 
 

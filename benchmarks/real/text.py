@@ -22,7 +22,7 @@ from benchmarks.harness.verdict import first_difference, judge
 from benchmarks.peers.work import reference_of
 from benchmarks.tables.real import equal_rows
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Completion, Engine, Request, Sampling
 from zoo.real.drafters import digest
 
@@ -67,13 +67,13 @@ def drafter_sha256(name: str) -> str:
     return " ".join(digest(path) for path in sorted(folder.glob("*.safetensors"))) if folder else ""
 
 
-def job_of(name: str, dtype: str, device: str = "cpu") -> CaptionJob:
+def job_of(name: str, dtype: str, device: str = "cpu") -> CaptionJobConfig:
     """Return the caption job of a method."""
     overrides = [*METHODS.get(name, (f"method={name}",))]
     overrides += [f"model.target.dtype={dtype}", f"model.target.device={device}"]
     if (path := drafter_of(name)) is not None:
         overrides.append(f"model.drafter={{path: {path}, dtype: {dtype}, device: {device}}}")
-    return load_job(CaptionJob, CONFIG, tuple(overrides))
+    return load_job(CaptionJobConfig, CONFIG, tuple(overrides))
 
 
 def read_prompts(pair: Pair, limit: int) -> list[str]:

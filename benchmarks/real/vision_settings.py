@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from benchmarks.methods.scenarios import Case
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from zoo.real_vision.model import IMAGE_PX, NUM_VISUAL_TOKENS, SYSTEM
 from zoo.samples import render_like_a_file
 from zoo.world.dense import PROMPTS, draw_asked, write_description
@@ -101,12 +101,12 @@ def _of_clips() -> dict[str, Setting]:
     return found
 
 
-def job_of(setting: Setting, dtype: str, device: str = "cpu") -> CaptionJob:
+def job_of(setting: Setting, dtype: str, device: str = "cpu") -> CaptionJobConfig:
     """Return the caption job of a setting."""
     overrides = [f"method={setting.method}", f"model.target.dtype={dtype}", f"model.target.device={device}"]
     if setting.drafter is not None:
         overrides.append(f"model.drafter={{path: {DRAFTERS[setting.drafter]}, dtype: {dtype}, device: {device}}}")
-    return load_job(CaptionJob, CONFIG, (*overrides, *setting.overrides))
+    return load_job(CaptionJobConfig, CONFIG, (*overrides, *setting.overrides))
 
 
 def build_cases(scenario: str, num_cases: int) -> list[Case]:

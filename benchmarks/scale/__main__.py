@@ -20,7 +20,7 @@ from benchmarks.harness.markdown import Results
 from benchmarks.harness.results import command_line, machine, progress, read_results, results_file, write_results
 from benchmarks.scale import driver, planner, writer
 from benchmarks.tables.parts import show
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster.ray_session import session
 
 RESULTS = results_file("scale")
@@ -28,7 +28,7 @@ RESULTS = results_file("scale")
 
 def measure_writers() -> list[Results]:
     found = []
-    with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
+    with tempfile.TemporaryDirectory() as name, session(JobSectionConfig(num_cpus=2)):
         for kind in writer.BLOCKS:
             for num_tasks in writer.NUM_TASKS:
                 found.append(writer.measure_writer(kind, num_tasks, Path(name, f"{kind}-{num_tasks}")))
@@ -37,7 +37,7 @@ def measure_writers() -> list[Results]:
 
 
 def measure_ledger() -> list[Results]:
-    with session(Job(num_cpus=2)):
+    with session(JobSectionConfig(num_cpus=2)):
         return writer.measure_ledger()
 
 

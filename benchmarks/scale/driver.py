@@ -24,16 +24,16 @@ import ray
 from benchmarks.harness.markdown import Results
 from benchmarks.harness.paced import PacedPair
 from benchmarks.harness.results import progress
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.cluster.ray_session import session
+from pipeline.manifest.freezing import freeze_for, needs_of
 from pipeline.media.image_decoding import decode_table
 from pipeline.run.execution import run_graph
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from pipeline.run.job_plan import MOST_BATCH_ROWS
 from pipeline.run.plan import Plan, checked
-from pipeline.source.freezing import freeze_for, needs_of
 from pipeline.storage.output_dir import OutputDir
 
 TIME_LIMIT_S = 1800
@@ -66,7 +66,7 @@ def run_case(case: Case) -> Results:
         write_rows(folder / "in", case.num_rows)
         plan = _plan(case, folder)
         build = partial(_build, load=PacedPair(case.rows_per_s))
-        with session(Job(num_cpus=2)):
+        with session(JobSectionConfig(num_cpus=2)):
             before, start_s = _cpu_seconds(), time.monotonic()
             ran = run_graph(plan, build)
             cpu = {process: now - before[process] for process, now in _cpu_seconds().items()}
@@ -90,10 +90,10 @@ def write_rows(folder: Path, num_rows: int) -> None:
         (folder / f"{number:04}.txt").write_text("".join(f"row {row}\n" for row in rows))
 
 
-def paced_job(source: Path, output: Path, num_actors: int, batch_rows: int | None) -> CaptionJob:
+def paced_job(source: Path, output: Path, num_actors: int, batch_rows: int | None) -> CaptionJobConfig:
     """Return the job; `batch_rows` None is the default of `pool.batch_rows`."""
     pool: dict[str, Any] = {"min_size": num_actors, "max_size": num_actors, "slots": 16}
-    return CaptionJob.model_validate(
+    return CaptionJobConfig.model_validate(
         {
             "source": {"kind": "text", "path": str(source)},
             "prompt": "{text}",

@@ -24,19 +24,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.harness.markdown import Results
-from configs.pool import Job
-from configs.source import Source
+from configs.pool import JobSectionConfig
+from configs.source import SourceConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.manifest import freezing
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.done_bitmap import DoneBitmap
+from pipeline.manifest.freezing import freeze_for, needs_of
+from pipeline.manifest.manifest import Manifest
 from pipeline.output.files import Format
 from pipeline.output.inventory import take_inventory
 from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
-from pipeline.source import freezing
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap
-from pipeline.source.freezing import freeze_for, needs_of
-from pipeline.source.manifest import Manifest
 from pipeline.storage.listing import Listed
 from pipeline.storage.output_dir import DATA, OutputDir
 
@@ -124,7 +124,7 @@ def write_output(folder: Path, case: Case) -> None:
 
 def plan_listing(folder: Path, case: Case) -> Results:
     """Plan listed images up to Ray's read tasks, and plan them again with half of the samples done."""
-    source = Source(kind="images", path="s3://bucket/train")
+    source = SourceConfig(kind="images", path="s3://bucket/train")
 
     def listing() -> Iterator[Listed]:
         for number in range(case.num_files):
@@ -143,41 +143,41 @@ def plan_listing(folder: Path, case: Case) -> Results:
 
 def plan_parquet(folder: Path, case: Case) -> Results:
     """Plan Parquet files without an id column."""
-    return _plan(Source(kind="parquet", path=str(folder / "in")), case)
+    return _plan(SourceConfig(kind="parquet", path=str(folder / "in")), case)
 
 
 def plan_ids(folder: Path, case: Case) -> Results:
     """Plan Parquet files and compare their ids."""
-    return _plan(Source(kind="parquet", path=str(folder / "in"), id_column="id"), case)
+    return _plan(SourceConfig(kind="parquet", path=str(folder / "in"), id_column="id"), case)
 
 
 def plan_jsonl(folder: Path, case: Case) -> Results:
     """Plan files of lines."""
     num_bytes = sum(path.stat().st_size for path in (folder / "in").iterdir())
-    return _plan(Source(kind="jsonl", path=str(folder / "in")), case) | {"source_bytes": num_bytes}
+    return _plan(SourceConfig(kind="jsonl", path=str(folder / "in")), case) | {"source_bytes": num_bytes}
 
 
-def _plan(source: Source, case: Case) -> Results:
-    with Workers(Job(num_cpus=2)) as workers:
+def _plan(source: SourceConfig, case: Case) -> Results:
+    with Workers(JobSectionConfig(num_cpus=2)) as workers:
         frozen = freeze_for(needs_of(source, PromptOptions(), ()), workers)
     assert frozen.num_samples == case.num_rows
     return _read_tasks(source, frozen)
 
 
-def _read_tasks(source: Source, frozen: Manifest) -> Results:
+def _read_tasks(source: SourceConfig, frozen: Manifest) -> Results:
     tasks = SpanDatasource(source, frozen).get_read_tasks(1)
     return {"num_read_tasks": len(tasks), "manifest_bytes": frozen.files.nbytes}
 
 
 def resume_output(folder: Path, case: Case) -> Results:
     """Take the inventory of an output, and again with one more file, which the first inventory does not know."""
-    source = Source(kind="text", path=str(folder / "in"))
+    source = SourceConfig(kind="text", path=str(folder / "in"))
     frozen = freeze_for(needs_of(source, PromptOptions(), ()))
     output = OutputDir(str(folder / "out"))
     last = folder / f"out/data/part-{case.num_files - 1:06d}.parquet"
     last.rename(folder / "last.parquet")
     began_s = time.perf_counter()
-    with Workers(Job(num_cpus=2)) as workers:
+    with Workers(JobSectionConfig(num_cpus=2)) as workers:
         known = take_inventory(output, frozen, 1, {1: "f"}, workers=workers)
         first_s = time.perf_counter() - began_s
         (folder / "last.parquet").rename(last)

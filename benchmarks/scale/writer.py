@@ -11,7 +11,7 @@ import pyarrow as pa
 import ray
 
 from benchmarks.harness.markdown import Results
-from configs.schema import Sink
+from configs.schema import SinkConfig
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
 from pipeline.output.writer import Writer, calls_in_ray
@@ -63,7 +63,7 @@ def measure_writer(kind: str, num_tasks: int, folder: Path) -> Results:
     blocks = [make.remote(kind, number) for number in range(count)]
     ray.wait(blocks, num_returns=count)
     num_bytes = rows_of(kind, 0).nbytes
-    sink = Sink(path=str(folder), rows_per_file=ROWS_PER_FILE[kind])
+    sink = SinkConfig(path=str(folder), rows_per_file=ROWS_PER_FILE[kind])
     for name in (f"{folder.name}-warm", folder.name):  # the first run starts the processes of the tasks
         publisher = _publisher(kind, folder.with_name(name), sink)
         wall_s, cpu_s = _publish(publisher, sink, blocks, rows, num_bytes, num_tasks)
@@ -82,7 +82,7 @@ def measure_writer(kind: str, num_tasks: int, folder: Path) -> Results:
 
 
 def _publish(
-    publisher: Publisher, sink: Sink, blocks: list[Any], rows: int, num_bytes: int, num_tasks: int
+    publisher: Publisher, sink: SinkConfig, blocks: list[Any], rows: int, num_bytes: int, num_tasks: int
 ) -> tuple[float, float]:
     """Publish blocks of `rows` rows and `num_bytes` bytes; return the wall time and the CPU time of the driver in s."""
     start_s, cpu_s = time.perf_counter(), time.process_time()
@@ -92,7 +92,7 @@ def _publish(
     return time.perf_counter() - start_s, time.process_time() - cpu_s
 
 
-def _publisher(kind: str, folder: Path, sink: Sink) -> Publisher:
+def _publisher(kind: str, folder: Path, sink: SinkConfig) -> Publisher:
     output = OutputDir(str(folder))
     output.take_attempt({})
     rows_per_group = IMAGE_ROWS_PER_GROUP if kind == "images" else None
@@ -100,7 +100,7 @@ def _publisher(kind: str, folder: Path, sink: Sink) -> Publisher:
     return Publisher(output, form, 1, "scale", sink.rows_per_file)
 
 
-def _cpu_of_a_task(kind: str, folder: Path, sink: Sink) -> float:
+def _cpu_of_a_task(kind: str, folder: Path, sink: SinkConfig) -> float:
     """Return the least CPU microseconds per row of writing one full file in this process, out of several files."""
     publisher = _publisher(kind, folder, sink)
     tables = [rows_of(kind, number) for number in range(-(-sink.rows_per_file // BLOCKS[kind][1]))]

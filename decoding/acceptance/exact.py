@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from decoding.acceptance.walk import target_choice, walk_choices
-from decoding.contracts import Acceptance, EngineSpec, Judgement
-from decoding.tree import Verdict
+from decoding.contracts import Acceptance, EngineSpec, VerificationOutput
+from decoding.tree import AcceptanceResult
 from models.backends.base import REFERENCE, Backend
 from models.backends.select import backend_for
 
@@ -23,11 +23,11 @@ class Exact(Acceptance):
     def open(self, spec: EngineSpec) -> None:
         self._backend = backend_for(spec.device)
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree = judgement.tree
         # Without sampling, penalties and filters, the target's token is the argmax of the raw logits.
         if tree.is_chain and judgement.warped is judgement.raw:
             choice, path, n, last = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
             judgement.choices.append(choice)
-            return Verdict(path, n, last, torch.zeros_like(path, dtype=torch.bool))
+            return AcceptanceResult(path, n, last, torch.zeros_like(path, dtype=torch.bool))
         return walk_choices(tree, target_choice(judgement))

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 
 
 class Fly(RelaxedRule):
@@ -29,7 +29,7 @@ class Fly(RelaxedRule):
         self.top = top
         self.margin = 1 if block_end == "margin" and window > 0 else 0
 
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         unsure = top_entropy(judgement.raw, self.top) >= self.min_entropy
         passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
-from decoding.contracts import EngineSpec, Judgement
+from decoding.contracts import EngineSpec, VerificationOutput
 
 
 class Lantern(RelaxedRule):
@@ -37,7 +37,7 @@ class Lantern(RelaxedRule):
         super().open(spec)
         self.neighbourhood.open(spec)
 
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         near = self.neighbourhood.around(tree.tokens)  # (b, N, n)
         candidates = torch.cat([tree.tokens[:, :, None], seen.wanted[:, :, None], near], dim=-1)
@@ -52,7 +52,7 @@ class Lantern(RelaxedRule):
         outgrows_it = stands_for_it | (is_best & (gathered > 0))
         return torch.where(judgement.rows.is_sampled[:, None], stands_for_it, outgrows_it)[:, None]
 
-    def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def accepts(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         accept = super().accepts(judgement, seen)
         siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)  # (b, i, j): j precedes i
@@ -60,7 +60,7 @@ class Lantern(RelaxedRule):
         return accept & (is_first | ~judgement.rows.is_sampled[:, None])[:, None]
 
 
-def _at_drafts(judgement: Judgement, tokens: Tensor) -> Tensor:
+def _at_drafts(judgement: VerificationOutput, tokens: Tensor) -> Tensor:
     """Return the target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
     logits = judgement.warped
     above = judgement.tree.parents.clamp_min(0)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from decoding.acceptance.lantern import Lantern
 from decoding.acceptance.neighbourhood import Neighbourhood
-from decoding.acceptance.rejection import Rejection, Trial, normalise
-from decoding.contracts import Judgement
+from decoding.acceptance.rejection import Rejection, RejectionTrial, normalise
+from decoding.contracts import VerificationOutput
 from decoding.noise import Stream
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 
 
 class LanternResidual(Lantern):
@@ -38,7 +38,7 @@ class LanternResidual(Lantern):
         super().__init__(table, *options)
         self._drawn = (PaperResidual if residual == "paper" else CodeResidual)(self.neighbourhood)
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         rows = judgement.rows
         cold = replace(rows, temperature=torch.zeros_like(rows.temperature), any_sampled=False)
         greedy = super().judge(replace(judgement, rows=cold))
@@ -46,7 +46,7 @@ class LanternResidual(Lantern):
             return greedy
         drawn = self._drawn.judge(judgement)
         sampled = rows.is_sampled
-        return Verdict(
+        return AcceptanceResult(
             path=torch.where(sampled[:, None], drawn.path, greedy.path),
             n=torch.where(sampled, drawn.n, greedy.n),
             next=torch.where(sampled, drawn.next, greedy.next),
@@ -60,7 +60,7 @@ class PaperResidual(Rejection):
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
 
-    def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
+    def weigh(self, trial: RejectionTrial) -> tuple[Tensor, Tensor]:
         near, members = gather_members(self.neighbourhood, trial, trial.law)
         lent = trial.mass.gather(1, near) * members
         token = trial.token[:, None]
@@ -75,7 +75,7 @@ class CodeResidual(Rejection):
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
 
-    def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
+    def weigh(self, trial: RejectionTrial) -> tuple[Tensor, Tensor]:
         near, members = gather_members(self.neighbourhood, trial, trial.mass)
         lent = (trial.mass.gather(1, near) * members).sum(dim=-1, keepdim=True)
         own = trial.mass.gather(1, trial.token[:, None])
@@ -91,7 +91,7 @@ class CodeResidual(Rejection):
         return (own + lent)[:, 0], normalise((mass - subtracted).clamp_min(0), everything)
 
 
-def gather_members(neighbourhood: Neighbourhood, trial: Trial, law: Tensor) -> tuple[Tensor, Tensor]:
+def gather_members(neighbourhood: Neighbourhood, trial: RejectionTrial, law: Tensor) -> tuple[Tensor, Tensor]:
     """Return the drafts' neighbours (b, n) and a mask (b, n) of those in A(k, δ), computed from `law` (b, V)."""
     near = neighbourhood.around(trial.token)
     drafted = law.gather(1, trial.token[:, None])[:, 0]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
-from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.contracts import EngineSpec, PrefillOutput, VerificationOutput
 from models.kv.lanes import SlotBatch
 
 COLUMN_STEP = 64
@@ -58,19 +58,19 @@ class LVSpec(RelaxedRule):
         self._visual = VisualMemory(spec, of_embeddings=self.relevance_of == "embedding")
         self._embeddings = spec.token_embeddings
 
-    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
         self._visual.admit(slots, probes)
 
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
         return self._visual.replay_key(slots)
 
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         passes = self._loosened(judgement, seen)
         if self.position_shift:
             passes = passes | self._shifted(judgement, seen)
         return passes
 
-    def _loosened(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def _loosened(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the ⌊λK⌋ least relevant drafts of each branch; ties go to the smaller depth."""
         tree, slots = judgement.tree, judgement.slots
         relevance = self._visual.relevance(slots, self._states(judgement), self.top_visual)
@@ -81,7 +81,7 @@ class LVSpec(RelaxedRule):
         quota = self._quota[seen.branches.length] * self._visual.has_visual(slots)[:, None]
         return rank < quota[:, :, None]
 
-    def _states(self, judgement: Judgement) -> Tensor:
+    def _states(self, judgement: VerificationOutput) -> Tensor:
         """Return the vectors (b, N, D) of the drafts that `relevance_of` selects."""
         tree, hidden = judgement.tree, judgement.hidden[:, 0]
         if self.relevance_of == "draft":
@@ -92,7 +92,7 @@ class LVSpec(RelaxedRule):
         return self._embeddings[tree.tokens]
 
     @staticmethod
-    def _shifted(judgement: Judgement, seen: Mismatches) -> Tensor:
+    def _shifted(judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the drafts for which the target's token equals some draft of the branch."""
         same = judgement.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
         return seen.branches.count(torch.ones_like(seen.match), same) > 0
@@ -112,7 +112,7 @@ class VisualMemory:
         self._states: Tensor | None = None
         self._inverse = torch.zeros(spec.num_slots, 0, device=spec.device)
 
-    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
         """Store the states of each prompt's visual tokens: input embeddings if `of_embeddings` is set, else the hidden
         states of the prefill after the final norm. A prompt may have no visual tokens."""
         for slot, probe in zip(slots.ids, probes, strict=True):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.noise import Stream
 
 
@@ -16,7 +16,7 @@ class RandomRelaxation(RelaxedRule):
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         draws = torch.stack(
             [judgement.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1

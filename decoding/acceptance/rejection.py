@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Acceptance, Judgement
+from decoding.contracts import Acceptance, VerificationOutput
 from decoding.noise import Stream
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 
 
 @dataclass(frozen=True)
-class Trial:
+class RejectionTrial:
     """One draft per row to verify: `law` (b, V) is the target's distribution after the draft's parent, `mass` (b, V)
     its remainder after rejected siblings, `token` (b,) the draft, `drawn_from` (b, V) the drafter's distribution
     without rejected siblings; with `is_certain`, `drawn_from` is 1 at the draft."""
@@ -38,12 +38,12 @@ class Rejection(Acceptance):
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
 
-    def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
+    def weigh(self, trial: RejectionTrial) -> tuple[Tensor, Tensor]:
         """Return the numerator (b,) of each draft's acceptance ratio, and the mass (b, V) that remains on rejection."""
         prob = trial.mass.gather(1, trial.token[:, None])[:, 0]
         return prob, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree, warped = judgement.tree, judgement.warped
         b, _, vocab_size = warped.shape
         device = warped.device
@@ -65,7 +65,7 @@ class Rejection(Acceptance):
                 node = match.long().argmax(dim=1)
                 token = tree.tokens[row, node]
                 tried = F.one_hot(token, vocab_size).to(mass.dtype)
-                trial = Trial(law, mass, token, tried if draft is None else draft, draft is None)
+                trial = RejectionTrial(law, mass, token, tried if draft is None else draft, draft is None)
                 weight, rest = self.weigh(trial)
                 needed = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth] * trial.drawn_from[row, token]
                 accept = here & (needed < weight)
@@ -87,10 +87,10 @@ class Rejection(Acceptance):
             mass = torch.where(alive[:, None], law, mass)
         noise = judgement.noise.gumbel(Stream.RESIDUAL)[row, n - 1]
         scores = mass.log() + noise * judgement.rows.is_sampled[:, None]
-        return Verdict(torch.stack(path, dim=1), n, scores.argmax(dim=-1), torch.stack(relaxed, dim=1))
+        return AcceptanceResult(torch.stack(path, dim=1), n, scores.argmax(dim=-1), torch.stack(relaxed, dim=1))
 
     @staticmethod
-    def _target_probs(judgement: Judgement, nodes: Tensor) -> Tensor:
+    def _target_probs(judgement: VerificationOutput, nodes: Tensor) -> Tensor:
         """Return the target's distributions (b, V) after `nodes` (b,); one-hot on greedy rows."""
         logits = judgement.warped[torch.arange(nodes.shape[0], device=nodes.device), nodes]
         certain = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance.walk import Branches, target_choice, walk_accepted, wanted_tokens
-from decoding.contracts import Acceptance, EngineSpec, Judgement
-from decoding.tree import Verdict
+from decoding.contracts import Acceptance, EngineSpec, VerificationOutput
+from decoding.tree import AcceptanceResult
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class RelaxedRule(Acceptance):
         self._is_special = special_tokens(spec)
 
     @abstractmethod
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable mismatches: (b, 1, N), or (b, L, N) if it depends on the branch."""
 
-    def merit(self, judgement: Judgement) -> Tensor | None:
+    def merit(self, judgement: VerificationOutput) -> Tensor | None:
         """Return scores (b, N), whose sum decides between equally long paths; None counts matches with the target."""
         return None
 
-    def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def accepts(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
         if judgement.has_grammar:
             strict |= ~legal_drafts(judgement)
         return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree = judgement.tree
         choice = target_choice(judgement)
         wanted = wanted_tokens(tree, choice)
@@ -57,7 +57,7 @@ class RelaxedRule(Acceptance):
         return walk_accepted(tree, seen.branches, choice, self.accepts(judgement, seen), self.merit(judgement))
 
 
-def legal_drafts(judgement: Judgement) -> Tensor:
+def legal_drafts(judgement: VerificationOutput) -> Tensor:
     """Return a mask (b, N) of the drafts that the request's grammar allows: others have logits of −inf."""
     parents = judgement.tree.parents.clamp_min(0)
     rows = torch.arange(parents.shape[0], device=parents.device)[:, None]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 
 ENTROPY_FLOOR = 1e-5
 """Added to p inside the logarithm of the entropy, as in Medusa's code."""
@@ -28,24 +28,24 @@ class Typical(RelaxedRule):
         self.alpha = alpha
         self.temperature = temperature
 
-    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
         probs = self._logprobs(judgement).exp()
         entropy = -(probs * (probs + ENTROPY_FLOOR).log()).sum(dim=-1)
         bound = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
         passes = probs > bound[:, :, None]
         return _at_drafts(judgement, passes)[:, None]
 
-    def merit(self, judgement: Judgement) -> Tensor | None:
+    def merit(self, judgement: VerificationOutput) -> Tensor | None:
         # Finite, so that children removed by a filter do not make a path's sum infinite or NaN.
         return _at_drafts(judgement, self._logprobs(judgement)).clamp_min(-1e4)
 
-    def _logprobs(self, judgement: Judgement) -> Tensor:
+    def _logprobs(self, judgement: VerificationOutput) -> Tensor:
         """Return the log-probabilities (b, N, V) of the token after every node."""
         scale = torch.where(judgement.rows.is_sampled, 1.0, self.temperature)
         return (judgement.warped / scale[:, None, None]).log_softmax(dim=-1)
 
 
-def _at_drafts(judgement: Judgement, values: Tensor) -> Tensor:
+def _at_drafts(judgement: VerificationOutput, values: Tensor) -> Tensor:
     """Return `values` (b, N, V) at each draft's parent and for the draft's token, (b, N)."""
     tree = judgement.tree
     above = values.gather(1, tree.parents.clamp_min(0)[:, :, None].expand(-1, -1, values.shape[-1]))

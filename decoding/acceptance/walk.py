@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.noise import Stream
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Verdict
+from decoding.tree import AcceptanceResult, DraftTree
 
 
-def target_choice(judgement: Judgement) -> Tensor:
+def target_choice(judgement: VerificationOutput) -> Tensor:
     """Return the target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise sample.
 
     It is computed once for each judgement.
@@ -53,7 +53,7 @@ class Branches:
         return (self.member & nodes[:, None]).float() @ marks.float()
 
 
-def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
+def walk_choices(tree: DraftTree, choice: Tensor) -> AcceptanceResult:
     """Accept the drafts on the path that follows `choice` (b, N), the target's token after each node."""
     if tree.is_chain:
         return _walk_line(tree, choice)
@@ -71,17 +71,17 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
     path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, places, numbers)[:, :-1]
     n = taken.sum(dim=1)
     last = choice.gather(1, path.gather(1, (n - 1)[:, None]))[:, 0]
-    return Verdict(path, n, last, torch.zeros_like(path, dtype=torch.bool))
+    return AcceptanceResult(path, n, last, torch.zeros_like(path, dtype=torch.bool))
 
 
-def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
+def _walk_line(tree: DraftTree, choice: Tensor) -> AcceptanceResult:
     """Compute `walk_choices` for a chain."""
     match = (tree.tokens[:, 1:] == choice[:, :-1]) & tree.valid[:, 1:]
     num_taken = match.cumprod(dim=1).sum(dim=1, keepdim=True)
     # In a chain, node indices equal depths.
     path = torch.where(tree.depth <= num_taken, tree.depth, 0)
     last = choice.gather(1, num_taken)[:, 0]
-    return Verdict(path, num_taken[:, 0] + 1, last, torch.zeros_like(path, dtype=torch.bool))
+    return AcceptanceResult(path, num_taken[:, 0] + 1, last, torch.zeros_like(path, dtype=torch.bool))
 
 
 def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:
 
 def walk_accepted(
     tree: DraftTree, branches: Branches, choice: Tensor, accept: Tensor, merit: Tensor | None = None
-) -> Verdict:
+) -> AcceptanceResult:
     """Accept the longest acceptable prefix of any branch; `choice` (b, N) is the target's token after each node.
 
     `accept` (b, 1, N), or (b, L, N) if it depends on the branch, marks acceptable drafts. Of equally long prefixes the
@@ -112,4 +112,4 @@ def walk_accepted(
     path = (taken & (tree.depth[:, None] == levels)).long().argmax(dim=-1)  # the root if nothing is taken
     last = path.gather(1, longest[:, None])
     relaxed = (levels[..., 0] > 0) & (levels[..., 0] <= longest[:, None]) & ~match.gather(1, path)
-    return Verdict(path, longest + 1, choice.gather(1, last)[:, 0], relaxed)
+    return AcceptanceResult(path, longest + 1, choice.gather(1, last)[:, 0], relaxed)

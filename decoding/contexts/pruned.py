@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from decoding.contracts import Context, Probe
+from decoding.contracts import Context, PrefillOutput
 from decoding.types import Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
@@ -26,7 +26,7 @@ class Full(Context):
 
     lane = 0
 
-    def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
+    def build(self, request: Request, probe: PrefillOutput, model: TargetModel) -> Prefix:
         return model.encode_lanes(request.prompt, request.images, request.condition, request.videos, request.inputs)[
             self.lane
         ]
@@ -54,7 +54,7 @@ class Pruned(Context):
         self.positions = positions
         self.needs_attention = guidance == "attention"
 
-    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
+    def build(self, request: Request, probe: PrefillOutput, model: Target) -> Prefix:
         prefix = model.encode(request.prompt, request.images, request.videos, request.inputs)
         num_visual = int(prefix.visual.sum())
         num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))

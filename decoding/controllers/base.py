@@ -11,7 +11,7 @@ Reason = Literal["fixed", "last", "start", "best", "explore"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class DepthChoice:
     """Choice of at most `levels` tree levels for the next step; 0 is plain decoding without the drafter.
 
     `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, 0 if unknown.
@@ -32,7 +32,7 @@ class PrefillTime:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """Result and time of one step.
 
     Per row, `accepted` is the number of accepted drafts and `offered` the depth of the deepest useful draft. The
@@ -75,14 +75,14 @@ class Controller:
         """Whether drafting is currently off, so that drafter prefill can wait."""
         return False
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> DepthChoice:
         """Choose the next step's depth, at most `max_levels`, for `num_active` rows.
 
         Before it can draft, the drafter must prefill `num_unread` prompt tokens and run `num_missed` output tokens.
         """
-        return Choice(max_levels, "fixed")
+        return DepthChoice(max_levels, "fixed")
 
-    def learn(self, outcome: Outcome, choice: Choice) -> None:
+    def learn(self, outcome: StepOutcome, choice: DepthChoice) -> None:
         """Update estimates from a step and its choice; `choose` may already have been called for later steps."""
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
-from decoding.controllers.base import Choice, Controller, Outcome, Reason, batch_class
+from decoding.controllers.base import Controller, DepthChoice, Reason, StepOutcome, batch_class
 from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
@@ -85,9 +85,9 @@ class GoodputController(Controller):
     def is_off(self) -> bool:
         return self._trial is None and not self._start and self._current.get(self._size) == 0
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> DepthChoice:
         if max_levels == 0:
-            return Choice(0, "last")
+            return DepthChoice(0, "last")
         self._resume_s = self._catch_up_s(num_missed) + self.prefill_times.prefill_s_of(num_unread)
         levels, reason = self._pick(num_active)
         levels = max(depth for depth in self.depths if depth <= min(levels, max_levels))
@@ -98,7 +98,7 @@ class GoodputController(Controller):
         promised = plain = 0.0
         if self.step_times.is_fitted:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        return Choice(levels, reason, promised, plain)
+        return DepthChoice(levels, reason, promised, plain)
 
     def speed(self, num_active: int, levels: int) -> float:
         """Return the expected goodput in tokens per second, summed over rows, with the drafter's prefill."""
@@ -113,7 +113,7 @@ class GoodputController(Controller):
         """Return the expected tokens per second of steps without prefill."""
         return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
 
-    def learn(self, outcome: Outcome, choice: Choice) -> None:
+    def learn(self, outcome: StepOutcome, choice: DepthChoice) -> None:
         reason = choice.reason
         self.prefill_times.add(outcome.prefill, outcome.num_tokens, outcome.ended)
         if reason == "last":

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.contracts import EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.missed import FeatureDrafter, MissedTokens
-from decoding.tree import Frontier, Verdict
+from decoding.tree import AcceptanceResult, Frontier
 from models.backends.attention import DecoderRunner
 from models.heads.block import BlockNetwork
 from models.inputs.prefix import Prefix
@@ -53,11 +53,11 @@ class BlockDrafter(FeatureDrafter):
         self._causal = self._places[:, None] >= self._places
         self._prompts = {}
 
-    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[PrefillOutput, Tensor]]) -> None:
         features = [[self._prompt(probe)] for probe, _ in prompts]
         self.lanes.admit(unread, features, keep_hidden=False, max_tokens=self._max_prefill_tokens)
 
-    def _prompt(self, probe: Probe) -> Prefix:
+    def _prompt(self, probe: PrefillOutput) -> Prefix:
         """Return the projected features of a prompt; position t has the features of token t."""
         assert probe.features is not None, "a block drafter needs hidden states of the target's prefill"
         projected = self.network.project(probe.features[0])
@@ -84,7 +84,7 @@ class BlockDrafter(FeatureDrafter):
         logits: Tensor = self.head(drafted.to(next(self.head.parameters()).dtype))
         return logits.view(b, self._num_levels, -1)
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""
         slots, features = judgement.slots, judgement.features[:, 0]
         if judgement.tree.num_levels == 0:

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.contracts import EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.merge import Merge, SingleLane
 from decoding.drafters.missed import FeatureDrafter, MissedTokens
-from decoding.tree import Frontier, Verdict
+from decoding.tree import AcceptanceResult, Frontier
 from models.heads.eagle import FeatureStack
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -64,7 +64,7 @@ class EagleDrafter(FeatureDrafter):
         super().skip(slots)
         self._output[slots.index] = 0.0
 
-    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[PrefillOutput, Tensor]]) -> None:
         made = [self._pairs(*prompt) for prompt in prompts]
         pairs = [[prefix for prefix, _ in lanes] for lanes in made]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
@@ -73,7 +73,7 @@ class EagleDrafter(FeatureDrafter):
         self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
         self.num_forwards += filled.num_forwards
 
-    def _pairs(self, probe: Probe, first: Tensor) -> list[tuple[Prefix, Tensor]]:
+    def _pairs(self, probe: PrefillOutput, first: Tensor) -> list[tuple[Prefix, Tensor]]:
         """Return the prompt as pairs with its summary (C,) for each lane: position t has feature t and token t + 1; the
         last token is the `first` generated one. The target's padding is included, as in the training of the public
         heads."""
@@ -129,7 +129,7 @@ class EagleDrafter(FeatureDrafter):
         self._num_scratch += width
         return outputs
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
         slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement
+from decoding.contracts import EngineSpec, VerificationOutput
 from decoding.drafters.merge import Merge
 from decoding.noise import Stream
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from models.kv.lanes import SlotBatch
 
 Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
@@ -87,7 +87,7 @@ class Ensemble(Merge):
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
-    def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
+    def learn(self, judgement: VerificationOutput, verdict: AcceptanceResult, place: Tensor) -> None:
         tokens, path, is_chain = verdict.produced(judgement.tree), verdict.path, judgement.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
         offered = judgement.tree.has_drafts()
@@ -129,7 +129,7 @@ class Ensemble(Merge):
             memory[index, at] = torch.where(judged[:, None], new, old)
         self._seen[index] += judged.long()
 
-    def _choose(self, judgement: Judgement, took_part: Tensor) -> None:
+    def _choose(self, judgement: VerificationOutput, took_part: Tensor) -> None:
         """Set the weights of the next step for the rows in the mask `took_part` (b,), which had drafts."""
         index, options = judgement.slots.index, self.options
         matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance.walk import target_choice
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.contracts import Drafter, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.line import follow_line
-from decoding.tree import Frontier, Verdict
+from decoding.tree import AcceptanceResult, Frontier
 from models.kv.lanes import SlotBatch
 
 
@@ -51,7 +51,7 @@ class JacobiDrafter(Drafter):
         self._output = torch.zeros(spec.num_slots, capacity, dtype=torch.long, device=spec.device)
         self._length = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         self._output[slots.index, 0] = first
         self._length[slots.index] = 1
         self._fill(slots, self._length[slots.index], self._length[slots.index])
@@ -64,7 +64,7 @@ class JacobiDrafter(Drafter):
             self._line = self._output[slots.index].gather(1, self._places(self._length[slots.index]))
         return follow_line(frontier, self._line, self._vocab_size)
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         tree, slots = judgement.tree, judgement.slots
         assert tree.is_chain, "the choices of a step are the next drafts only along a chain"
         length, num_nodes = self._length[slots.index], tree.num_nodes

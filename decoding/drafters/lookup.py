@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.contracts import Drafter, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.line import follow_line
-from decoding.tree import NO_TOKEN, Frontier, Verdict
+from decoding.tree import NO_TOKEN, AcceptanceResult, Frontier
 from models.kv.lanes import SlotBatch
 
 
@@ -50,7 +50,7 @@ class LookupDrafter(Drafter):
         # (S, 3): number of steps, of steps with a match, and of matched tokens.
         self._counts = torch.zeros(spec.num_slots, 3, dtype=torch.long, device=spec.device)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         for slot, probe in zip(slots.ids, probes, strict=True):
             prompt = probe.prefix
             self._text[slot] = NO_TOKEN
@@ -79,7 +79,7 @@ class LookupDrafter(Drafter):
         copied = text.gather(1, start[:, None] + ahead % period[:, None])
         return torch.where(matched[:, None] > 0, copied, NO_TOKEN), matched
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         tree, index = judgement.tree, judgement.slots.index
         tokens = verdict.produced(tree)
         place = torch.arange(tokens.shape[1], device=tokens.device)

@@ -10,9 +10,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.contracts import Drafter, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
-from decoding.tree import Frontier, Verdict
+from decoding.tree import AcceptanceResult, Frontier
 from models.heads.medusa import MedusaHeads
 from models.kv.feature_layers import LAST
 from models.kv.lanes import SlotBatch
@@ -43,7 +43,7 @@ class MedusaDrafter(Drafter):
         weight = next(self.heads.parameters())
         self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.state_size)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         states = [probe.features[:, -1] for probe in probes if probe.features is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
@@ -61,7 +61,7 @@ class MedusaDrafter(Drafter):
         merged = self.merge.merge(slots, to_vocabulary(logits, self._vocab_size), frontier.depth)
         return merged.expand(-1, width, -1)
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         num_lanes, size = judgement.features.shape[1], judgement.features.shape[3]
         last = verdict.path.gather(1, (verdict.n - 1)[:, None])
         state = judgement.features.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from decoding.contracts import Drafter, Probe
+from decoding.contracts import Drafter, PrefillOutput
 from decoding.drafters.model import WIDEST, catch_up_widths
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -85,17 +85,17 @@ class FeatureDrafter(Drafter):
 
     lanes: LaneModel
     _missed: MissedTokens
-    _prompts: dict[int, tuple[Probe, Tensor]]
+    _prompts: dict[int, tuple[PrefillOutput, Tensor]]
 
     @abstractmethod
-    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[Probe, Tensor]]) -> None:
+    def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[PrefillOutput, Tensor]]) -> None:
         """Encode prompts into the KV cache."""
 
     @abstractmethod
     def _encode_missed(self, slots: SlotBatch) -> None:
         """Encode and remove the buffered tokens."""
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
         self._missed.clear(slots)
 

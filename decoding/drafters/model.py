@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import Context, Drafter, EngineSpec, Judgement, Probe
+from decoding.contracts import Context, Drafter, EngineSpec, PrefillOutput, VerificationOutput
 from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
 from decoding.drafters.scratch import ScratchNodes
-from decoding.tree import Frontier, Verdict
+from decoding.tree import AcceptanceResult, Frontier
 from decoding.types import Request
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
@@ -79,10 +79,10 @@ class ModelDrafter(Drafter):
         # Cached views by rows and width, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
         for slot in slots.ids:
@@ -158,7 +158,7 @@ class ModelDrafter(Drafter):
             self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._pending_inputs[b, width]
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             # Without drafts, the target's token is appended to the pending tokens.

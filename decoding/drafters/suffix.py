@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Probe
+from decoding.contracts import EngineSpec, PrefillOutput
 from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.suffix_index import NO_KEY, SEPARATOR, Corpus, key_factors
 from models.kv.lanes import SlotBatch
@@ -47,7 +47,7 @@ class SuffixDrafter(LookupDrafter):
         self._num_shared = torch.zeros(spec.num_slots, dtype=torch.long, device=device)
         self._rebuild()
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         super().admit(slots, first, probes)
         self._num_shared[slots.index] = 0
 

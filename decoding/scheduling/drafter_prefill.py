@@ -16,7 +16,7 @@ from decoding.contracts import Drafter
 from decoding.controllers.base import PrefillTime
 from decoding.errors import CONTEXT_TOO_LONG, OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
 from decoding.scheduling.admission import Admission
-from decoding.scheduling.slots import Progress
+from decoding.scheduling.slots import RequestState
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -41,7 +41,7 @@ class DrafterPrefill:
         self._device = device
         self._num_tokens, self._seconds = 0, 0.0
 
-    def prefill(self, slots: SlotBatch, progress: Sequence[Progress]) -> tuple[float, dict[int, str]]:
+    def prefill(self, slots: SlotBatch, progress: Sequence[RequestState]) -> tuple[float, dict[int, str]]:
         """Prefill the samples that the drafter has not prefilled; return the seconds, and error messages by slot.
 
         The drafter skips slots with errors. In telemetry, a sample counts an equal share of the time, and all forwards.

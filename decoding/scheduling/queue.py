@@ -11,7 +11,7 @@ from typing import Protocol
 from decoding.types import Request
 
 
-class Group(Enum):
+class RequestGroup(Enum):
     """Groups of waiting requests; each group is first in, first out."""
 
     NEW = "new"
@@ -43,7 +43,7 @@ class RequestQueue:
         self.running: dict[str, Request] = {}
         self.num_waiting = 0
         self._policy = policy
-        self._groups: dict[Group, deque[Request]] = {group: deque() for group in Group}
+        self._groups: dict[RequestGroup, deque[Request]] = {group: deque() for group in RequestGroup}
         self._expected: Iterable[Request] = ()
 
     @property
@@ -54,23 +54,23 @@ class RequestQueue:
     @property
     def num_started(self) -> int:
         """Number of unfinished requests that are not in the group NEW."""
-        return self.num_unfinished - len(self._groups[Group.NEW])
+        return self.num_unfinished - len(self._groups[RequestGroup.NEW])
 
     @property
     def unfinished(self) -> list[Request]:
         """Running requests, then waiting ones."""
-        order = (Group.ALONE, Group.SUSPECT, Group.PLAIN, Group.RETRY, Group.NEW)
+        order = (RequestGroup.ALONE, RequestGroup.SUSPECT, RequestGroup.PLAIN, RequestGroup.RETRY, RequestGroup.NEW)
         return [*self.running.values(), *chain.from_iterable(self._groups[group] for group in order)]
 
-    def waiting(self, group: Group = Group.NEW) -> deque[Request]:
+    def waiting(self, group: RequestGroup = RequestGroup.NEW) -> deque[Request]:
         """Return the waiting requests of one group; callers must not modify it."""
         return self._groups[group]
 
-    def submit(self, request: Request, group: Group = Group.NEW) -> None:
+    def submit(self, request: Request, group: RequestGroup = RequestGroup.NEW) -> None:
         self._groups[group].append(request)
         self.num_waiting += 1
 
-    def requeue(self, requests: Iterable[Request], group: Group, front: bool = False) -> None:
+    def requeue(self, requests: Iterable[Request], group: RequestGroup, front: bool = False) -> None:
         """Move running requests to the end of a group, or to its front, in the given order."""
         for request in reversed(list(requests)) if front else list(requests):
             del self.running[request.sample_id]
@@ -83,7 +83,7 @@ class RequestQueue:
         for group in self._groups.values():
             group.clear()
         self.running.clear()
-        self._groups[Group.NEW].extend(unfinished)
+        self._groups[RequestGroup.NEW].extend(unfinished)
         self.num_waiting = len(unfinished)
 
     def expect(self, requests: Iterable[Request]) -> None:
@@ -92,26 +92,26 @@ class RequestQueue:
 
     def upcoming(self) -> Iterator[Request]:
         """Yield the requests that will probably start next, in order: ALONE, RETRY, NEW, then expected requests."""
-        yield from self._groups[Group.ALONE]
-        yield from self._groups[Group.RETRY]
+        yield from self._groups[RequestGroup.ALONE]
+        yield from self._groups[RequestGroup.RETRY]
         if self._policy is None or self._policy.may_start():
-            yield from self._groups[Group.NEW]
+            yield from self._groups[RequestGroup.NEW]
             yield from self._expected
 
-    def pop(self, group: Group = Group.NEW) -> Request:
+    def pop(self, group: RequestGroup = RequestGroup.NEW) -> Request:
         """Remove the first waiting request of a group without recording it as running."""
         self.num_waiting -= 1
         return self._groups[group].popleft()
 
-    def start(self, group: Group) -> Request | None:
+    def start(self, group: RequestGroup) -> Request | None:
         """Move the first request of a group to `running`; None if the group is empty or the policy refuses."""
         if not self._groups[group]:
             return None
-        if group is Group.NEW and self._policy is not None and not self._policy.may_start():
+        if group is RequestGroup.NEW and self._policy is not None and not self._policy.may_start():
             return None
         request = self.pop(group)
         self.running[request.sample_id] = request
-        if group is Group.NEW and self._policy is not None:
+        if group is RequestGroup.NEW and self._policy is not None:
             self._policy.on_start(request)
         return request
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.constraints import Constraints
-from decoding.contracts import Probe
+from decoding.contracts import PrefillOutput
 from decoding.grammar import Matcher
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
@@ -23,7 +23,7 @@ from models.kv.lanes import SlotBatch
 
 
 @dataclass
-class Progress:
+class RequestState:
     """State of one request in its slot."""
 
     request: Request
@@ -33,7 +33,7 @@ class Progress:
     """Maximum depth of the sample's next tree."""
     started_s: float = 0.0
     """Admission time by `time.perf_counter`."""
-    unread: Probe | None = None
+    unread: PrefillOutput | None = None
     """Input of the drafter's prefill; None after the prefill."""
     num_missed: int = 0
     """Number of steps without drafts, whose tokens the drafter must run before it drafts again."""
@@ -112,7 +112,7 @@ class SlotTable:
     def __init__(
         self, num_slots: int, vocab_size: int, device: torch.device, eos_ids: frozenset[int] = frozenset()
     ) -> None:
-        self.progress: list[Progress | None] = [None] * num_slots
+        self.progress: list[RequestState | None] = [None] * num_slots
         self.vocab_size = vocab_size
         self.device = device
         self._backend = backend_for(device)
@@ -155,12 +155,12 @@ class SlotTable:
             self._index = ids, self._backend.copy_to_device(ids, self.device)
         return SlotBatch(self._index[1], ids, counts)
 
-    def at(self, slot: int) -> Progress:
+    def at(self, slot: int) -> RequestState:
         progress = self.progress[slot]
         assert progress is not None, f"slot {slot} is empty"
         return progress
 
-    def occupy(self, ids: Sequence[int], progress: Sequence[Progress], prefixes: Sequence[Prefix]) -> None:
+    def occupy(self, ids: Sequence[int], progress: Sequence[RequestState], prefixes: Sequence[Prefix]) -> None:
         """Assign new requests to the free slots `ids`."""
         self._rows = None
         for slot, one, prefix in zip(ids, progress, prefixes, strict=True):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, TreePolicy
+from decoding.contracts import DraftLogits, EngineSpec, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.backends.base import REFERENCE, Backend
@@ -56,7 +56,7 @@ class Chain(TreePolicy):
         self._keep_probs = keep_probs
         return self._frontier()
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         if self._keep_probs:
             self._probs.append(level.probs()[:, 0])
         scores = perturb(level.given, level.noise, level.rows)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, TreePolicy
+from decoding.contracts import DraftLogits, EngineSpec, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
-from decoding.trees.pool import Pool, best_of
+from decoding.trees.pool import NodePool, best_of
 from models.kv.lanes import SlotBatch
 
 
@@ -41,14 +41,14 @@ class DynamicTree(TreePolicy):
         assert self.top_k <= spec.vocab_size, f"top_k {self.top_k} is more than the vocabulary's {spec.vocab_size}"
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
-        self._pool = Pool(root)
+        self._pool = NodePool(root)
         self._num_levels = min(num_levels, self.max_levels)
         self._shares_noise = not keep_probs
         self._beam_scores = torch.zeros_like(root, dtype=torch.float32)[:, None]
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         frontier, k = self._frontier, self.top_k
         depth = frontier.depth + 1
         best = self._log_probs(level).topk(k, dim=-1)  # (b, F, k)
@@ -66,7 +66,7 @@ class DynamicTree(TreePolicy):
         self._frontier = frontier.below(place + first + 1, parents, tokens.gather(1, place), above)
         return self._frontier
 
-    def _log_probs(self, level: Level) -> Tensor:
+    def _log_probs(self, level: DraftLogits) -> Tensor:
         """Return the log-probabilities (b, F, V) of children, at most 0."""
         scores = perturb(level.logits, level.noise if self._shares_noise else None, level.rows)
         return scores.log_softmax(dim=-1).clamp_max(0.0)

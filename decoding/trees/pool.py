@@ -11,7 +11,7 @@ from torch import Tensor
 from decoding.tree import DraftTree
 
 
-class Pool:
+class NodePool:
     """Nodes grown under the root token `root` (b,), level by level; entry i of the pool is the grown node i + 1."""
 
     def __init__(self, root: Tensor) -> None:

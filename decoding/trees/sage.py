@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level, TreePolicy
+from decoding.contracts import DraftLogits, EngineSpec, TreePolicy, VerificationOutput
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from decoding.trees.confidence import SageSettings, bounded_depth, confidence
 from decoding.trees.index_tree import IndexTree, frontier_widths, plan_tree
 from decoding.trees.static import SPECVLM_PATHS
@@ -44,7 +44,7 @@ class Confidence:
         self._num_steps[slots.index] = 0
         self._sums[slots.index] = 0.0
 
-    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
+    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: AcceptanceResult) -> Tensor:
         """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
         settings, index = self.settings, slots.index
         self.alpha[index] = alpha
@@ -138,7 +138,7 @@ class SageTree(SagePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         frontier, plan = self._frontier, self._plan
         nodes, logits = frontier.nodes, level.logits
         best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
@@ -198,7 +198,7 @@ class SageTree(SagePolicy):
             draft_probs=probs,
         )
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             return None
@@ -212,7 +212,7 @@ class SageTree(SagePolicy):
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
         return _unpack(self._plans[slots.index]).levels()
 
-    def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+    def _observe(self, tree: DraftTree, verdict: AcceptanceResult) -> tuple[Tensor, Tensor, Tensor]:
         """Return P̃ (b, k), α (b,) and a mask (b,) of rows with candidates, from the nodes that `source` selects."""
         ranked = self._ranked[:, : tree.num_nodes]
         root = ranked[:, 0]

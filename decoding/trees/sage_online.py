@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from decoding.contracts import Judgement, Level
+from decoding.contracts import DraftLogits, VerificationOutput
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import AcceptanceResult, DraftTree, Frontier
 from decoding.trees.confidence import SageSettings, confidence, real_depth
 from decoding.trees.index_tree import Beam, admissible_children, frontier_widths, next_beam, priority
-from decoding.trees.pool import Pool
+from decoding.trees.pool import NodePool
 from decoding.trees.sage import SagePolicy
 from models.kv.lanes import SlotBatch
 
@@ -40,7 +40,7 @@ class OnlineSageTree(SagePolicy):
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         assert not keep_probs, "rejection sampling would be biased by a tree chosen from the drawn tokens"
         self._num_levels = min(num_levels, self.max_levels)
-        self._pool = Pool(root)
+        self._pool = NodePool(root)
         self._alpha = self._learned.alpha[slots.index]
         self._max_depth = self._learned.max_depth[slots.index]
         self._depth = real_depth(self._alpha, self._max_depth, self.settings)
@@ -48,7 +48,7 @@ class OnlineSageTree(SagePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         settings, frontier, beam, logits = self.settings, self._frontier, self._beam, level.logits
         likely = logits.topk(settings.top_k, dim=-1).values.float()
         has_any = likely[..., :1] > -torch.inf
@@ -79,7 +79,7 @@ class OnlineSageTree(SagePolicy):
     def finish(self) -> DraftTree:
         return self._pool.tree(self.settings.max_nodes, self.max_siblings)
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
         if judgement.tree.num_levels == 0:
             return None
         self._learned.count(judgement.slots, self._alpha, judgement.tree)

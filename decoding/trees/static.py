@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.contracts import Level, TreePolicy
+from decoding.contracts import DraftLogits, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.kv.lanes import SlotBatch
@@ -139,7 +139,7 @@ class StaticTree(TreePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: Level) -> Frontier | None:
+    def grow(self, level: DraftLogits) -> Frontier | None:
         depth, logits = self._frontier.depth, level.logits
         plan = self._plan(logits.device)[depth]
         if self._keep_probs:

@@ -20,7 +20,7 @@ from models.backends.attention import AttentionStep, DecoderRunner, mask_bias, t
 from models.backends.cache import RaggedCache
 from models.backends.host_copy import HostCopy, PackedCopy
 from models.backends.memory import free_bytes
-from models.backends.recorder import Recorder
+from models.backends.recorder import KernelRecorder
 
 MAX_PREFILL_PADDING = 256
 """Most padding positions of one prefill group; more would cost about as much as another forward."""
@@ -104,7 +104,7 @@ class Backend:
         """
         return None
 
-    def step_recorder(self, device: torch.device) -> Recorder | None:
+    def step_recorder(self, device: torch.device) -> KernelRecorder | None:
         """Return a recorder of whole decoding steps; None if this backend launches them kernel by kernel."""
         return None
 

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 Out = TypeVar("Out")
 
 
-class Recorder(Protocol):
+class KernelRecorder(Protocol):
     """Captures the kernels that a function launches."""
 
     @property

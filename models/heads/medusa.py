@@ -23,7 +23,7 @@ class MedusaShape:
     vocab_size: int
 
 
-class ResBlock(nn.Module):
+class MedusaResBlock(nn.Module):
     """Residual block x + SiLU(W x + b); W is initialized with zeros."""
 
     def __init__(self, hidden_size: int) -> None:
@@ -41,7 +41,7 @@ class MedusaHeads(nn.ModuleList):
     def __init__(self, shape: MedusaShape) -> None:
         super().__init__(
             nn.Sequential(
-                *(ResBlock(shape.state_size) for _ in range(shape.num_blocks)),
+                *(MedusaResBlock(shape.state_size) for _ in range(shape.num_blocks)),
                 nn.Linear(shape.state_size, shape.vocab_size, bias=False),
             )
             for _ in range(shape.num_heads)

@@ -28,7 +28,7 @@ def _norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(min(32, width), width, eps=_NORM_EPS)
 
 
-class ResBlock(nn.Module):
+class VqResBlock(nn.Module):
     """Residual block of two 3 × 3 convolutions with group norm; (b, c, H, W) → (b, c', H, W)."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
@@ -87,7 +87,7 @@ class Upsample(nn.Module):
         return out
 
 
-class Level(nn.Module):
+class VqLevel(nn.Module):
     """Residual blocks of one resolution, each followed by attention if `attends`, then an optional `resample`."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Level(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width_in] + [width_out] * num_blocks
-        self.res = nn.ModuleList(ResBlock(one, other) for one, other in pairwise(widths))
+        self.res = nn.ModuleList(VqResBlock(one, other) for one, other in pairwise(widths))
         self.attn = nn.ModuleList(AttentionBlock(width_out) for _ in range(num_blocks if attends else 0))
         if resample is not None:
             # The two directions have two names in the public files.
@@ -111,7 +111,7 @@ class Level(nn.Module):
 
 
 def _middle(width: int) -> nn.ModuleList:
-    return nn.ModuleList([ResBlock(width, width), AttentionBlock(width), ResBlock(width, width)])
+    return nn.ModuleList([VqResBlock(width, width), AttentionBlock(width), VqResBlock(width, width)])
 
 
 class Encoder(nn.Module):
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
         for index, (before, width) in enumerate(pairwise(widths)):
             last = index == len(shape.multipliers) - 1
             down = None if last else Downsample(width)
-            self.conv_blocks.append(Level(before, width, shape.num_res_blocks, last, down))
+            self.conv_blocks.append(VqLevel(before, width, shape.num_res_blocks, last, down))
         self.mid = _middle(widths[-1])
         self.norm_out = _norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], shape.latent_dim, 3, padding=1)
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
         self.conv_blocks = nn.ModuleList()
         for index, (before, width) in enumerate(pairwise([widths[0], *widths])):
             up = None if index == len(widths) - 1 else Upsample(width)
-            self.conv_blocks.append(Level(before, width, shape.num_res_blocks + 1, index == 0, up))
+            self.conv_blocks.append(VqLevel(before, width, shape.num_res_blocks + 1, index == 0, up))
         self.norm_out = _norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
 

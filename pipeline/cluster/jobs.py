@@ -33,7 +33,7 @@ TOKEN_ADVICE = (
 
 
 @dataclass(frozen=True)
-class Known:
+class ClusterJob:
     """The cluster's record of one submission."""
 
     submission_id: str
@@ -72,13 +72,13 @@ class Cluster:
         self.address = dashboard_url(address)
         self._client = _connect(self.address)
 
-    def submissions(self, stem: str) -> list[Known]:
+    def submissions(self, stem: str) -> list[ClusterJob]:
         """Return all submissions of the job with this stem, sorted by number."""
         pattern = re.escape(stem) + r"-\d+"
         found = [_known(job) for job in self._client.list_jobs() if re.fullmatch(pattern, job.submission_id or "")]
         return sorted(found, key=lambda known: known.number)
 
-    def ask(self, submission_id: str) -> Known:
+    def ask(self, submission_id: str) -> ClusterJob:
         """Return the record of a submission; raise ConfigError if the cluster has none with this id."""
         try:
             return _known(self._client.get_job_info(submission_id))
@@ -101,7 +101,7 @@ class Cluster:
                 ) from None
             raise
 
-    def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
+    def follow(self, submission_id: str, show: Callable[[str], None]) -> ClusterJob:
         """Pass the output of the job's driver to `show` until the job ends, and return its record; ConnectionError if
         the connection was lost more than `MAX_LOST_CONNECTIONS` times in a row."""
         num_shown = num_lost = 0
@@ -133,7 +133,7 @@ class Cluster:
                 if behind:
                     yield behind
 
-    def wait(self, submission_ids: Sequence[str], show: Callable[[Known], None]) -> list[Known]:
+    def wait(self, submission_ids: Sequence[str], show: Callable[[ClusterJob], None]) -> list[ClusterJob]:
         """Wait until all of these jobs have ended, and return their records; `show` gets each record whose status has
         changed."""
         known = [self.ask(one) for one in submission_ids]
@@ -147,7 +147,7 @@ class Cluster:
                     show(now)
         return known
 
-    def stop(self, submission_id: str) -> Known:
+    def stop(self, submission_id: str) -> ClusterJob:
         """Stop the job's driver, wait for its end for at most `STOP_TIMEOUT_S`, and return the record."""
         if not self.ask(submission_id).has_ended:
             self._client.stop_job(submission_id)
@@ -216,8 +216,8 @@ def _token() -> str:
         return ""
 
 
-def _known(job: Any) -> Known:
-    return Known(
+def _known(job: Any) -> ClusterJob:
+    return ClusterJob(
         submission_id=job.submission_id or "",
         status=str(getattr(job.status, "value", job.status)),
         message=job.message or "",

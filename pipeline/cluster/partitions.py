@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from configs.load import ConfigError
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import ray_session
 from pipeline.storage import access
 
@@ -50,7 +50,7 @@ class Partition(Generic[Item]):
 class Workers:
     """Runs functions over partitions; a context manager, because it may start Ray. Without a `job` it never does."""
 
-    def __init__(self, job: Job | None = None) -> None:
+    def __init__(self, job: JobSectionConfig | None = None) -> None:
         self._job = job
         self._stack = contextlib.ExitStack()
         self._has_session = False

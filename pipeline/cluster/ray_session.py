@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.pool import Job
+from configs.pool import JobSectionConfig
+from files import external_code
 from files.installation import IMPORT_ROOT, IS_INSTALLED
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
@@ -41,7 +42,7 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 @contextlib.contextmanager
 def session(
-    job: Job,
+    job: JobSectionConfig,
     log_to_driver: bool = True,
     console: terminal.Console | None = None,
     dotted: str = "job.ray_address",
@@ -76,7 +77,7 @@ def session(
 
 
 @contextlib.contextmanager
-def _local_options(job: Job) -> Iterator[dict[str, Any]]:
+def _local_options(job: JobSectionConfig) -> Iterator[dict[str, Any]]:
     """Yield `ray.init` options for a Ray with its own token and temporary folder, and without a dashboard."""
     # This logger warns that token authentication is enabled, which is intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -103,7 +104,7 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _cluster_options(job: Job, dotted: str) -> Iterator[dict[str, Any]]:
+def _cluster_options(job: JobSectionConfig, dotted: str) -> Iterator[dict[str, Any]]:
     """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job; a
     wheel is installed on the nodes."""
     gcs.check(job.ray_address, dotted)
@@ -116,12 +117,14 @@ def _cluster_options(job: Job, dotted: str) -> Iterator[dict[str, Any]]:
         yield {"address": job.ray_address, "runtime_env": shipped}
 
 
-def _worker_setup(job: Job) -> Callable[[], None]:
-    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`. Ray keeps replacing
-    a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it.
+def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
+    """Return the setup hook of worker processes, which installs the external code of this process, and starts the
+    watchdog of `job.max_silence_s`. Ray keeps replacing a worker whose hook fails, so a worker that cannot import the
+    code prints the reason and runs without it.
 
     A local Ray imports this code before packages of the working directory, which Ray puts on the path of workers.
     """
+    install_external_code = external_code.shipping()
     max_silence_s, root = job.max_silence_s, str(IMPORT_ROOT)
     comes_first = job.ray_address == "local" and not IS_INSTALLED
 
@@ -131,6 +134,7 @@ def _worker_setup(job: Job) -> Callable[[], None]:
         if root not in sys.path or comes_first:
             sys.path.insert(0 if comes_first else len(sys.path), root)
         try:
+            install_external_code()
             from actors.serving import heartbeat
         except ImportError as error:
             print(f"draftfleet: job.max_silence_s does not guard this worker: {error}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Copies a tar archive with one more member in each chosen sample; all other bytes of copied members are unchanged.
 
 Members are copied as the blocks that they are in the source, extended headers included. The archive is read as
-`pipeline.sources.webdataset` reads it: a sample is a run of members with one key, and its index is that of its first
+`pipeline.formats.webdataset` reads it: a sample is a run of members with one key, and its index is that of its first
 member. Members that belong to no sample are copied; samples without a caption are left out.
 """
 
@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from pipeline.sources.limits import MAX_EXPANSION, max_expanded
-from pipeline.sources.tar_archive import Archive, Compression, compression_of, decompressed
-from pipeline.sources.tar_headers import Member
-from pipeline.sources.tars import split_name
+from pipeline.formats.limits import MAX_EXPANSION, max_expanded
+from pipeline.formats.tar_archive import Archive, Compression, compression_of, decompressed
+from pipeline.formats.tar_headers import Member
+from pipeline.formats.tars import split_name
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024**2

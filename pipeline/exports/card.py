@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from configs.output import DatasetExport
-from pipeline.exports.ledger import Ledger
+from configs.output import DatasetExportConfig
+from pipeline.exports.ledger import ExportLedger
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
@@ -38,7 +38,7 @@ class Facts:
     num_rows: int = 0
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExport, columns: Sequence[str]) -> Facts:
+    def of(cls, job: RecordedJob, config: DatasetExportConfig, columns: Sequence[str]) -> Facts:
         method = job.config.method
         added = {"none": (), "first": ("image",), "all": ("images",)}[config.images]
         prompt = job.config.prompt.model_dump_json(exclude_defaults=True) if job.config.prompt else ""
@@ -74,7 +74,7 @@ def render(facts: Facts) -> str:
     )
 
 
-def write(tree: Tree, ledger: Ledger, facts: Facts) -> None:
+def write(tree: Tree, ledger: ExportLedger, facts: Facts) -> None:
     """Write the card unless there is one that was edited: one whose hash this export has not recorded.
 
     The hash is recorded before the card is written, so a card of a killed run is known as well.

@@ -18,19 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, DatasetExport
-from configs.source import Source
+from configs.output import CAPTION_COLUMN, DatasetExportConfig
+from configs.source import SourceConfig
 from pipeline.exports import card
-from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
 from pipeline.exports.rows import check_columns, hash_of, manifest_of, parts_of, read_rows
+from pipeline.formats.uris import Fetcher
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.overlap import refuse_overlap, refuse_shared
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import HUGGING_FACE_KEY, IMAGE, IMAGE_ROWS_PER_GROUP, RowError
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.overlap import refuse_overlap, refuse_shared
-from pipeline.sources.uris import Fetcher
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import OutputDir
@@ -48,16 +48,16 @@ class Dataset:
 
     output: OutputDir
     tree: Tree
-    config: DatasetExport
+    config: DatasetExportConfig
     columns: tuple[str, ...]
-    source: Source
+    source: SourceConfig
     root: str
     listing: str
     rows_per_file: int
     facts: card.Facts
 
     @classmethod
-    def of(cls, job: RecordedJob, config: DatasetExport, dotted: str) -> Dataset:
+    def of(cls, job: RecordedJob, config: DatasetExportConfig, dotted: str) -> Dataset:
         """Check the job; ConfigError for unknown columns, or a source that changed and whose images are needed."""
         columns = config.columns or tuple(dict.fromkeys((*DEFAULT_COLUMNS, *job.manifest.keep.names)))
         check_columns(job, columns, f"{dotted}.columns")
@@ -72,7 +72,7 @@ class Dataset:
             job.output, tree, config, columns, source, root, hash_of(manifest), job.config.sink.rows_per_file, facts
         )
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
         check_folder(self.tree, ledger)
 
@@ -81,16 +81,16 @@ class Dataset:
         """The identity of a local target folder."""
         return self.tree.identity
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         return parts_of(self.output, IMAGE_ROW_S if self.root else ROW_S, self.rows_per_file)
 
-    def export(self, name: str) -> Outcome:
+    def export(self, name: str) -> PartOutcome:
         """Write the rows of a published file, with their images if asked."""
         relative = target_name(name)
         table = read_rows(self.output, name, self.columns)
         if not table.num_rows:
             self.tree.remove(relative)
-            return Outcome()
+            return PartOutcome()
         refused: list[Refusal] = []
         num_rows = 0
         schema = self._schema(table.schema)
@@ -98,9 +98,9 @@ class Dataset:
             for rows in self._with_images(table, refused) if self.root else (table.select(self.columns),):
                 writer.write_table(rows.cast(schema), IMAGE_ROWS_PER_GROUP if self.root else None)
                 num_rows += rows.num_rows
-        return Outcome(num_rows, 0, tuple(refused))
+        return PartOutcome(num_rows, 0, tuple(refused))
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """Write the card; RuntimeError if a written file is missing or damaged, which the next run writes again.
 
         Other files in the folder are left as they are, and not counted.
@@ -187,7 +187,7 @@ def target_tree(job: RecordedJob, path: str, dotted: str) -> Tree:
     return Tree(path, dotted)
 
 
-def check_folder(tree: Tree, ledger: Ledger) -> None:
+def check_folder(tree: Tree, ledger: ExportLedger) -> None:
     """Raise ConfigError if the folder cannot be written, was replaced by another one since an earlier run, or has files
     and this export has not claimed it."""
     tree.check_writable()
@@ -203,7 +203,7 @@ def _refusal(table: pa.Table, row: int, message: str) -> Refusal:
     return Refusal(table["sample_id"][row].as_py(), table["source"][row].as_py(), "export_failed", message)
 
 
-def _encoded(cell: Sequence[dict[str, Any]], source: Source, root: str) -> list[dict[str, Any]]:
+def _encoded(cell: Sequence[dict[str, Any]], source: SourceConfig, root: str) -> list[dict[str, Any]]:
     """Return a row's images as encoded bytes; RowError for the first that cannot be fetched."""
     fetched = Fetcher(source, root).fetch([one["uri"] for one in cell if one["bytes"] is None])
     found = []

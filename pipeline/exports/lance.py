@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, LanceExport
-from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
+from configs.output import CAPTION_COLUMN, LanceExportConfig
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal, published, state_of
 from pipeline.exports.rows import read_rows
+from pipeline.formats import lance
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.sources import lance
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, OutputDir
@@ -36,13 +36,13 @@ class LanceColumn:
     output: OutputDir
     url: str
     dotted: str
-    config: LanceExport
+    config: LanceExportConfig
     id_column: str
     place: FolderId | None = None
     """The identity of a local dataset."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: LanceExport, dotted: str) -> LanceColumn:
+    def of(cls, job: RecordedJob, config: LanceExportConfig, dotted: str) -> LanceColumn:
         """Check the job; ConfigError without ids of rows, for several rows per sample, or without the library."""
         name = job.config.source.id_column
         if name is None:
@@ -69,7 +69,7 @@ class LanceColumn:
             reason = access.reason_of(error)
             raise ConfigError(f"{self.dotted}.path: {access.shown(self.url)} cannot be opened: {reason}") from None
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Raise ConfigError if the dataset is another one than before, or has the column, and it is not of this export
         and not to be replaced."""
         ledger.refuse_moved(self.place, (), f"{self.dotted}.path: {access.shown(self.config.path)}")
@@ -82,14 +82,14 @@ class LanceColumn:
                 "existing: overwrite, which replaces it"
             )
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """Return one part: the whole column."""
         found = published(self.output, DATA)
         names = sorted(found)
         state = state_of([one for name in names for one in (name, found[name])])
-        return [Part("column", state, names, FILE_S, tuple(names))] if names else []
+        return [ExportPart("column", state, names, FILE_S, tuple(names))] if names else []
 
-    def export(self, names: list[str]) -> Outcome:
+    def export(self, names: list[str]) -> PartOutcome:
         """Merge the results in these published files."""
         tables: list[pa.Table] = []
         for name in names:
@@ -115,7 +115,7 @@ class LanceColumn:
             shown, reason = access.shown(self.url), access.reason_of(error)
             raise RuntimeError(f"{self.dotted}.path: {shown} cannot be read or written: {reason}") from None
 
-    def _merge(self, dataset: Any, table: pa.Table, ids: pa.ChunkedArray) -> Outcome:
+    def _merge(self, dataset: Any, table: pa.Table, ids: pa.ChunkedArray) -> PartOutcome:
         matched = pa.chunked_array([pa.array([False]).take(pa.array([0] * len(ids), pa.int64()))])
         for batch in dataset.scanner(columns=[self.id_column]).to_batches():
             matched = pc.or_(matched, pc.is_in(ids, value_set=batch.column(0)))
@@ -125,7 +125,7 @@ class LanceColumn:
             dataset.drop_columns([self.config.column])
         columns = pa.table({self.id_column: ids, self.config.column: table[CAPTION_COLUMN]}).filter(matched)
         dataset.merge(columns.combine_chunks(), self.id_column)
-        return Outcome(columns.num_rows, 0, tuple(refused))
+        return PartOutcome(columns.num_rows, 0, tuple(refused))
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """The column is whole."""

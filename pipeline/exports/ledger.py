@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 from configs.load import ConfigError
-from configs.output import Export
+from configs.output import ExportConfig
 from pipeline.output.files import list_published
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.folders import FolderId
@@ -40,7 +40,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """Rows of a part that were written, rows whose file or member existed and was left, rows that could not be written,
     and samples without a result, which were left out."""
 
@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportPart:
     """A unit of work: the name of its file, a hash of the state of its input, the argument of `Exporter.export`, and
     the published files with its rows."""
 
@@ -80,11 +80,11 @@ def state_of(facts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class ExportLedger:
     """The records of one export; `output` is the whole output of the job, not the view of a shard."""
 
     output: OutputDir
-    export: Export
+    export: ExportConfig
     accepts_moved: bool = False
     """Whether another folder than that of earlier runs is accepted."""
 
@@ -129,12 +129,12 @@ class Ledger:
             with contextlib.suppress(FileExistsError):
                 write(f"{self.folder}/{PLACE}", as_json(place.to_json()))
 
-    def pending(self, parts: Iterable[Part]) -> list[Part]:
+    def pending(self, parts: Iterable[ExportPart]) -> list[ExportPart]:
         """Return the parts that are not exported, or of which rows were refused."""
         done = set(self.output.list_files(f"{self.folder}/done"))
         return [part for part in parts if part.key + _DONE not in done]
 
-    def note(self, key: str, outcome: Outcome) -> None:
+    def note(self, key: str, outcome: PartOutcome) -> None:
         """Write the outcome of a part."""
         done, refused = f"{self.folder}/done/{key}{_DONE}", f"{self.folder}/done/{key}{_REFUSED}"
         self.output.write_recorded(done if outcome.is_done else refused, as_json(asdict(outcome)))

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from pipeline.exports.ledger import Part, published
+from pipeline.exports.ledger import ExportPart, published
+from pipeline.manifest.done_bitmap import PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import read_parts, with_counts
 from pipeline.output.files import read_found
 from pipeline.output.recorded_job import RecordedJob
 from pipeline.rows.schemas import result_schema
-from pipeline.source.done_bitmap import PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import read_parts, with_counts
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, OutputDir
 
@@ -44,10 +44,10 @@ def check_columns(job: RecordedJob, columns: Sequence[str], dotted: str) -> None
             )
 
 
-def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[Part]:
+def parts_of(output: OutputDir, row_s: float, rows_per_file: int) -> list[ExportPart]:
     """Return a part for each published file of `data/`; a row takes about `row_s` seconds of one core."""
     found = published(output, DATA)
-    return [Part(name, state, name, row_s * rows_per_file, (name,)) for name, state in found.items()]
+    return [ExportPart(name, state, name, row_s * rows_per_file, (name,)) for name, state in found.items()]
 
 
 def read_rows(output: OutputDir, name: str, columns: Iterable[str]) -> pa.Table:

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from configs.load import ConfigError
-from configs.output import DatasetExport, Export, LanceExport, SidecarExport
-from configs.pool import Job
+from configs.output import DatasetExportConfig, ExportConfig, LanceExportConfig, SidecarExportConfig
+from configs.pool import JobSectionConfig
 from files.local import OutsideRoots
 from pipeline.cluster.partitions import Partition, Workers
 from pipeline.exports.dataset import Dataset
 from pipeline.exports.lance import LanceColumn
-from pipeline.exports.ledger import Ledger, Outcome, Part
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome
 from pipeline.exports.sidecars import Sidecars
 from pipeline.exports.webdataset import WebDataset
 from pipeline.output.checksums import problem_of
@@ -33,21 +33,21 @@ class Exporter(Protocol):
     def place(self) -> FolderId | None:
         """The identity of the local folder in which the export writes; None for stores."""
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Raise ConfigError if the target cannot be written, or has content that is not of this export."""
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """Return the parts that can be exported now."""
 
-    def export(self, item: Any) -> Outcome:
+    def export(self, item: Any) -> PartOutcome:
         """Export one part; doing it again changes nothing."""
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """Write what is common to all parts."""
 
 
 @dataclass
-class Report:
+class ExportReport:
     """The result of one export in this run: its name, its numbers of parts and rows, and the first refused rows."""
 
     name: str
@@ -63,7 +63,7 @@ class Report:
     damaged: list[str] = field(default_factory=list)
     """Published files whose bytes are not those that were written, with the reasons."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PartOutcome) -> None:
         self.num_written += outcome.num_written
         self.num_existing += outcome.num_existing
         self.num_left_out += len(outcome.left_out)
@@ -85,7 +85,7 @@ class Report:
 
 
 def check_exports(
-    job: RecordedJob, exports: Sequence[Export], dotted: str, runs: bool = True, accepts_moved: bool = False
+    job: RecordedJob, exports: Sequence[ExportConfig], dotted: str, runs: bool = True, accepts_moved: bool = False
 ) -> list[Exporter]:
     """Return the exporters; ConfigError if one does not fit the job or, if it `runs`, its target cannot be written, or
     is another folder than before and not `accepts_moved`."""
@@ -94,36 +94,40 @@ def check_exports(
     if any(map(_reads_source, exports)):
         check_stores("source.path", job.config.source.paths)
     for number, export in enumerate(exports):
-        target = (export.format, export.names) if isinstance(export, SidecarExport) else export.path.rstrip("/")
+        target = (export.format, export.names) if isinstance(export, SidecarExportConfig) else export.path.rstrip("/")
         if (first := targets.setdefault(target, number)) != number:
             raise ConfigError(f"{dotted}.{number}: writes the same files as {dotted}.{first}; leave one out")
-        if not isinstance(export, SidecarExport):
+        if not isinstance(export, SidecarExportConfig):
             check_stores(f"{dotted}.{number}.path", [export.path])
         exporters.append(_exporter(job, export, f"{dotted}.{number}"))
         if runs:
-            exporters[-1].check(Ledger(job.output, export, accepts_moved))
+            exporters[-1].check(ExportLedger(job.output, export, accepts_moved))
     return exporters
 
 
-def _reads_source(export: Export) -> bool:
-    return not isinstance(export, LanceExport | DatasetExport) or (
-        isinstance(export, DatasetExport) and export.images != "none"
+def _reads_source(export: ExportConfig) -> bool:
+    return not isinstance(export, LanceExportConfig | DatasetExportConfig) or (
+        isinstance(export, DatasetExportConfig) and export.images != "none"
     )
 
 
-def _exporter(job: RecordedJob, export: Export, dotted: str) -> Exporter:
-    if isinstance(export, SidecarExport):
+def _exporter(job: RecordedJob, export: ExportConfig, dotted: str) -> Exporter:
+    if isinstance(export, SidecarExportConfig):
         return Sidecars.of(job, export, dotted)
-    if isinstance(export, DatasetExport):
+    if isinstance(export, DatasetExportConfig):
         return Dataset.of(job, export, dotted)
-    if isinstance(export, LanceExport):
+    if isinstance(export, LanceExportConfig):
         return LanceColumn.of(job, export, dotted)
     return WebDataset.of(job, export, dotted)
 
 
 def run_exports(
-    job: RecordedJob, exports: Sequence[Export], ray: Job, dotted: str = "exports", accepts_moved: bool = False
-) -> list[Report]:
+    job: RecordedJob,
+    exports: Sequence[ExportConfig],
+    ray: JobSectionConfig,
+    dotted: str = "exports",
+    accepts_moved: bool = False,
+) -> list[ExportReport]:
     """Export what is published and not exported yet. A job may still run; the next call exports the rest.
 
     Raises:
@@ -132,26 +136,26 @@ def run_exports(
         OSError: a store failed; the next call resumes.
     """
     exporters = check_exports(job, exports, dotted, accepts_moved=accepts_moved)
-    ledgers = [Ledger(job.output, export, accepts_moved) for export in exports]
+    ledgers = [ExportLedger(job.output, export, accepts_moved) for export in exports]
     for exporter, ledger in zip(exporters, ledgers, strict=True):
         ledger.claim(exporter.place)
     with Workers(ray) as workers:
         return [_run(*one, workers) for one in zip(exporters, ledgers, strict=True)]
 
 
-def _run(exporter: Exporter, ledger: Ledger, workers: Workers) -> Report:
+def _run(exporter: Exporter, ledger: ExportLedger, workers: Workers) -> ExportReport:
     parts = exporter.parts()
     pending = ledger.pending(parts)
     partitions = [Partition((part.key, part.item, part.files), 1, part.name, part.name) for part in pending]
     work_s = sum(part.work_s for part in pending)
-    report = Report(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
+    report = ExportReport(ledger.name, ledger.folder, len(pending), len(parts) - len(pending))
     for outcome in workers.map(partial(_export, exporter, ledger), partitions, work_s, "export", ledger.name):
         report.add(outcome)
     exporter.finish(ledger)
     return report
 
 
-def _export(exporter: Exporter, ledger: Ledger, item: tuple[str, Any, Sequence[str]]) -> Outcome:
+def _export(exporter: Exporter, ledger: ExportLedger, item: tuple[str, Any, Sequence[str]]) -> PartOutcome:
     """Export a part and record its outcome; runs in this process or in a Ray task, also twice."""
     key, argument, files = item
     try:

@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, SidecarExport
+from configs.output import CAPTION_COLUMN, SidecarExportConfig
 from files.local import OutsideRoots
-from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal
 from pipeline.exports.rows import (
     as_json,
     check_columns,
@@ -55,7 +55,7 @@ class Sidecars:
 
     output: OutputDir
     tree: Tree
-    config: SidecarExport
+    config: SidecarExportConfig
     has_clips: bool
     listing: str
     rows_per_file: int
@@ -65,7 +65,7 @@ class Sidecars:
     """Some files of the manifest."""
 
     @classmethod
-    def of(cls, job: RecordedJob, config: SidecarExport, dotted: str) -> Sidecars:
+    def of(cls, job: RecordedJob, config: SidecarExportConfig, dotted: str) -> Sidecars:
         """Check the job; ConfigError for a source whose rows are no listed files, and for names that collide."""
         kind = job.config.source.kind
         if kind not in KINDS:
@@ -90,7 +90,7 @@ class Sidecars:
         """The identity of a local source root."""
         return self.tree.identity
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Check that files can be written; ConfigError if not, or if the root is not the folder that the job read."""
         where = f"{self.tree.dotted}: {self.tree.shown()}"
         ledger.refuse_moved(self.place, self.folders, where)
@@ -101,10 +101,10 @@ class Sidecars:
             )
         self.tree.check_writable(creates=self.config.existing != "overwrite")
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         return parts_of(self.output, ROW_S, self.rows_per_file)
 
-    def export(self, name: str) -> Outcome:
+    def export(self, name: str) -> PartOutcome:
         """Write the sidecars of the rows of a published file."""
         columns = (CAPTION_COLUMN, *(self.config.columns if self.config.format == "json" else ()))
         table = read_rows(self.output, name, (*columns, *(_CLIP if self.has_clips else ())))
@@ -115,9 +115,9 @@ class Sidecars:
                 refused.append(found)
             else:
                 written, existing = written + found, existing + (not found)
-        return Outcome(written, existing, tuple(refused))
+        return PartOutcome(written, existing, tuple(refused))
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """Sidecars have no common file."""
 
     def _write(self, item: tuple[dict[str, Any], bool]) -> bool | Refusal:

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError
-from configs.output import CAPTION_COLUMN, WebDatasetExport
+from configs.output import CAPTION_COLUMN, WebDatasetExportConfig
 from pipeline.exports import archives
 from pipeline.exports.dataset import check_folder, target_tree
-from pipeline.exports.ledger import Ledger, Outcome, Part, Refusal, published, state_of
+from pipeline.exports.ledger import ExportLedger, ExportPart, PartOutcome, Refusal, published, state_of
 from pipeline.exports.rows import as_json, check_columns, json_bytes, read_manifest, read_rows, rows_of
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.output.accounts import locate
 from pipeline.output.recorded_job import RecordedJob
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -37,11 +37,11 @@ class WebDataset:
 
     output: OutputDir
     tree: Tree
-    config: WebDatasetExport
+    config: WebDatasetExportConfig
     root: str
 
     @classmethod
-    def of(cls, job: RecordedJob, config: WebDatasetExport, dotted: str) -> WebDataset:
+    def of(cls, job: RecordedJob, config: WebDatasetExportConfig, dotted: str) -> WebDataset:
         """Check the job; ConfigError for another source, several rows per sample, or tars that changed."""
         if job.config.source.kind != "webdataset":
             raise ConfigError(
@@ -55,7 +55,7 @@ class WebDataset:
         root = job.reopened(job.manifest).root
         return cls(job.output, target_tree(job, config.path, f"{dotted}.path"), config, root)
 
-    def check(self, ledger: Ledger) -> None:
+    def check(self, ledger: ExportLedger) -> None:
         """Check the folder; ConfigError if it cannot be written, or has files that this export has not written."""
         check_folder(self.tree, ledger)
 
@@ -64,7 +64,7 @@ class WebDataset:
         """The identity of a local target folder."""
         return self.tree.identity
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """Return a part for each tar whose samples all have rows; its state is that of the files with its rows."""
         manifest = read_manifest(self.output)
         paths, done = PathIndex(manifest.files["path"]), DoneBitmap(manifest.counts)
@@ -82,10 +82,10 @@ class WebDataset:
                 path, size = (manifest.files[name][file].as_py() for name in ("path", "size_bytes"))
                 state = state_of([one for pair in some for one in pair])
                 names = [name for name, _ in some]
-                parts.append(Part(path, state, (path, names), size * BYTE_S, tuple(names)))
+                parts.append(ExportPart(path, state, (path, names), size * BYTE_S, tuple(names)))
         return parts
 
-    def export(self, item: tuple[str, Sequence[str]]) -> Outcome:
+    def export(self, item: tuple[str, Sequence[str]]) -> PartOutcome:
         """Write the tar of this path; the second value names the published files with its rows."""
         path, names = item
         columns = [CAPTION_COLUMN, "error_type", "error_message"]
@@ -104,7 +104,7 @@ class WebDataset:
                 source, sink, captions, self.config.extension, self.config.existing == "overwrite"
             )
         lost = results.keys() - copied.written - copied.existing - copied.outside
-        return Outcome(
+        return PartOutcome(
             len(copied.written),
             len(copied.existing),
             (
@@ -117,7 +117,7 @@ class WebDataset:
             tuple(_refused(row, row["error_type"], row["error_message"]) for _, row in sorted(failed.items())),
         )
 
-    def finish(self, ledger: Ledger) -> None:
+    def finish(self, ledger: ExportLedger) -> None:
         """Tars have no common file."""
 
     def _member(self, row: dict[str, Any]) -> bytes:

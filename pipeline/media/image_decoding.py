@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.source import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
+from configs.source import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, SourceConfig
 from pipeline.media import pixels as image_pixels
 from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.prompt_processor import InputColumn, ProcessedPrompt, PromptProcessor
@@ -35,13 +35,13 @@ class DecodeOptions:
     """How rows are decoded, and limits of one row. Without a `processor`, rows have pixels and no processor outputs."""
 
     prompt_options: PromptOptions
-    media: MediaOptions = field(default_factory=lambda: MediaOptions.of(Source(kind="images", path="."), "."))
+    media: MediaOptions = field(default_factory=lambda: MediaOptions.of(SourceConfig(kind="images", path="."), "."))
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
     processor: PromptProcessor | None = None
 
     @classmethod
-    def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
+    def of(cls, source: SourceConfig, root: str, prompt_options: PromptOptions) -> DecodeOptions:
         """Build the options of a job on this source at the URL `root`; images keep their size if it is still `auto`."""
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.generate import render_prompt
-from actors.results import RowError as ActorRowError
+from actors.results import RowRefused
 from actors.serving.watchdog import Watchdog
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.errors import PROMPT_REFUSED
 from models.inputs.clip import Clip
 from pipeline.media.row_weights import share_of
@@ -63,7 +63,7 @@ class PromptProcessor:
 
     @classmethod
     def of(
-        cls, config: CaptionJob, fetch: Callable[[], Any], key: str, keeps_pixels: bool, sizes: OutputSizes
+        cls, config: CaptionJobConfig, fetch: Callable[[], Any], key: str, keeps_pixels: bool, sizes: OutputSizes
     ) -> PromptProcessor:
         """Build the processor of a job."""
         pool, share_bytes = config.pool, share_of(config.source.max_decoded_bytes)
@@ -134,7 +134,7 @@ def _processed(
     try:
         prompt = render_prompt(front_end.render, messages)
         return ProcessedPrompt(prompt, front_end.pack(prompt, images, clips))
-    except (PromptError, ActorRowError) as error:
+    except (PromptError, RowRefused) as error:
         return RowError(PROMPT_REFUSED, whole_text(str(error)))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ray.data import Datasource, ReadTask
 
 from actors.media import FILLER_INDEX, without_fillers
-from configs.source import SHARES, Source
+from configs.source import SHARES, SourceConfig
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
 from pipeline.media.video.clips import MediaOptions
@@ -54,7 +54,7 @@ class Weigher:
     @classmethod
     def of(
         cls,
-        source: Source,
+        source: SourceConfig,
         batch_rows: int,
         prompt_options: PromptOptions,
         outputs: OutputSizes | None = None,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.source.done_bitmap import Bools, DoneBitmap, Ints, PathIndex
+from pipeline.manifest.done_bitmap import Bools, DoneBitmap, Ints, PathIndex
 
 COLUMNS = (
     *("source", "row_index", "sample_id", "attempt"),

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.manifest.done_bitmap import Bools, PathIndex
+from pipeline.manifest.manifest import Manifest
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
 from pipeline.output.checksums import is_one_of
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
 from pipeline.output.places import Places
-from pipeline.source.done_bitmap import Bools, PathIndex
-from pipeline.source.manifest import Manifest
 from pipeline.storage import access
 from pipeline.storage.damage import NO_FILE_ERRNOS
 from pipeline.storage.digests import OTHER_BYTES

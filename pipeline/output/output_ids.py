@@ -1,4 +1,4 @@
-"""Reads the ids of an output's rows for `pipeline.source.ids`, which finds ids that occur more than once."""
+"""Reads the ids of an output's rows for `pipeline.manifest.ids`, which finds ids that occur more than once."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.cluster.partitions import IN_PROCESS, Partition, Workers
+from pipeline.manifest.done_bitmap import DoneBitmap, Ints, PathIndex
+from pipeline.manifest.id_hashes import hash_ids
+from pipeline.manifest.ids import HASHES, IDS, find_repeats, repeated_ids
+from pipeline.manifest.manifest import Manifest
 from pipeline.output.accounts import locate
 from pipeline.output.files import PARTITION_FILES, RESULT_FILE_S, list_published, read_all_found, shard_of
 from pipeline.output.turns import UNRANKED, Turns
-from pipeline.source.done_bitmap import DoneBitmap, Ints, PathIndex
-from pipeline.source.id_hashes import hash_ids
-from pipeline.source.ids import HASHES, IDS, find_repeats, repeated_ids
-from pipeline.source.manifest import Manifest
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 
@@ -55,7 +55,7 @@ def _num_rows(output: OutputDir, name: str) -> int:
     try:
         with open_parquet(output.filesystem, output.path(name)) as parquet:
             return int(parquet.metadata.num_rows)
-    except (DamagedParquet, OSError):  # the audit reports the file
+    except (DamagedParquet, OSError):  # the check reports the file
         return 0
 
 

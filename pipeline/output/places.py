@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.manifest.done_bitmap import Bools, Ints
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_checks import most_rows
 from pipeline.output.accounts import Rows
-from pipeline.source.done_bitmap import Bools, Ints
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_checks import most_rows
 
 UNLISTED = "it holds rows of samples that the manifest does not list"
 

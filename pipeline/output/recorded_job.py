@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob, Sampling
+from configs.schema import CaptionJobConfig, SamplingConfig
 from files.installation import command
+from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
+from pipeline.manifest.freezing import list_source, open_listing
+from pipeline.manifest.id_hashes import Hashes, hash_ids
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import read_parts
 from pipeline.output.accounts import locate
 from pipeline.output.files import Found, list_published, read_all_found
-from pipeline.source.done_bitmap import DoneBitmap, PathIndex
-from pipeline.source.freezing import list_source, open_listing
-from pipeline.source.id_hashes import Hashes, hash_ids
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import read_parts
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.folders import FolderId
@@ -53,7 +53,7 @@ class RecordedJob:
 
     output: OutputDir
     views: tuple[OutputDir, ...]
-    config: CaptionJob
+    config: CaptionJobConfig
     fingerprint: str
     target_revision: str
     manifest: Manifest
@@ -175,9 +175,9 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
         )
     if isinstance(data.get("sampling"), dict):
         # A key that the job did not have yet is at its default, and not the target's generation setting.
-        data["sampling"] = Sampling().model_dump(mode="json") | data["sampling"]
+        data["sampling"] = SamplingConfig().model_dump(mode="json") | data["sampling"]
     revisions = record.get("content", {}).get("revisions", {})
-    config = validate(CaptionJob, data, where, recorded=True)
+    config = validate(CaptionJobConfig, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
     return RecordedJob(output, tuple(newest), config, *known, folders, revisions.get("special_tokens"))

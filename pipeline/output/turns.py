@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.source.done_bitmap import Bools, Ints
+from pipeline.manifest.done_bitmap import Bools, Ints
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import MAX_SHARDS

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from configs.schema import Sink
+from configs.schema import SinkConfig
 from pipeline.output.file_numbers import FileNumbers
 from pipeline.output.inventory import Spooled
 from pipeline.output.publishing import WINDOW, Publisher
@@ -75,7 +75,7 @@ class _Buffer:
     num_bytes: int = 0
     since_s: float = 0.0
 
-    def is_full(self, sink: Sink) -> bool:
+    def is_full(self, sink: SinkConfig) -> bool:
         return self.num_rows >= sink.rows_per_file or self.num_bytes >= MAX_BUFFERED_BYTES
 
 
@@ -91,7 +91,7 @@ class Writer:
     def __init__(
         self,
         publisher: Publisher,
-        sink: Sink,
+        sink: SinkConfig,
         waiting: Iterable[Spooled] = (),
         next_numbers: dict[str, int] | None = None,
         call: Call = call_here,

@@ -20,9 +20,9 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from configs.load import ConfigError
-from configs.pool import EnginePool
-from pipeline.pilot.verdict import Range, Verdict, finite
-from pipeline.source.datasource import SpanDatasource
+from configs.pool import EnginePoolConfig
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.pilot.verdict import PilotVerdict, Range, finite
 
 Floats = NDArray[np.float64]
 MAX_SPANS = 24
@@ -106,7 +106,7 @@ class Estimate:
     mean_acceptance_length: float
     price_per_hour: float | None = None
     cost: Range | None = None
-    verdict: Verdict | None = None
+    verdict: PilotVerdict | None = None
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -137,11 +137,11 @@ class Estimate:
 def estimate(
     pilot: Pilot,
     results: pa.Table,
-    pool: EnginePool,
+    pool: EnginePoolConfig,
     threads: int | None,
     price_per_hour: float | None = None,
     seed: int = 0,
-    verdict: Verdict | None = None,
+    verdict: PilotVerdict | None = None,
     method: str = "",
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.
@@ -260,7 +260,7 @@ def _small_sample(count: int) -> float:
     return math.sqrt(count / freedom) * student / z
 
 
-def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool, is_judged: bool) -> tuple[str, ...]:
+def _notes(pilot: Pilot, results: pa.Table, pool: EnginePoolConfig, is_judged: bool) -> tuple[str, ...]:
     notes = ["loading models, waiting for input and the CPUs that decode are not counted"]
     if pool.slots == "auto":
         notes.append(

@@ -12,13 +12,13 @@ from ray.data import Dataset
 from actors.results import torch_threads
 from pipeline.cluster import ray_session
 from pipeline.pilot.estimate import Pilot
-from pipeline.pilot.verdict import Verdict, judge, methods_of, pilot_method, pilot_pool
+from pipeline.pilot.verdict import PilotVerdict, judge, methods_of, pilot_method, pilot_pool
 from pipeline.run.execution import started, tables_of
 from pipeline.run.graph import Build
 from pipeline.run.job_plan import JobPlan
 
 
-def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Verdict | None]:
+def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, PilotVerdict | None]:
     """Run the graph of `build` on a pilot's samples, with a trial of plain decoding and the job's methods on one
     engine; return the results, and the verdict if there were enough rows. The output directory is not touched."""
     pool = pilot_pool(plan.config.pool, torch_threads(plan.config.pool))

@@ -15,12 +15,12 @@ import numpy as np
 
 from actors.auto.comparison import T_95
 from actors.auto.trial import MAX_LONGER, block_rows
-from actors.results import CandidateResult, Choice
-from configs.drafters import NoDrafter
-from configs.method import Auto, Method
-from configs.pool import EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from actors.results import CandidateResult, TrialResult
+from configs.drafters import NoDrafterConfig
+from configs.method import AutoMethodConfig, MethodConfig
+from configs.pool import EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 
 MIN_ROUNDS, MAX_ROUNDS = 4, 12
 """Rounds of the pilot's trial. The first one warms up compilers and caches; the others give the intervals."""
@@ -65,26 +65,28 @@ def mean_of(values: Sequence[float]) -> Range:
     return Range(mean, mean - width, mean + width)
 
 
-def pilot_method(method: Method, slots: int | None = None, num_rows: int = 0) -> Method:
+def pilot_method(method: MethodConfig, slots: int | None = None, num_rows: int = 0) -> MethodConfig:
     """Return the trial of plain decoding and the configured methods, with as many rounds as `num_rows` rows in `slots`
     slots suffice for if all blocks have their most rows. A lossy method is tried too: the pilot's rows are not part of
     the output."""
-    configured = () if isinstance(method.drafter, NoDrafter) and method.auto is None else (method,)
+    configured = () if isinstance(method.drafter, NoDrafterConfig) and method.auto is None else (method,)
     candidates = configured if method.auto is None else method.auto.candidates
     num_rounds = MIN_ROUNDS
     if slots is not None:
         num_rounds = num_rows // (MAX_LONGER * (len(candidates) + 1) * block_rows(slots))
         num_rounds = min(MAX_ROUNDS, max(MIN_ROUNDS, num_rounds))
-    auto = Auto.model_construct(candidates=candidates, min_rounds=MIN_ROUNDS, max_rounds=num_rounds, max_rechecks=0)
+    auto = AutoMethodConfig.model_construct(
+        candidates=candidates, min_rounds=MIN_ROUNDS, max_rounds=num_rounds, max_rechecks=0
+    )
     return method.model_copy(update={"auto": auto})
 
 
-def pilot_pool(pool: EnginePool, threads: int | None) -> EnginePool:
+def pilot_pool(pool: EnginePoolConfig, threads: int | None) -> EnginePoolConfig:
     """Return the pool of a pilot: one engine, which sees enough rows for a trial."""
     return pool.model_copy(update={"min_size": 1, "max_size": 1, "initial_size": None, "torch_threads": threads})
 
 
-def needed_rows(method: Method, pool: EnginePool) -> int | None:
+def needed_rows(method: MethodConfig, pool: EnginePoolConfig) -> int | None:
     """Return the least rows of a pilot with a verdict, if outputs are not short; None if `pool.slots` is auto."""
     if pool.slots == "auto":
         return None
@@ -108,7 +110,7 @@ class MethodResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PilotVerdict:
     """Times are engine seconds per row of plain decoding, except `media_s`, which is core seconds of decoding tasks."""
 
     encode_s: Range
@@ -126,7 +128,7 @@ class Verdict:
     actors_waited: float = 0.0
     """Share of time in which the pilot's engine waited for input."""
 
-    def with_hours(self, num_rows: float, spread: Range, devices: float, price_per_hour: float | None) -> Verdict:
+    def with_hours(self, num_rows: float, spread: Range, devices: float, price_per_hour: float | None) -> PilotVerdict:
         """Return the verdict with device hours and costs of `num_rows` rows. `spread` is the relative uncertainty of
         the job's engine time, because the spans of the source differ."""
 
@@ -177,12 +179,12 @@ class Verdict:
 
 
 def judge(
-    choice: Choice,
+    choice: TrialResult,
     methods: Mapping[str, bool],
     encoding: str,
     media_s: float | None = None,
     actors_waited: float = 0.0,
-) -> Verdict | None:
+) -> PilotVerdict | None:
     """Judge a finished trial; `methods` maps names to whether they are lossless, plain decoding first. Return None if
     plain decoding was not measured."""
     if not choice.plain:
@@ -196,7 +198,7 @@ def judge(
         total_s = mean_of([one.encode_s + one.prefill_s + one.decode_s for one in choice.plain])
         results = (replace(results[0], row_s=total_s),)
     recommended, reason = _recommend(results, share)
-    return Verdict(
+    return PilotVerdict(
         encode_s=mean_of([one.encode_s for one in choice.plain]),
         prefill_s=mean_of([one.prefill_s for one in choice.plain]),
         decode_s=mean_of([one.decode_s for one in choice.plain]),
@@ -269,6 +271,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def methods_of(config: CaptionJob | SynthesizeJob) -> dict[str, bool]:
+def methods_of(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, bool]:
     """Return the names of the pilot's methods, plain decoding first, and whether each is lossless."""
     return {one.label: one.verify_mode == "lossless" for one in pilot_method(config.method).methods}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Prompt, RowColumns, Sampling
+from configs.schema import CaptionJobConfig, PromptConfig, RowColumnsConfig, SamplingConfig
 from pipeline.prompts import templates
 from pipeline.prompts.conversations import place_media, read_conversation
 from pipeline.prompts.sampling import read_sampling, sampling_names
@@ -38,14 +38,14 @@ class RowPrompt:
 class PromptOptions:
     """Prompt options of the job file, and the special tokens that column values must not contain."""
 
-    prompt: Prompt | None = None
-    columns: RowColumns = field(default_factory=RowColumns)
-    sampling: Sampling = field(default_factory=Sampling)
+    prompt: PromptConfig | None = None
+    columns: RowColumnsConfig = field(default_factory=RowColumnsConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     seed: int = 0
     special_tokens: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: CaptionJob, special_tokens: Sequence[str] = ()) -> PromptOptions:
+    def of(cls, job: CaptionJobConfig, special_tokens: Sequence[str] = ()) -> PromptOptions:
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:

@@ -11,18 +11,18 @@ from functools import lru_cache
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import Message, Prompt
+from configs.schema import MessageConfig, PromptConfig
 from pipeline.rows.schemas import RowError
 
 _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
 
-def turns(prompt: Prompt) -> tuple[Message, ...]:
+def turns(prompt: PromptConfig) -> tuple[MessageConfig, ...]:
     """Return the prompt as messages; `prompt.text` becomes one user turn."""
-    return prompt.messages if prompt.text is None else (Message(role="user", text=prompt.text),)
+    return prompt.messages if prompt.text is None else (MessageConfig(role="user", text=prompt.text),)
 
 
-def _dotted(prompt: Prompt, index: int) -> str:
+def _dotted(prompt: PromptConfig, index: int) -> str:
     return "prompt.text" if prompt.text is not None else f"prompt.messages.{index}.text"
 
 
@@ -43,7 +43,7 @@ def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
     return tuple(piece for piece in pieces if piece[0])
 
 
-def placeholders(prompt: Prompt) -> dict[str, str]:
+def placeholders(prompt: PromptConfig) -> dict[str, str]:
     """Return the columns in the prompt in order, each with the dotted path of the turn that first names it."""
     names: dict[str, str] = {}
     for index, turn in enumerate(turns(prompt)):
@@ -58,7 +58,7 @@ def names_in(template: str, where: str) -> list[str]:
     return [text for text, is_name in _parse(template, where) if is_name]
 
 
-def image_turn(prompt: Prompt) -> int:
+def image_turn(prompt: PromptConfig) -> int:
     """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`;
     ConfigError if two turns have `images: true`, or no turn may have images."""
     marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
@@ -70,7 +70,7 @@ def image_turn(prompt: Prompt) -> int:
     raise ConfigError("prompt.messages: every user turn says images: false, so the row's images would reach no model")
 
 
-def check(prompt: Prompt) -> None:
+def check(prompt: PromptConfig) -> None:
     """Raise the ConfigError of `placeholders` or `image_turn` for a prompt that no row can fill."""
     placeholders(prompt)
     image_turn(prompt)
@@ -123,7 +123,7 @@ def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def fill(
-    prompt: Prompt,
+    prompt: PromptConfig,
     fields: Mapping[str, Any],
     num_images: int,
     num_videos: int = 0,

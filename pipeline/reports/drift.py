@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 
 QUANTILE = 3.29
 """Normal quantile of a one-sided probability of 0.0005, because one job has many windows."""
@@ -94,7 +94,7 @@ class Drift:
 
 
 @dataclass
-class Group:
+class DriftGroup:
     """Rows of one method and source prefix: all of them, the current window, and the last complete window."""
 
     method: str
@@ -136,9 +136,9 @@ class DriftWatch:
     Without a `bound`, rows are counted and nothing is compared.
     """
 
-    bound: AcceptanceDrop | None = None
+    bound: AcceptanceDropConfig | None = None
     references: dict[str, Moments] = field(default_factory=dict)
-    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
+    groups: dict[tuple[str, str], DriftGroup] = field(default_factory=dict)
     _completed: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def add(self, method: str, source: str, rows: Moments) -> list[Drift]:
@@ -153,7 +153,7 @@ class DriftWatch:
         return OTHERS if is_full else source
 
     def _add(self, method: str, source: str, rows: Moments) -> Drift | None:
-        group = self.groups.setdefault((method, source), Group(method, source))
+        group = self.groups.setdefault((method, source), DriftGroup(method, source))
         group.total += rows
         reference = self.references.get(method, Moments())
         if self.bound is None or reference.num_rows < self.bound.min_rows:

@@ -34,13 +34,13 @@ MAX_TEXT_CHARS = 4_000
 MAX_BYTES = 3_500_000
 """Most bytes of texts and thumbnails in the page; rows beyond them are left out."""
 
-Row = Mapping[str, Any]
+ResultRow = Mapping[str, Any]
 Images = Sequence[NDArray[np.uint8]]
 """RGB images (height, width, 3)."""
 
 
 @dataclass
-class Item:
+class GalleryItem:
     """One row of the gallery. `texts` are (label, text); a lone text has no label."""
 
     sample_id: str
@@ -61,11 +61,11 @@ class Item:
 
 @dataclass
 class Gallery:
-    items: list[Item]
+    items: list[GalleryItem]
     num_left_out: int = 0
 
 
-def choose_rows(output: OutputDir, max_rows: int, max_errors: int, pictures: Sequence[str] = ()) -> list[Row]:
+def choose_rows(output: OutputDir, max_rows: int, max_errors: int, pictures: Sequence[str] = ()) -> list[ResultRow]:
     """Read the first rows of evenly spaced files of an output, `BATCH_ROWS` at a time, in the order of the source.
 
     At most `max_errors` rows are error rows. `pictures` are further columns.
@@ -76,11 +76,11 @@ def choose_rows(output: OutputDir, max_rows: int, max_errors: int, pictures: Seq
     return sorted(rows[:max_rows], key=lambda row: (row["source"], *(row.get(name) or 0 for name in ORDER)))
 
 
-def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str]) -> list[ResultRow]:
     names = list_tables(output, (folder,))
     count = min(len(names), MAX_FILES if folder == DATA else MAX_ERROR_FILES)
     chosen = [names[place * len(names) // count] for place in range(count)]
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for place, name in enumerate(chosen):
         wanted = -(-(max_rows - len(found)) // (count - place))
         with open_result(output, name, columns) as (parquet, there):
@@ -88,10 +88,10 @@ def _rows(output: OutputDir, folder: str, max_rows: int, columns: Sequence[str])
     return found
 
 
-def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[Row]:
+def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[ResultRow]:
     """Return the first rows, half of them audited if so many are found within `MAX_SCANNED_ROWS`."""
-    audited: list[Row] = []
-    others: list[Row] = []
+    audited: list[ResultRow] = []
+    others: list[ResultRow] = []
     num_rows = 0
     for batch in batches:
         num_rows += batch.num_rows
@@ -106,12 +106,12 @@ def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> list[Row]:
 
 
 def make_gallery(
-    rows: Sequence[Row],
-    pictures: Callable[[Sequence[Row]], Iterator[tuple[str, Images]]] | None = None,
+    rows: Sequence[ResultRow],
+    pictures: Callable[[Sequence[ResultRow]], Iterator[tuple[str, Images]]] | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Gallery:
     """Return the gallery of rows with `SAMPLE_COLUMNS`, in order; `pictures` yields images by sample id."""
-    items: list[Item] = []
+    items: list[GalleryItem] = []
     left = max_bytes
     for row in rows:
         item = _item(row)
@@ -130,7 +130,7 @@ def make_gallery(
     return Gallery(items, len(rows) - len(items))
 
 
-def _item(row: Row) -> Item:
+def _item(row: ResultRow) -> GalleryItem:
     telemetry = row.get("telemetry") or {}
     facts = [row["status"], f"{row['num_generated_tokens']:,} tokens"]
     histogram: list[int] = []
@@ -147,7 +147,9 @@ def _item(row: Row) -> Item:
             texts = [(row["method"], texts[0][1]), ("plain", row["audit_text"].strip())]
             facts.append(f"loss {loss:.2f}")
     cut = [(label, text if len(text) <= MAX_TEXT_CHARS else f"{text[:MAX_TEXT_CHARS]}…") for label, text in texts]
-    return Item(row["sample_id"][:MAX_TEXT_CHARS], row.get("source") or "", row["error_type"], cut, facts, histogram)
+    return GalleryItem(
+        row["sample_id"][:MAX_TEXT_CHARS], row.get("source") or "", row["error_type"], cut, facts, histogram
+    )
 
 
 def thumbnail_uri(image: NDArray[np.uint8]) -> str:

@@ -69,7 +69,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Digest:
+class BatchDigest:
     """Counts of one batch, and a few of its rows."""
 
     summary: Summary
@@ -78,7 +78,7 @@ class Digest:
     samples: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, table: pa.Table, empty: Summary) -> Digest:
+    def of(cls, table: pa.Table, empty: Summary) -> BatchDigest:
         """Count the rows of a result table into a copy of `empty`."""
         summary = deepcopy(empty)
         summary.add_rows(table)
@@ -142,7 +142,7 @@ class Live:
     _stride: int = 1
     _skipped: int = 0
 
-    def add(self, digest: Digest, at_s: float) -> list[Drift]:
+    def add(self, digest: BatchDigest, at_s: float) -> list[Drift]:
         """Add a batch that arrived `at_s` seconds after the start; return new drops and recoveries."""
         self.summary.add(digest.summary)
         one = digest.summary

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.files import partitions_of
 from pipeline.reports.result_tables import READ_FILE_S, read_tables
@@ -97,7 +97,7 @@ def _sum_of_files(output: OutputDir, names: Sequence[str]) -> Losses:
     return found
 
 
-def verdict(audit: Audit, losses: Losses) -> str:
+def verdict(audit: AuditConfig, losses: Losses) -> str:
     """Return why the budget is exceeded; empty if it is not, or there is none.
 
     It is exceeded if the interval is above `max_loss`: then the loss certainly is, at the stated confidence. From
@@ -116,7 +116,7 @@ def verdict(audit: Audit, losses: Losses) -> str:
     return f"the loss {describe(audit, losses)} {reason} audit.max_loss ({audit.max_loss:g})"
 
 
-def describe(audit: Audit, losses: Losses) -> str:
+def describe(audit: AuditConfig, losses: Losses) -> str:
     """Return mean loss, interval and number of rows as text."""
     low, high = loss_interval(losses.num_rows, losses.total, audit.confidence)
     mean = math.nan if losses.mean is None else losses.mean
@@ -126,7 +126,7 @@ def describe(audit: Audit, losses: Losses) -> str:
     )
 
 
-def lines(audit: Audit, losses: Losses) -> list[tuple[str, str]]:
+def lines(audit: AuditConfig, losses: Losses) -> list[tuple[str, str]]:
     """Return the lines of the summary as (label, value)."""
     if audit.max_loss is None:
         return [("audited loss", describe(audit, losses))]
@@ -134,7 +134,7 @@ def lines(audit: Audit, losses: Losses) -> list[tuple[str, str]]:
     return [("audited loss", describe(audit, losses)), ("loss budget", f"{audit.max_loss:g}, {result}")]
 
 
-def to_json(audit: Audit, losses: Losses) -> dict[str, Any]:
+def to_json(audit: AuditConfig, losses: Losses) -> dict[str, Any]:
     """Return the audit's part of `_job/summary.json`."""
     low, high = loss_interval(losses.num_rows, losses.total, audit.confidence)
     return {
@@ -147,7 +147,7 @@ def to_json(audit: Audit, losses: Losses) -> dict[str, Any]:
     }
 
 
-def fewest_rows(audit: Audit) -> int:
+def fewest_rows(audit: AuditConfig) -> int:
     """Return the number of equal rows that shows that the budget holds; the audit must have one."""
     assert audit.max_loss is not None
     low, high = 0, 1

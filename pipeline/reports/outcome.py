@@ -13,7 +13,7 @@ MIN_JUDGED_ROWS = 20
 MAX_EXAMPLE_CHARS = 200
 
 
-class Outcome(StrEnum):
+class JobOutcome(StrEnum):
     """How a finished job ended."""
 
     DONE = "done"
@@ -21,19 +21,19 @@ class Outcome(StrEnum):
     NO_RESULT = "no_result"
 
 
-class Verdict(NamedTuple):
+class JobVerdict(NamedTuple):
     """The outcome of a finished job, and why it failed, in one sentence; empty if it did not."""
 
-    outcome: Outcome = Outcome.DONE
+    outcome: JobOutcome = JobOutcome.DONE
     reason: str = ""
 
 
-NO_VERDICT = Verdict()
+NO_VERDICT = JobVerdict()
 
 
 def judge(
     num_rows: int, errors: Mapping[str, int], examples: Mapping[str, str], max_error_share: float | None
-) -> Verdict:
+) -> JobVerdict:
     """Judge the rows of an output by the number of its errors by code; `examples` has a message by code.
 
     A job without rows is done. If no row succeeded, the number of rows and `max_error_share` (None: no limit) do not
@@ -42,14 +42,14 @@ def judge(
     num_failed = sum(errors.values())
     if 0 < num_rows == num_failed:
         rows = "the only row" if num_rows == 1 else f"all {num_rows:,} rows"
-        return Verdict(Outcome.NO_RESULT, f"no row succeeded: {rows} failed, {_commonest(errors, examples)}")
+        return JobVerdict(JobOutcome.NO_RESULT, f"no row succeeded: {rows} failed, {_commonest(errors, examples)}")
     if num_rows < MIN_JUDGED_ROWS or max_error_share is None or num_failed / num_rows <= max_error_share:
         return NO_VERDICT
     reason = f"{excess(num_failed, num_rows, max_error_share)}, {_commonest(errors, examples)}"
-    return Verdict(Outcome.TOO_MANY_ERRORS, reason)
+    return JobVerdict(JobOutcome.TOO_MANY_ERRORS, reason)
 
 
-def judge_json(summary: Mapping[str, Any], max_error_share: float | None) -> Verdict:
+def judge_json(summary: Mapping[str, Any], max_error_share: float | None) -> JobVerdict:
     """Judge the rows of the output of a `_job/summary.json`; summaries of older versions have no examples."""
     errors, examples = summary["errors_by_type"], summary.get("error_examples", {})
     return judge(summary["num_samples"], errors, examples, max_error_share)

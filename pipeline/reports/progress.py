@@ -17,10 +17,10 @@ import ray
 from actors.events import Events
 from actors.metrics import DriftMetrics
 from actors.results import Stamp
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from pipeline.cluster.ray_session import driver_actor, polled
 from pipeline.reports.drift import Drift, DriftWatch
-from pipeline.reports.live import Counts, Digest, Live
+from pipeline.reports.live import BatchDigest, Counts, Live
 from pipeline.reports.outcome import most_common
 from pipeline.reports.summary import Summary
 
@@ -34,12 +34,12 @@ NOTHING = Summary("", "", "", 1.0)
 class _LiveActor:
     """Adds up the digests of batches, by the time of their arrival."""
 
-    def __init__(self, empty: Summary, bound: AcceptanceDrop | None, stamp: Stamp | None) -> None:
+    def __init__(self, empty: Summary, bound: AcceptanceDropConfig | None, stamp: Stamp | None) -> None:
         self._live = Live(empty, DriftWatch(bound))
         self._metrics = DriftMetrics(stamp) if stamp else None
         self._began_s = time.monotonic()
 
-    def add(self, digest: Digest) -> None:
+    def add(self, digest: BatchDigest) -> None:
         drifts = self._live.add(digest, time.monotonic() - self._began_s)
         if self._metrics is not None:
             for one in drifts:
@@ -57,7 +57,7 @@ class _LiveActor:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressClient:
     """Client of the actor that counts a job. Serialisable; its call is the `Tally` of the engine actors."""
 
     actor: Any
@@ -65,7 +65,7 @@ class Progress:
 
     def __call__(self, table: pa.Table) -> None:
         """Report one batch of results without waiting for an answer."""
-        self.actor.add.remote(Digest.of(table, self.empty))
+        self.actor.add.remote(BatchDigest.of(table, self.empty))
 
     def live(self) -> Live | None:
         """Return a copy of the state; None if the actor does not answer."""
@@ -83,8 +83,8 @@ def shown(
     stream: TextIO | None = None,
     events: Events | None = None,
     empty: Summary = NOTHING,
-    bound: AcceptanceDrop | None = None,
-) -> Iterator[Progress]:
+    bound: AcceptanceDropConfig | None = None,
+) -> Iterator[ProgressClient]:
     """Count a job while the block runs, and show its progress if `enabled`; yield the tally for the actors.
 
     With enabled `events`, progress is emitted as events instead of a line. Drops of acceptance beyond `bound` are
@@ -119,7 +119,7 @@ def shown(
 
         try:
             with polled(look, TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S, "progress", last_look=True):
-                yield Progress(actor, empty)
+                yield ProgressClient(actor, empty)
         finally:
             if terminal:
                 stream.write("\n")

@@ -31,7 +31,7 @@ _HIDDEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Report:
+class JobReport:
     """Content of the page. `summary` counts the whole output if the job is done, and otherwise this attempt so far."""
 
     title: str
@@ -49,7 +49,7 @@ class Report:
     versions: Mapping[str, Any] = field(default_factory=dict)
 
 
-def render(report: Report) -> str:
+def render(report: JobReport) -> str:
     """Return the HTML page."""
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def _tiles(report: Report) -> list[tuple[str, str, str]]:
+def _tiles(report: JobReport) -> list[tuple[str, str, str]]:
     """Return the key numbers as (label, value, note)."""
     one = report.summary
     is_finished = report.state in ("done", "failed")
@@ -129,7 +129,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _charts(report: Report) -> dict[str, Markup]:
+def _charts(report: JobReport) -> dict[str, Markup]:
     one = report.summary
     steps = sum(one.acceptance_histogram)
     positions = [
@@ -210,7 +210,7 @@ def _waits(one: Summary) -> Markup:
     return charts.share_bar(shares, "time of all engines by what they wait for")
 
 
-def _errors(report: Report) -> list[dict[str, Any]]:
+def _errors(report: JobReport) -> list[dict[str, Any]]:
     examples = report.live.errors.by_code if report.live else {}
     by_code = sorted(report.summary.errors_by_type.items(), key=lambda one: (-one[1], one[0]))
     return [

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from pipeline.cluster.partitions import IN_PROCESS, Workers
 from pipeline.output.files import partitions_of
 from pipeline.reports import loss, outcome
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.reports.loss import Losses
-from pipeline.reports.outcome import NO_VERDICT, Verdict
+from pipeline.reports.outcome import NO_VERDICT, JobVerdict
 from pipeline.reports.result_tables import (
     READ_FILE_S,
     added,
@@ -95,7 +95,7 @@ class Summary:
     num_broken_files: int = 0
     """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
-    audit: Audit | None = None
+    audit: AuditConfig | None = None
     losses: Losses = field(default_factory=Losses)
     """Losses of the audited rows."""
     num_made: int = 0
@@ -106,7 +106,7 @@ class Summary:
     """Drops and recoveries of the acceptance length in this attempt, as text (`pipeline.reports.drift`)."""
     max_unsaved_seconds: float = 0.0
     """A kill loses at most `max_rows_in_flight` unfinished rows, and the rows finished in these last seconds."""
-    verdict: Verdict = NO_VERDICT
+    verdict: JobVerdict = NO_VERDICT
     """The outcome of a finished job (`judge`)."""
 
     @property
@@ -199,7 +199,7 @@ class Summary:
             if code not in self.error_examples and len(self.error_examples) < MAX_EXAMPLES:
                 self.error_examples[code] = message[:MAX_EXAMPLE_CHARS]
 
-    def judge(self, max_error_share: float | None) -> Verdict:
+    def judge(self, max_error_share: float | None) -> JobVerdict:
         """Set and return the verdict over the rows of a finished job."""
         self.verdict = outcome.judge(self.num_samples, self.errors_by_type, self.error_examples, max_error_share)
         return self.verdict

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from actors.results import Choice
+from actors.results import TrialResult
 
 MAX_TRIALS_SHOWN = 3
 
 
-def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
+def trial_lines(choices: Sequence[TrialResult]) -> list[tuple[str, str]]:
     """Return the results of trials of `method.auto` as (label, value), in detail for `MAX_TRIALS_SHOWN` engines."""
     if not choices:
         return [("kept", "none yet: no engine had rows enough to choose")]

@@ -6,7 +6,7 @@ import os
 import sys
 
 from configs.load import ConfigError
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.resources.capacity import Capacity, Node
 from pipeline.storage import access
 
@@ -35,7 +35,7 @@ def this_machine(num_cpus: int) -> Capacity:
     return Capacity("this machine", (node,), is_private=True, has_cuda=variable in TORCH_CUDA_VARIABLES)
 
 
-def local_cpus(job: Job) -> int:
+def local_cpus(job: JobSectionConfig) -> int:
     """Return the logical CPUs of a local Ray."""
     return job.num_cpus or max(2, available_cpus())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from configs.contexts import CaptionContext
-from configs.pool import ActorPool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.contexts import CaptionContextConfig
+from configs.pool import ActorPoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 
-AnyJob = CaptionJob | SynthesizeJob | TrainDrafterJob
+AnyJob = CaptionJobConfig | SynthesizeJobConfig | TrainDrafterJobConfig
 
 GPU_ACTOR_CPUS = 1.0
 """CPUs that an actor on a GPU reserves; actors on CPUs reserve none, because their torch threads are set."""
@@ -81,21 +81,21 @@ class Tasks:
 
 def actors_of(job: AnyJob) -> list[Actors]:
     """Return the pools of a job."""
-    if isinstance(job, TrainDrafterJob):
+    if isinstance(job, TrainDrafterJobConfig):
         return [_workers(job)]
     devices = {f"model.{name}.device": one.device for name, one in job.model if one is not None and name != "vq"}
     captioners = {
         f"method.contexts.{place}.device": one.device
         for place, one in enumerate(job.method.contexts)
-        if isinstance(one, CaptionContext)
+        if isinstance(one, CaptionContextConfig)
     }
     engines = _pool("pool", job.pool, devices | captioners)
-    if not isinstance(job, SynthesizeJob) or not job.sink.images or job.model.vq is None:
+    if not isinstance(job, SynthesizeJobConfig) or not job.sink.images or job.model.vq is None:
         return [engines]
     return [replace(engines, tenths=9), _pool("vq", job.vq, {"model.vq.device": job.model.vq.device}, 1)]
 
 
-def _pool(where: str, pool: ActorPool, devices: Mapping[str, str], tenths: int = 10) -> Actors:
+def _pool(where: str, pool: ActorPoolConfig, devices: Mapping[str, str], tenths: int = 10) -> Actors:
     starts = pool.initial_size or pool.min_size
     return Actors(
         where,
@@ -110,7 +110,7 @@ def _pool(where: str, pool: ActorPool, devices: Mapping[str, str], tenths: int =
     )
 
 
-def _workers(job: TrainDrafterJob) -> Actors:
+def _workers(job: TrainDrafterJobConfig) -> Actors:
     """Return the workers of a training job. NCCL refuses two workers on one GPU."""
     workers = job.workers
     return Actors(
@@ -128,11 +128,11 @@ def _workers(job: TrainDrafterJob) -> Actors:
 
 def tasks_of(job: AnyJob) -> Iterator[Tasks]:
     """Yield the tasks of a job that reserve CPUs."""
-    if isinstance(job, CaptionJob):
+    if isinstance(job, CaptionJobConfig):
         labels, dotted = job.pool.decode_label_selector or {}, "pool.decode_label_selector"
         yield Tasks("reading", READ_CPUS, labels=labels, labels_where=dotted)
         yield Tasks("decoding", job.pool.decode_cpus, "pool.decode_cpus", labels, dotted)
-    elif isinstance(job, SynthesizeJob):
+    elif isinstance(job, SynthesizeJobConfig):
         yield Tasks("reading", READ_CPUS)
         yield Tasks("preparing", PREPARE_CPUS)
         if job.sink.images:

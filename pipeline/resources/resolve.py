@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from configs.section import Section
 from pipeline.resources import autoscaler, gcs
 from pipeline.resources.capacity import Capacity, Node
@@ -62,7 +62,7 @@ def _replaced(job: SomeJob, changes: Mapping[str, Mapping[str, Any]]) -> SomeJob
     return job.model_copy(update={name: getattr(job, name).model_copy(update=own) for name, own in changes.items()})
 
 
-def resolve(job: AnyJob, ray_job: Job | None, dotted: str = "job.ray_address") -> Resources:
+def resolve(job: AnyJob, ray_job: JobSectionConfig | None, dotted: str = "job.ray_address") -> Resources:
     """Return the GPUs of every actor of a job on the Ray of `ray_job`, or in this process (None); starts nothing.
     `dotted` is the path of the Ray's address in the job file.
 
@@ -83,7 +83,7 @@ def resolve(job: AnyJob, ray_job: Job | None, dotted: str = "job.ray_address") -
     return Resources(shares, tuple(one.where for one in pools if one.gpus is None), str(capacity), num_cpus)
 
 
-def capacity_of(job: Job, dotted: str) -> Capacity:
+def capacity_of(job: JobSectionConfig, dotted: str) -> Capacity:
     """Return what the Ray of a job can give: the one that this process is connected to, a local one, or a cluster."""
     import ray
 

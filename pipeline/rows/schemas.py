@@ -1,6 +1,6 @@
 """Defines the Arrow schemas of rows at their three stages, and the stable codes of row errors.
 
-    READ     encoded media or their location, the prompt's values    (output of `pipeline.source.datasource`)
+    READ     encoded media or their location, the prompt's values    (output of `pipeline.manifest.datasource`)
     DECODED  chat messages, with RGB pixels and clips of frames or   (output of `pipeline.media.image_decoding`)
              with processor outputs
     RESULT   text, status, telemetry                                 (output of the actor, input of the writer)

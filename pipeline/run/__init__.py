@@ -1,1 +1,1 @@
-"""Plans, runs, resumes, finalizes, estimates and audits jobs, and records process deaths in a crash ledger."""
+"""Plans, runs, resumes, finalizes, estimates and checks jobs, and records process deaths in a crash ledger."""

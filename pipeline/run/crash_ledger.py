@@ -27,7 +27,7 @@ from actors.serving.journal import (
     deaths_message,
     row_keys,
 )
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from pipeline.cluster.ray_session import driver_actor
 from pipeline.reports import loss, outcome
 from pipeline.reports.loss import Losses
@@ -57,7 +57,7 @@ class Ledger:
         self,
         max_error_share: float | None = None,
         min_rows: int = 1,
-        audit: Audit | None = None,
+        audit: AuditConfig | None = None,
         losses: Losses | None = None,
     ) -> None:
         self._audit, self._losses, self._failure = audit, losses or Losses(), ""
@@ -267,7 +267,7 @@ class CrashLedger:
 def kept(
     max_error_share: float | None = None,
     min_rows: int = 1,
-    audit: Audit | None = None,
+    audit: AuditConfig | None = None,
     losses: Losses | None = None,
 ) -> Iterator[CrashLedger]:
     """Run a ledger actor on this node while the block runs, and yield its client; for the parameters see `Ledger`."""

@@ -21,6 +21,9 @@ from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
 from pipeline.cluster.partitions import Workers
 from pipeline.cluster.provenance import code_revision, versions
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.manifest_parts import broken_files
+from pipeline.manifest.shards import rows_of
 from pipeline.output.publishing import Publisher
 from pipeline.output.recorded_job import SOURCE_FOLDER
 from pipeline.output.writer import Writer, calls_in_ray
@@ -36,9 +39,6 @@ from pipeline.run.graph import Build, RunContext
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, limit_text, resume_lines
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest_parts import broken_files
-from pipeline.source.shards import rows_of
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import describe_skipped
@@ -247,4 +247,5 @@ def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
 
 
 def _versions(plan: JobPlan) -> dict[str, Any]:
-    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}
+    code = {"external_code": dict(plan.external)} if plan.external else {}
+    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions, **code}

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from pipeline.cluster.partitions import Workers
+from pipeline.formats import kind_of
+from pipeline.manifest import spans
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import with_counts
 from pipeline.output.checksums import is_of, read_note
 from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, SET_ASIDE, Publisher
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.repeated_ids import finalize_repeated_ids
-from pipeline.source import spans
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import with_counts
-from pipeline.sources import kind_of
 from pipeline.storage.digests import OTHER_BYTES, Digest
 from pipeline.storage.output_dir import DATA, ERRORS
 from pipeline.storage.parquet_files import num_rows_of

@@ -43,9 +43,9 @@ from actors.generate import Generate, LoadPair
 from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
-from configs.pool import ActorPool, EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.pool import ActorPoolConfig, EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
 from pipeline.resources.requests import GPU_ACTOR_CPUS, PREPARE_CPUS
@@ -130,7 +130,7 @@ class CaptionStages:
 
 
 def caption_dataset(
-    config: CaptionJob, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
+    config: CaptionJobConfig, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
 ) -> Dataset:
     """Build the lazy dataset of caption results, without the write."""
     pool, weigher, cuts_videos = config.pool, stages.weigher, config.source.video.cuts
@@ -173,7 +173,7 @@ class ImageStages:
 
 
 def synthesis_dataset(
-    config: SynthesizeJob, datasource: Datasource, num_spans: int, stages: ImageStages, run: RunContext
+    config: SynthesizeJobConfig, datasource: Datasource, num_spans: int, stages: ImageStages, run: RunContext
 ) -> Dataset:
     """Build the lazy dataset of image results, without the write; if `sink.images` is false, it ends at the codes."""
     prompt_rows, image_rows = config.pool.rows_per_batch, rows_per_image_batch(config)
@@ -192,7 +192,7 @@ def synthesis_dataset(
     return map_tasks(pixels, stages.encode, "encode", image_rows, config.image.encode_cpus)
 
 
-def rows_per_image_batch(config: SynthesizeJob) -> int:
+def rows_per_image_batch(config: SynthesizeJobConfig) -> int:
     """Return the images of a batch between the stages of a synthesis job, a multiple of `vq.batch_rows`."""
     num_images = config.pool.rows_per_batch * config.sampling.num_images_per_prompt
     forwards = min(num_images, MOST_BATCH_IMAGES) // config.vq.batch_rows
@@ -254,7 +254,7 @@ def map_actors(
     actor: type,
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
-    pool: ActorPool,
+    pool: ActorPoolConfig,
     log: CrashLedger | None = None,
     *,
     batch_rows: int,
@@ -277,15 +277,15 @@ def map_actors(
         )
 
 
-def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
+def pool_strategy(pool: ActorPoolConfig) -> ActorPoolStrategy:
     """Return Ray's strategy for a pool of actors.
 
     An engine processes several batches concurrently; any other actor processes one while the next is transferred. More
     batches queue at an actor only if the pool may grow, because Ray adds actors when batches queue.
     """
     elastic = pool.max_size > pool.min_size
-    calls = pool.max_batches_in_flight if isinstance(pool, EnginePool) else 1
-    waiting = calls if isinstance(pool, EnginePool) else calls + 1
+    calls = pool.max_batches_in_flight if isinstance(pool, EnginePoolConfig) else 1
+    waiting = calls if isinstance(pool, EnginePoolConfig) else calls + 1
     return ActorPoolStrategy(
         min_size=pool.min_size,
         max_size=pool.max_size,
@@ -295,7 +295,7 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
     )
 
 
-def actor_resources(pool: ActorPool) -> dict[str, Any]:
+def actor_resources(pool: ActorPoolConfig) -> dict[str, Any]:
     """Return Ray's remote arguments of one actor; an actor without a GPU reserves no CPU: its torch threads are set."""
     resources: dict[str, Any] = {"num_cpus": GPU_ACTOR_CPUS if pool.gpus else 0}
     if pool.gpus:

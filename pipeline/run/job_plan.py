@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -13,24 +13,25 @@ import pyarrow as pa
 
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
-from configs.pool import LEAST_BATCH_ROWS, EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.acceptance import AuditConfig
+from configs.pool import LEAST_BATCH_ROWS, EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from pipeline.manifest.datasource import SpanDatasource, read_first
+from pipeline.manifest.done_bitmap import DoneBitmap, Ints
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import NoteCount
 from pipeline.output.checksums import Verified
 from pipeline.output.inventory import Inventory
-from pipeline.reports.gallery import Images, Row
+from pipeline.reports.gallery import Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import CONFIGURED, Resources
-from pipeline.source.datasource import SpanDatasource, read_first
-from pipeline.source.done_bitmap import DoneBitmap, Ints
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import NoteCount
+from pipeline.run.external_parts import METRIC
 from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
 
 MOST_BATCH_ROWS = 512
 """Most result rows of a batch. An actor that dies computes its batches again."""
@@ -75,7 +76,7 @@ class Earlier:
 class JobIdentity:
     """What attempts record of a job: its configuration, the revisions of its models, and its resources."""
 
-    config: CaptionJob | SynthesizeJob
+    config: CaptionJobConfig | SynthesizeJobConfig
     revisions: dict[str, str]
     resources: Resources
 
@@ -108,14 +109,16 @@ class JobPlan(ABC):
     `limit` caps the number of samples (None: all), `earlier` is the state of earlier attempts (None: no attempt yet).
     """
 
-    config: CaptionJob | SynthesizeJob
-    pair: PairInfo | ImagePairInfo
+    config: CaptionJobConfig | SynthesizeJobConfig
+    pair: TextPairInfo | ImagePairInfo
     manifest: Manifest
     output: OutputDir
     limit: int | None = None
     resume: ResumeOptions = DEFAULT_RESUME
     earlier: Earlier | None = None
     resources: Resources = CONFIGURED
+    external: Mapping[str, str] = field(default_factory=dict)
+    """Name and SHA-256 of external code by dotted path (`pipeline.run.external_parts`)."""
     rows: SpanDatasource | None = None
     """The rows to read instead of those that earlier attempts have not finished (None: those)."""
 
@@ -171,21 +174,22 @@ class JobPlan(ABC):
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> AuditConfig | None:
         """The audit of the rows that are decoded now, if any."""
         return None
 
     @property
-    def identified(self) -> CaptionJob | SynthesizeJob:
+    def identified(self) -> CaptionJobConfig | SynthesizeJobConfig:
         """The configuration that identifies the job."""
         return self.config
 
     @cached_property
     def identity(self) -> JobIdentity:
-        return JobIdentity(self.identified, self.pair.revisions, self.resources)
+        code = {where: text for where, text in self.external.items() if where != METRIC}
+        return JobIdentity(self.identified, {**self.pair.revisions, **code}, self.resources)
 
     @abstractmethod
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         """Yield the sample ids of written rows with their images, shrunk; rows without images are left out."""
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
@@ -208,7 +212,7 @@ class JobPlan(ABC):
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 
-def choose_batch_rows(pool: EnginePool, num_samples: int | None, rows_per_sample: int, most_rows: int) -> int:
+def choose_batch_rows(pool: EnginePoolConfig, num_samples: int | None, rows_per_sample: int, most_rows: int) -> int:
     """Return the samples of a batch; an unknown number of samples (None) counts as large.
 
     `most_rows` bounds the result rows of a batch, unless the slots need more.

@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from actors.media import media_rows
 from actors.serving.engine_thread import Waits
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import Workers
 from pipeline.exports.run import check_exports
+from pipeline.manifest.done_bitmap import Ints
+from pipeline.manifest.freezing import needs_of
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import DecodeOptions, decode_table, pixels
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video.clips import some_frames
 from pipeline.output.recorded_job import RecordedJob, source_folders
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, Row
+from pipeline.reports.gallery import MAX_IMAGES_PER_ROW, SIDE_PX, Images, ResultRow
 from pipeline.reports.summary import NO_WAITS, Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows.schemas import result_schema
-from pipeline.run.checks import check_audit, check_models, open_output
+from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
+from pipeline.run.plan_checks import check_audit, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
 from pipeline.run.resume import read_earlier
-from pipeline.source.done_bitmap import Ints
-from pipeline.source.freezing import needs_of
-from pipeline.source.manifest_parts import reopen
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
 
 PICTURES_AT_ONCE = 8
 """Samples that are read and decoded together for the report; bounds its memory."""
@@ -45,16 +47,16 @@ PICTURES_AT_ONCE = 8
 class Plan(JobPlan):
     """Plan of a caption job. `asked` is its configuration before `lossless` changed the method; None if it did not."""
 
-    config: CaptionJob
-    pair: PairInfo
-    asked: CaptionJob | None = None
+    config: CaptionJobConfig
+    pair: TextPairInfo
+    asked: CaptionJobConfig | None = None
 
     @property
-    def audit(self) -> Audit | None:
+    def audit(self) -> AuditConfig | None:
         return self.config.active_audit
 
     @property
-    def identified(self) -> CaptionJob:
+    def identified(self) -> CaptionJobConfig:
         return self.asked or self.config
 
     def empty_summary(self, wall_s: float = 0.0, waits: Waits = NO_WAITS) -> Summary:
@@ -106,7 +108,7 @@ class Plan(JobPlan):
         for start in range(rows.num_rows):
             yield decode_table(rows.slice(start, 1), self.decode_options)
 
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         options = self.decode_options.shrunk_to(SIDE_PX)
         places = sorted({(row["source"], row["row_index"]) for row in rows})
         for start in range(0, len(places), PICTURES_AT_ONCE):
@@ -118,13 +120,15 @@ class Plan(JobPlan):
 
 
 def make_plan(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     limit: int | None = None,
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
+    folder: Path | None = None,
 ) -> Plan:
-    """Check what can be checked without weights, and return the plan of the job or of one shard.
+    """Check what can be checked without weights, and return the plan of the job or of one shard. External code is
+    looked up in `folder` first.
 
     If the job `runs`, its output is probed, and a long survey of the source runs as Ray tasks. Otherwise nothing is
     started.
@@ -132,6 +136,7 @@ def make_plan(
     Raises:
         ConfigError: a check failed; the message names the dotted path of the field.
     """
+    external = install_external(external_names(config), folder)
     if config.audit is not None:
         check_audit(config.audit)
     output = open_output(config, shard)
@@ -139,10 +144,11 @@ def make_plan(
         raise ConfigError("sink.exports: a shard does not have all rows; run jobs.export when the shards have ended")
     resources = resolve(config, config.job)
     config, pair = check_models(resources.apply(config))
+    check_contracts(config.method.places)
     needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs, output, resume.accept_touched, workers)
-        plan = Plan(config, pair, reopened.manifest, output, limit, resume, resources=resources)
+        plan = Plan(config, pair, reopened.manifest, output, limit, resume, resources=resources, external=external)
         plan = checked(plan, reopened.gone, workers, runs)
     if config.sink.exports:
         check_exports(recorded(plan), config.sink.exports, "sink.exports", runs)

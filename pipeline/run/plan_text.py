@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from actors.auto.trial import block_rows
 from actors.generate import render_prompt
-from actors.results import RowError
-from configs.drafters import NoDrafter
-from configs.method import Auto, Method
-from configs.pool import ActorPool, EnginePool
+from actors.results import RowRefused
+from configs.drafters import NoDrafterConfig
+from configs.method import AutoMethodConfig, MethodConfig
+from configs.pool import ActorPoolConfig, EnginePoolConfig
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.plan import Plan
 from pipeline.storage import access
@@ -73,13 +73,13 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     }
 
 
-def actors_of(pool: ActorPool) -> tuple[str, str]:
+def actors_of(pool: ActorPoolConfig) -> tuple[str, str]:
     """Return the number of actors, and the device of each, as text."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
     return number, f"{pool.gpus:g} GPU" if pool.gpus else "CPU"
 
 
-def engines(pool: EnginePool) -> str:
+def engines(pool: EnginePoolConfig) -> str:
     """Describe a pool of engines as text."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
@@ -87,7 +87,7 @@ def engines(pool: EnginePool) -> str:
     return f"{number} × {slots} on {device}, {batches}"
 
 
-def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
+def _trial(auto: AutoMethodConfig, slots: int | Literal["auto"]) -> str:
     most = auto.max_rounds * len(auto.methods)
     blocks = f"{most} blocks of rows"
     if slots != "auto":
@@ -99,8 +99,8 @@ def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
     )
 
 
-def _method(method: Method) -> str:
-    if isinstance(method.drafter, NoDrafter):
+def _method(method: MethodConfig) -> str:
+    if isinstance(method.drafter, NoDrafterConfig):
         return "one token per step"
     parts = [f"drafter {method.drafter.kind}"]
     for name, part in (("tree", method.tree), ("acceptance", method.acceptance)):
@@ -141,7 +141,7 @@ def _first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]
         if not code:
             try:
                 return f"first prompt ({row['sample_id']}):\n{show(row)}"
-            except RowError as error:
+            except RowRefused as error:
                 code, message = error.code, str(error)
         problems.append(f"  {row['sample_id']}: {code}: {message}")
     return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import cloudpickle
 
-from configs.contexts import CaptionContext, TextOnlyContext
+from configs.contexts import CaptionContextConfig, TextOnlyContextConfig
 from configs.load import ConfigError
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 from pipeline.media.prompt_processor import PromptProcessor
 
 if TYPE_CHECKING:
-    from actors.loading.pair import PairInfo
+    from actors.loading.pair import TextPairInfo
     from models.inputs.output_size import OutputSizes
 
 
@@ -29,14 +29,14 @@ class Processing:
     keeps_pixels: bool
     sizes: OutputSizes
 
-    def for_tasks(self, config: CaptionJob) -> PromptProcessor:
+    def for_tasks(self, config: CaptionJobConfig) -> PromptProcessor:
         """Put the processor into Ray's object store, and return what decoding tasks need to run it."""
         reference = ray.put(self.processor)
         fetch = functools.partial(ray.get, reference)
         return PromptProcessor.of(config, fetch, reference.hex(), self.keeps_pixels, self.sizes)
 
 
-def processing_of(config: CaptionJob, pair: PairInfo) -> Processing | None:
+def processing_of(config: CaptionJobConfig, pair: TextPairInfo) -> Processing | None:
     """Return how decoding tasks run the processor of the target; None if the actors run it."""
     if not _in_tasks(config, pair):
         return None
@@ -47,27 +47,27 @@ def processing_of(config: CaptionJob, pair: PairInfo) -> Processing | None:
     return Processing(pair.front_end.processor, needs_pixels(config.method, pair), sizes)
 
 
-def check_processing(config: CaptionJob, pair: PairInfo) -> None:
+def check_processing(config: CaptionJobConfig, pair: TextPairInfo) -> None:
     """Raise ConfigError if `pool.processor` is `tasks` and tasks cannot run the processor."""
     if config.pool.processor == "tasks" and (reason := _obstacle(config, pair)):
         raise ConfigError(f"pool.processor is 'tasks', but {reason}; take 'actor' or leave it out")
 
 
-def needs_pixels(method: Method, pair: PairInfo) -> bool:
+def needs_pixels(method: MethodConfig, pair: TextPairInfo) -> bool:
     """Return whether a drafter reads images and videos themselves: a captioner, or a processor of its own."""
     models = [one for one in method.methods if one.drafter.kind == "model"]
-    contexts = [context for one in models for context in one.contexts if not isinstance(context, TextOnlyContext)]
-    return any(isinstance(one, CaptionContext) or not pair.shares_front_end for one in contexts)
+    contexts = [context for one in models for context in one.contexts if not isinstance(context, TextOnlyContextConfig)]
+    return any(isinstance(one, CaptionContextConfig) or not pair.shares_front_end for one in contexts)
 
 
-def _in_tasks(config: CaptionJob, pair: PairInfo) -> bool:
+def _in_tasks(config: CaptionJobConfig, pair: TextPairInfo) -> bool:
     choice = config.pool.processor
     if choice != "auto":
         return choice == "tasks"
     return config.pool.gpus > 0 and pair.front_end.takes_images and not _obstacle(config, pair)
 
 
-def _obstacle(config: CaptionJob, pair: PairInfo) -> str:
+def _obstacle(config: CaptionJobConfig, pair: TextPairInfo) -> str:
     """Return why tasks cannot run the processor; empty if they can."""
     if config.model.target.allow_remote_code:
         return "model.target.allow_remote_code is set, and code of a checkpoint is not shipped to tasks"

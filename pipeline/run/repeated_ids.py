@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.manifest.done_bitmap import Bools, DoneBitmap, PathIndex
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import read_parts, with_counts
+from pipeline.manifest.span_reader import path_id
 from pipeline.output.accounts import locate
 from pipeline.output.files import list_published, parts, read_all_found
 from pipeline.output.output_ids import repeated_samples
 from pipeline.output.publishing import FOLDERS, Publisher, next_number
 from pipeline.output.turns import Turns, take_turn
-from pipeline.source.done_bitmap import Bools, DoneBitmap, PathIndex
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import read_parts, with_counts
-from pipeline.source.span_reader import path_id
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.storage.shard import WHOLE
 

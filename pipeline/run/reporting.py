@@ -20,12 +20,12 @@ from pipeline.reports.gallery import (
     MAX_ROWS_LIMITED,
     Gallery,
     Images,
-    Row,
+    ResultRow,
     choose_rows,
     make_gallery,
 )
 from pipeline.reports.live import Live
-from pipeline.reports.report import Report, render
+from pipeline.reports.report import JobReport, render
 from pipeline.reports.summary import Summary
 from pipeline.run.job_plan import JobPlan
 from pipeline.storage import access
@@ -46,7 +46,7 @@ class ReportWriter:
         self._began_s = time.monotonic()
         self._has_failed = False
 
-    def write(self, make: Callable[[], Report]) -> None:
+    def write(self, make: Callable[[], JobReport]) -> None:
         """Render and write a report; an error is printed once."""
         try:
             self._publisher.write_job_file(REPORT, render(make()).encode("utf-8", "replace"), is_recorded=False)
@@ -60,12 +60,12 @@ class ReportWriter:
                 where = self._plan.output.shown(REPORT)
                 print(f"{where} cannot be written ({reason}); the job goes on", file=sys.stderr, flush=True)
 
-    def running(self, live: Live, waits: Waits, state: str = "running") -> Report:
+    def running(self, live: Live, waits: Waits, state: str = "running") -> JobReport:
         """Return the report of the rows that this attempt has computed so far."""
         live.summary.wall_s, live.summary.waits = max(time.monotonic() - self._began_s, 1e-9), waits
         return self._report(live.summary, live, state, make_gallery(live.samples), NOTE_RUNNING)
 
-    def done(self, summary: Summary, live: Live | None) -> Report:
+    def done(self, summary: Summary, live: Live | None) -> JobReport:
         """Return the report of the whole output."""
         plan, is_limited = self._plan, self._plan.limit is not None
         most = (MAX_ROWS_LIMITED, MAX_ROWS_LIMITED) if is_limited else (MAX_ROWS, MAX_ERRORS)
@@ -75,7 +75,7 @@ class ReportWriter:
         state = "failed" if summary.verdict.reason else "done"
         return self._report(summary, live, state, gallery, " ".join(notes))
 
-    def _pictures(self, notes: list[str], rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def _pictures(self, notes: list[str], rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         """Yield images of rows, for at most `PICTURES_S` seconds; add a note if further rows have none."""
         until_s = time.monotonic() + PICTURES_S
         try:
@@ -87,9 +87,9 @@ class ReportWriter:
         except Exception as error:  # the source may be gone; the texts are shown without images
             notes.append(f"Images of further rows cannot be read: {access.reason_of(error)}.")
 
-    def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> Report:
+    def _report(self, summary: Summary, live: Live | None, state: str, gallery: Gallery, note: str) -> JobReport:
         plan = self._plan
-        return Report(
+        return JobReport(
             title=plan.identity.job_id,
             output=plan.output.shown(),
             state=state,

@@ -16,18 +16,18 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.cluster.partitions import IN_PROCESS, Workers
+from pipeline.manifest import spans
+from pipeline.manifest.done_bitmap import DoneBitmap, Ints
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.manifest_parts import missing_files, with_counts, write_parts
+from pipeline.manifest.shards import plan_shard, rows_of
 from pipeline.output.checksums import verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
-from pipeline.reports.outcome import Verdict, judge_json
+from pipeline.reports.outcome import JobVerdict, judge_json
 from pipeline.reports.summary import count
 from pipeline.run.job_plan import AnyPlan, Earlier, JobPlan
-from pipeline.source import spans
-from pipeline.source.done_bitmap import DoneBitmap, Ints
-from pipeline.source.manifest import Manifest
-from pipeline.source.manifest_parts import missing_files, with_counts, write_parts
-from pipeline.source.shards import plan_shard, rows_of
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import ATTEMPTS, CONTENT, JOB, OutputDir, as_json
@@ -273,7 +273,7 @@ def read_summary(output: OutputDir) -> dict[str, Any]:
     return summary if is_newest else {}
 
 
-def verdict_of(plan: JobPlan) -> Verdict:
+def verdict_of(plan: JobPlan) -> JobVerdict:
     """Return the verdict over a complete output, by its summary, or by its rows if the summary does not count them."""
     max_error_share = plan.config.job.max_error_share
     try:

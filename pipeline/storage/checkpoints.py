@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors import engine_actor, paint
-from configs.contexts import CaptionContext
+from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Weights
+from configs.schema import CaptionJobConfig, WeightsConfig
 from configs.section import Section
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from files.installation import IS_INSTALLED, SHIPPED_MODELS, shipped_model, shipped_models
 from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
@@ -45,7 +45,7 @@ class Site:
 
     name: str
     steps: tuple[str, ...]
-    section: Weights | CaptionContext
+    section: WeightsConfig | CaptionContextConfig
 
     @property
     def where(self) -> str:
@@ -87,7 +87,7 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class CheckpointRevisions:
     """Result of the checkpoint check for jobs that load no pair of target and drafter."""
 
     revisions: dict[str, str]
@@ -95,18 +95,18 @@ class Known:
 
 def sites(job: Section) -> Iterator[Site]:
     """Yield the checkpoints that a job loads."""
-    if isinstance(job, TrainDrafterJob):
+    if isinstance(job, TrainDrafterJobConfig):
         yield Site("target", ("target",), job.target)
         for name in ("vq", "condition"):
             if job.image is not None and getattr(job.image, name) is not None:
                 yield Site(name, ("image", name), getattr(job.image, name))
         return
-    assert isinstance(job, CaptionJob | SynthesizeJob), type(job)
+    assert isinstance(job, CaptionJobConfig | SynthesizeJobConfig), type(job)
     for name, weights in job.model:
         if weights is not None and (name != "drafter" or job.method.needs_checkpoint):
             yield Site(name, ("model", name), weights)
     for index, context in enumerate(job.method.contexts):
-        if isinstance(context, CaptionContext):
+        if isinstance(context, CaptionContextConfig):
             yield Site(f"captioner_{index}", ("method", "contexts", str(index)), context)
 
 
@@ -255,7 +255,7 @@ def load_pair(config: Any, num_threads: int | None) -> Any:
     return _renamed(loaded, config)
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
+def load_painter(config: SynthesizeJobConfig, num_threads: int | None) -> VqPainter:
     """Call `actors.paint.load_painter`; copies the VQ model from its store, and only an outline of the target."""
     local = config
     for site in sites(config):

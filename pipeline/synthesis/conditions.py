@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from configs.load import ConfigError
 from models.llamagen.features import FeaturesError, check_features
+from pipeline.formats import columns as column_types
 from pipeline.prompts.sampling import integer_of
 from pipeline.rows.schemas import RowError
-from pipeline.sources import columns as column_types
 
 
 def check_features_type(kind: pa.DataType, name: str) -> None:

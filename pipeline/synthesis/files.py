@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from configs.synthesis import ImageFile
+from configs.synthesis import ImageFileConfig
 from pipeline.rows import schemas
 from pipeline.synthesis import rows
 
@@ -21,7 +21,7 @@ WEBP_EFFORT = 4
 _SUFFIXES = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
 
-def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
+def encode_image(pixels: NDArray[np.uint8], file: ImageFileConfig) -> bytes:
     """Encode RGB pixels (height, width, 3) as an image file; equal pixels give equal bytes."""
     options: dict[str, Any] = {"lossless": file.lossless, "method": WEBP_EFFORT} if file.format == "webp" else {}
     if file.format != "png" and not file.lossless:
@@ -33,12 +33,12 @@ def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
     return buffer.getvalue()
 
 
-def file_name(sample_id: str, file: ImageFile) -> str:
+def file_name(sample_id: str, file: ImageFileConfig) -> str:
     """Return a file name for a unique id; all characters that are unsafe in paths are percent-encoded."""
     return f"{quote(sample_id, safe='#')}.{_SUFFIXES[file.format]}"
 
 
-def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table:
+def encode_table(table: pa.Table, file: ImageFileConfig, keep_codes: bool) -> pa.Table:
     """Encode a PAINTED table as a RESULT table with the same rows in order; `image` is null for rows without pixels."""
     keep = schemas.kept_fields(table.schema, rows.RESERVED_COLUMNS)
     images: list[dict[str, Any] | None] = []

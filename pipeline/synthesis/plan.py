@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from pipeline.cluster.partitions import Workers
+from pipeline.formats.kind import Needs
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_image
-from pipeline.reports.gallery import Images, Row
+from pipeline.reports.gallery import Images, ResultRow
 from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
-from pipeline.run.checks import open_output, runs_here
+from pipeline.run.external_parts import check_contracts, external_names, install_external
 from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
 from pipeline.run.plan import checked
+from pipeline.run.plan_checks import open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
-from pipeline.source.manifest_parts import reopen
-from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
 from pipeline.storage.shard import WHOLE, Shard
 from pipeline.synthesis import rows
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 class SynthesisPlan(JobPlan):
     """Plan of a synthesis job."""
 
-    config: SynthesizeJob
+    config: SynthesizeJobConfig
     pair: ImagePairInfo
 
     reads_images: ClassVar[bool] = False
@@ -73,7 +75,7 @@ class SynthesisPlan(JobPlan):
         keep = config.sink.keep_columns
         return PrepareOptions(config.prompt, config.columns, config.sampling, config.job.seed, shape, keep)
 
-    def pictures(self, rows: Sequence[Row]) -> Iterator[tuple[str, Images]]:
+    def pictures(self, rows: Sequence[ResultRow]) -> Iterator[tuple[str, Images]]:
         for row in rows:
             if row.get("image"):
                 image = decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
@@ -83,7 +85,7 @@ class SynthesisPlan(JobPlan):
         return prepare_table(self.read_first(limit), self.prepare_options)
 
 
-def needs_of(config: SynthesizeJob) -> Needs:
+def needs_of(config: SynthesizeJobConfig) -> Needs:
     """Return the columns that a job reads; ConfigError if a name is reserved, or repeated in `sink.keep_columns`."""
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
@@ -99,24 +101,27 @@ def needs_of(config: SynthesizeJob) -> Needs:
 
 
 def make_plan(
-    config: SynthesizeJob,
+    config: SynthesizeJobConfig,
     limit: int | None = None,
     runs: bool = True,
     resume: ResumeOptions = DEFAULT_RESUME,
     shard: Shard = WHOLE,
+    folder: Path | None = None,
 ) -> SynthesisPlan:
     """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
+    external = install_external(external_names(config), folder)
     output = open_output(config, shard)
     resources = resolve(config, config.job)
     from actors.loading import image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(resources.apply(config), image_pair.check, runs_here(config))
+    check_contracts(config.method.places)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs_of(config), output, resume.accept_touched, workers)
         manifest = reopened.manifest
         if config.columns.features is not None:
             check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-        plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources)
+        plan = SynthesisPlan(config, pair, manifest, output, limit, resume, resources=resources, external=external)
         return checked(plan, reopened.gone, workers, runs)
 
 
@@ -139,7 +144,7 @@ def describe(plan: SynthesisPlan) -> str:
     return show_plan(plan, lines)
 
 
-def _sampling(config: SynthesizeJob) -> str:
+def _sampling(config: SynthesizeJobConfig) -> str:
     sampling = config.sampling
     parts = [f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"]
     if sampling.temperature:

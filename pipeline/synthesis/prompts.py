@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from configs.synthesis import ImageColumns, ImagePrompt, ImageSampling, SynthesizeJob
+from configs.synthesis import ImageColumnsConfig, ImagePromptConfig, ImageSamplingConfig, SynthesizeJobConfig
 from pipeline.prompts import templates
 from pipeline.prompts.sampling import read_sampling
 from pipeline.rows.schemas import RowError
@@ -34,16 +34,16 @@ class ConditionShape:
 class PrepareOptions:
     """Options of `prepare_table`: template, columns and default sampling values of the job, and the condition shape."""
 
-    prompt: ImagePrompt | None
-    columns: ImageColumns
-    sampling: ImageSampling
+    prompt: ImagePromptConfig | None
+    columns: ImageColumnsConfig
+    sampling: ImageSamplingConfig
     seed: int
     condition: ConditionShape
     keep: tuple[str, ...] = ()
     """Source columns that are copied to the output."""
 
 
-def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
+def wanted_columns(job: SynthesizeJobConfig) -> dict[str, str]:
     """Return the columns whose values READ rows hold as JSON, each with the dotted config path that names it."""
     names = dict.fromkeys(templates.names_in(job.prompt.text, PROMPT_PATH), PROMPT_PATH) if job.prompt else {}
     columns = job.columns.model_dump(exclude={"features", "features_dtype"}, exclude_none=True)

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output.recorded_job import RecordedJob, keys_of
-from pipeline.source.datasource import SpanDatasource
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.rows import TOKEN_IDS

@@ -20,14 +20,14 @@ from threading import Lock
 import pyarrow as pa
 
 from actors.training.learner import Learner
-from actors.training.samples import Row, TrainingSampleError
+from actors.training.samples import TrainingRow, TrainingSampleError
 from configs.load import ConfigError
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from models.heads.training.teacher import RowStates, Sample, TrainingSample, teach_rows
 from models.heads.training.teacher_cache import TeacherCache, key_of_sample
 from models.loading.checkpoints import DTYPES
 from models.target import Target
-from pipeline.source.row_stream import Draw, Spans
+from pipeline.manifest.row_stream import Draw, SpanSource
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs
 from pipeline.training.output import sole
@@ -37,12 +37,12 @@ TEACHER = "_job/teacher"
 
 
 @dataclass(frozen=True)
-class Item:
+class FeedItem:
     """A row of a batch: its `ordinal` and cache `key`, and its states, the decoded row, or an error code."""
 
     ordinal: int
     key: str
-    content: RowStates | Row | str
+    content: RowStates | TrainingRow | str
 
 
 class Feed:
@@ -50,7 +50,7 @@ class Feed:
 
     def __init__(
         self,
-        job: TrainDrafterJob,
+        job: TrainDrafterJobConfig,
         inputs: Inputs,
         learner: Learner,
         target_revision: str,
@@ -64,14 +64,14 @@ class Feed:
         self._identity = _identity(job, inputs, learner, target_revision)
         dtype = job.workers.teacher_cache.dtype
         self._dtype = DTYPES.get(dtype, learner.target.dtype)
-        self._held_out: list[tuple[str, Row]] = []
+        self._held_out: list[tuple[str, TrainingRow]] = []
         self._is_stored = False
         self._decoding = Lock()  # images are decoded by one child process
         self.longest = 0
 
     # --- batches
 
-    def read_ahead(self, draw: Draw) -> Callable[[], list[Item]]:
+    def read_ahead(self, draw: Draw) -> Callable[[], list[FeedItem]]:
         """Read a batch in the read-ahead thread; return a function that returns it in the thread that trains.
 
         Batches of the second epoch are read in the latter while batches of the first may still have to be stored.
@@ -81,12 +81,12 @@ class Feed:
         items = self._items(draw)
         return lambda: items
 
-    def items(self, draw: Draw, read: Callable[[], list[Item]]) -> list[Item]:
+    def items(self, draw: Draw, read: Callable[[], list[FeedItem]]) -> list[FeedItem]:
         """Return a batch that `read_ahead` has read. All earlier batches are learned."""
         self._is_stored = self._is_stored or draw.epoch > 0
         return read()
 
-    def _items(self, draw: Draw) -> list[Item]:
+    def _items(self, draw: Draw) -> list[FeedItem]:
         """Return this worker's part of a batch; rows that are not stored are decoded."""
         numbers = list(range(self._rank, draw.table.num_rows, self._size))
         part = draw.table.take(pa.array(numbers, pa.int64()))
@@ -98,9 +98,9 @@ class Feed:
             decoded = read_rows(part.take(missing), self._job, self._options, self._learner.shape) if missing else []
         rows = iter(decoded)
         contents = [next(rows) if states is None else states for states in found]
-        return [Item(*each) for each in zip(ordinals, keys, contents, strict=True)]
+        return [FeedItem(*each) for each in zip(ordinals, keys, contents, strict=True)]
 
-    def samples(self, items: Sequence[Item]) -> tuple[list[tuple[int, Sample]], list[str]]:
+    def samples(self, items: Sequence[FeedItem]) -> tuple[list[tuple[int, Sample]], list[str]]:
         """Return the samples by ordinal, and the error codes of rows without one."""
         samples: list[tuple[int, Sample]] = []
         codes: list[str] = []
@@ -137,7 +137,7 @@ class Feed:
         variants = ("null" if is_null(ordinal) else "given" for ordinal in ordinals)
         return [key_of_sample(self._identity, *each) for each in zip(cells, variants, strict=True)]
 
-    def _sample(self, content: RowStates | Row | str, ordinal: int | None) -> Sample | str:
+    def _sample(self, content: RowStates | TrainingRow | str, ordinal: int | None) -> Sample | str:
         """Return the sample of a row, or an error code."""
         if isinstance(content, str | RowStates):
             return content
@@ -149,10 +149,10 @@ class Feed:
     # --- held-out rows
 
     @property
-    def held_out(self) -> list[Row]:
+    def held_out(self) -> list[TrainingRow]:
         return [row for _, row in self._held_out]
 
-    def read_held_out(self, spans: Spans) -> Counter[str]:
+    def read_held_out(self, spans: SpanSource) -> Counter[str]:
         """Read the first usable held-out rows, and return the number of others by error code. Rows are kept in memory,
         not samples, whose embeddings are a hundred times the size of an image."""
         codes = Counter[str]()
@@ -167,7 +167,7 @@ class Feed:
                 break
         return codes
 
-    def _held_out_rows(self, spans: Spans) -> Iterator[tuple[str, Row | str]]:
+    def _held_out_rows(self, spans: SpanSource) -> Iterator[tuple[str, TrainingRow | str]]:
         for span in range(spans.num_spans):
             table = spans.read(span)
             for place, sample_id in enumerate(table.column("sample_id").to_pylist()):
@@ -199,7 +199,7 @@ class Feed:
         )
 
 
-def _identity(job: TrainDrafterJob, inputs: Inputs, learner: Learner, revision: str) -> str:
+def _identity(job: TrainDrafterJobConfig, inputs: Inputs, learner: Learner, revision: str) -> str:
     """Return all that determines the states of a row besides its cells, as JSON."""
     config = job.resolved()
     image = config["image"] and {name: value for name, value in config["image"].items() if name != "null_share"}
@@ -214,13 +214,13 @@ def _identity(job: TrainDrafterJob, inputs: Inputs, learner: Learner, revision: 
     return json.dumps(parts, sort_keys=True)
 
 
-def cache_folder(job: TrainDrafterJob, output: OutputDir) -> Path:
+def cache_folder(job: TrainDrafterJobConfig, output: OutputDir) -> Path:
     """Return the folder of the cache: the configured one, or one in the output that the run removes at its end."""
     path = job.workers.teacher_cache.path
     return Path(output.path(TEACHER)) if path is None else Path(path).expanduser().resolve()
 
 
-def open_cache(job: TrainDrafterJob, output: OutputDir, size: int) -> TeacherCache | None:
+def open_cache(job: TrainDrafterJobConfig, output: OutputDir, size: int) -> TeacherCache | None:
     """Open the cache for one of `size` workers; None if it is off. Raises ConfigError if the folder cannot be used."""
     if job.workers.teacher_cache.max_bytes == 0:
         return None
@@ -232,7 +232,7 @@ def open_cache(job: TrainDrafterJob, output: OutputDir, size: int) -> TeacherCac
 
 
 @contextmanager
-def sole_cache(job: TrainDrafterJob, output: OutputDir) -> Iterator[None]:
+def sole_cache(job: TrainDrafterJobConfig, output: OutputDir) -> Iterator[None]:
     """Lock the cache while the block runs, and remove partial files; raise ConfigError if another run uses it."""
     if (cache := open_cache(job, output, 1)) is None:
         yield

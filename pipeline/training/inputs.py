@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import Checkpoint
-from configs.source import JobOutput, Source
-from configs.training import TrainDrafterJob
+from configs.schema import CheckpointConfig
+from configs.source import JobOutputConfig, SourceConfig
+from configs.training import TrainDrafterJobConfig
 from models.heads.training.trainer import key_of
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.manifest import Manifest
+from pipeline.manifest.row_stream import SpanSource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest import Manifest
-from pipeline.source.row_stream import Spans
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, store
@@ -29,7 +29,7 @@ class Inputs:
     """A source, its manifest, the prompt of its rows, and limits of the run. For a `job_output`, also the recorded
     `job` and, in a run that has begun, its stored `answers`; the manifest then has the answered files only."""
 
-    source: Source
+    source: SourceConfig
     manifest: Manifest
     prompt_options: PromptOptions
     max_rows: int | None
@@ -37,7 +37,7 @@ class Inputs:
     job: RecordedJob | None = None
     answers: Answers | None = None
 
-    def check_target(self, training: TrainDrafterJob, revision: str) -> None:
+    def check_target(self, training: TrainDrafterJobConfig, revision: str) -> None:
         """Raise ConfigError if the answers are those of another revision of the target."""
         if self.job is not None:
             check_revision(self.job, training.target, revision)
@@ -58,7 +58,7 @@ class Inputs:
         assert self.job is not None
         return replace(self, answers=answers, manifest=self.job.reopened(self.job.files_of(answers.table)))
 
-    def spans(self) -> Spans:
+    def spans(self) -> SpanSource:
         """Return the spans of the rows to train on."""
         fields = tuple(self.prompt_options.fields())
         if self.job is None:
@@ -82,11 +82,11 @@ class Inputs:
         return {**found, "config_fingerprint": self.job.fingerprint, "answers": self.answers.describe()}
 
 
-def open_inputs(job: TrainDrafterJob) -> Inputs:
+def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     """Open the job's source; raise ConfigError if it is missing, empty, lacks a column, or is an output of a job that
     cannot teach the target's drafter."""
     training = job.training
-    if isinstance(job.source, JobOutput):
+    if isinstance(job.source, JobOutputConfig):
         found = read_job(job.source.path, "source.path")
         check_answers(found, job.target)
         options = PromptOptions.of(found.config)
@@ -95,7 +95,7 @@ def open_inputs(job: TrainDrafterJob) -> Inputs:
     return Inputs(job.source, freeze_source(job), PromptOptions(job.prompt), training.max_rows, training.max_tokens)
 
 
-def check_answers(found: RecordedJob, target: Checkpoint) -> None:
+def check_answers(found: RecordedJob, target: CheckpointConfig) -> None:
     """Raise ConfigError if the answers are not this target's own, or not one for each row of the source."""
     config, shown = found.config, found.output.shown()
     theirs = config.model.target
@@ -134,7 +134,7 @@ def _is_same_place(one: str, other: str) -> bool:
     return one == other or (os.path.exists(one) and os.path.realpath(one) == os.path.realpath(other))
 
 
-def check_revision(job: RecordedJob, target: Checkpoint, revision: str) -> None:
+def check_revision(job: RecordedJob, target: CheckpointConfig, revision: str) -> None:
     """Raise ConfigError if the target that is trained for has another revision than the job's."""
     if revision != job.target_revision:
         raise ConfigError(

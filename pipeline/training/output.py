@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
-from configs.source import JobOutput
-from configs.training import TrainDrafterJob
+from configs.source import JobOutputConfig
+from configs.training import TrainDrafterJobConfig
+from pipeline.manifest.overlap import refuse_overlap
 from pipeline.run.resume import flatten
-from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import Inputs
@@ -23,14 +23,14 @@ RUN, LOCK = "_job/run.json", "_job/lock"
 DONE = "training.json"
 
 
-def claim_output(job: TrainDrafterJob, inputs: Inputs, target_revision: str) -> OutputDir:
+def claim_output(job: TrainDrafterJobConfig, inputs: Inputs, target_revision: str) -> OutputDir:
     """Open an empty output folder, or one in which the same run has started; raise ConfigError for any other folder. A
     new run of a `job_output` stores its answers in it."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
     head = os.path.abspath(os.path.expanduser(job.output.path))
     refuse_overlap(job.source, head, "output.path")
-    if isinstance(job.source, JobOutput):
+    if isinstance(job.source, JobOutputConfig):
         refuse_overlap(inputs.source, head, "output.path")
     record = {"config": job.resolved(), "target_revision": target_revision}
     try:

@@ -10,24 +10,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.media import clips, rgb_images
-from actors.training.samples import Row
-from configs.source import JobOutput, Source
-from configs.training import ImageColumns, TrainDrafterJob
+from actors.training.samples import TrainingRow
+from configs.source import JobOutputConfig, SourceConfig
+from configs.training import TrainDrafterJobConfig, TrainingImageColumnsConfig
 from models.heads.training.trainer import key_of
 from models.llamagen.shape import GptShape
+from pipeline.manifest.freezing import freeze
+from pipeline.manifest.manifest import Manifest
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
-from pipeline.source.freezing import freeze
-from pipeline.source.manifest import Manifest
 from pipeline.storage.first_touch import check_stores
 from pipeline.synthesis.conditions import read_features, read_label
 
 TOKEN_IDS = "token_ids"
 
 
-def columns_of(job: TrainDrafterJob) -> dict[str, str]:
+def columns_of(job: TrainDrafterJobConfig) -> dict[str, str]:
     """Return the source columns of training samples, each with the dotted config path that names it."""
     if job.image is None:
         assert job.answer_column is not None
@@ -37,33 +37,35 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
     return {column: f"image.columns.{name}" for name, column in named.items() if column is not None}
 
 
-def freeze_source(job: TrainDrafterJob) -> Manifest:
+def freeze_source(job: TrainDrafterJobConfig) -> Manifest:
     """Return the manifest of the job's source of rows; raise ConfigError if it is missing, empty, or lacks a column."""
-    assert isinstance(job.source, Source)
+    assert isinstance(job.source, SourceConfig)
     check_stores("source.path", job.source.paths)
     return freeze(job.source, PromptOptions(job.prompt), columns_of(job))
 
 
-def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
+def is_held_out(job: TrainDrafterJobConfig, sample_id: str) -> bool:
     """Return whether a row is held out; depends only on its id, so it does not change when the source grows."""
     return key_of("held out", sample_id) < job.training.held_out_share * 2**63
 
 
-def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
-    """Decode a READ table into one `Row`, or error code, per row; `shape` is required for image jobs. A table of a
-    `job_output` has the further column `token_ids`."""
+def read_rows(
+    table: pa.Table, job: TrainDrafterJobConfig, options: DecodeOptions, shape: GptShape | None
+) -> list[TrainingRow | str]:
+    """Decode a READ table into one `TrainingRow`, or error code, per row; `shape` is required for image jobs. A table
+    of a `job_output` has the further column `token_ids`."""
     decoded = decode_table(table, options)
     columns = [decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")]
     images, videos = decoded.column("images"), decoded.column("videos")
     assert decoded.num_rows == table.num_rows, "a row cannot become several in a training job"
-    rows: list[Row | str] = []
+    rows: list[TrainingRow | str] = []
     for place, (sample_id, messages, code) in enumerate(zip(*columns, strict=True)):
         if code:
             rows.append(code)
             continue
-        row = Row(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
+        row = TrainingRow(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
         try:
-            if isinstance(job.source, JobOutput):
+            if isinstance(job.source, JobOutputConfig):
                 rows.append(replace(row, answer_ids=tuple(table.column(TOKEN_IDS)[place].as_py())))
             elif job.image is None:
                 answer = table.column(job.answer_column)[place].as_py()
@@ -78,7 +80,9 @@ def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, sha
     return rows
 
 
-def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptShape) -> NDArray[np.float32] | int | None:
+def _condition(
+    table: pa.Table, place: int, columns: TrainingImageColumnsConfig, shape: GptShape
+) -> NDArray[np.float32] | int | None:
     if columns.label is not None:
         return read_label(table.column(columns.label)[place].as_py(), shape.num_classes)
     if columns.features is not None:

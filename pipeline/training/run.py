@@ -20,17 +20,17 @@ import torch
 from actors.training.learner import Learner, load_learner
 from actors.training.samples import SAMPLE_ERROR_CODES, acceptance, accuracy, pace_of
 from configs.load import ConfigError
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
+from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training.feed import TEACHER, Feed, Item, open_cache
+from pipeline.training.feed import TEACHER, Feed, FeedItem, open_cache
 from pipeline.training.inputs import open_inputs
 from pipeline.training.output import DONE, RUN
 from pipeline.training.rows import is_held_out
@@ -54,10 +54,10 @@ class Worker:
     reduce: Reduce = lambda _: None
 
 
-class Run:
+class TrainingRun:
     """A training run in one worker: `train`, then `finish` on rank 0, which also writes the log and checkpoints."""
 
-    def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
+    def __init__(self, job: TrainDrafterJobConfig, output: OutputDir, worker: Worker) -> None:
         if job.workers.torch_threads is not None:
             torch.set_num_threads(job.workers.torch_threads)
         self.job = job
@@ -144,12 +144,12 @@ class Run:
         draws.close()  # type: ignore[attr-defined]
         self._check_taught()
 
-    def _read(self, stream: RowStream) -> Iterator[tuple[Draw, Callable[[], list[Item]]]]:
+    def _read(self, stream: RowStream) -> Iterator[tuple[Draw, Callable[[], list[FeedItem]]]]:
         """Yield each batch, and a function that returns this worker's share of it, decoded or read from the cache."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
             yield draw, self._feed.read_ahead(draw)
 
-    def _step(self, draw: Draw, items: list[Item]) -> tuple[float | None, int]:
+    def _step(self, draw: Draw, items: list[FeedItem]) -> tuple[float | None, int]:
         """Learn from a batch; return its loss, and the number of tokens of this worker's samples."""
         samples, codes = self._feed.samples(items)
         if draw.epoch == 0:

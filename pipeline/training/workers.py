@@ -12,26 +12,28 @@ from typing import Any
 import torch
 
 from configs.load import ConfigError
-from configs.pool import Job
-from configs.training import TrainDrafterJob
+from configs.pool import JobSectionConfig
+from configs.training import TrainDrafterJobConfig
 from pipeline.cluster import ray_session
 from pipeline.resources.machine import local_cpus
 from pipeline.resources.requests import WORKER_CPUS
 from pipeline.storage.output_dir import OutputDir
-from pipeline.training.run import LOG, NoUsableRows, Run, Worker
+from pipeline.training.run import LOG, NoUsableRows, TrainingRun, Worker
 
 ENDINGS: dict[type[Exception], str] = {ConfigError: "_job/refusal.txt", NoUsableRows: "_job/no_usable_rows.txt"}
 """Errors that all workers raise, also after a restart, and the files in which they pass them to the driver."""
 FOLLOW_INTERVAL_S = 0.5
 
 
-def ray_job(job: TrainDrafterJob) -> Job:
+def ray_job(job: TrainDrafterJobConfig) -> JobSectionConfig:
     """Return the settings of the Ray of several workers."""
     workers = job.workers
-    return Job(ray_address=workers.ray_address, num_cpus=max(local_cpus(Job()), workers.count + 1))
+    return JobSectionConfig(
+        ray_address=workers.ray_address, num_cpus=max(local_cpus(JobSectionConfig()), workers.count + 1)
+    )
 
 
-def on_device(job: TrainDrafterJob) -> TrainDrafterJob:
+def on_device(job: TrainDrafterJobConfig) -> TrainDrafterJobConfig:
     """Return the job with its target on the CPU if `workers.num_gpus` is 0: a single worker runs outside of Ray, which
     would hide the GPUs."""
     if job.workers.num_gpus != 0 or job.target.device != "auto":
@@ -39,7 +41,7 @@ def on_device(job: TrainDrafterJob) -> TrainDrafterJob:
     return job.model_copy(update={"target": job.target.model_copy(update={"device": "cpu"})})
 
 
-def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
+def train_on_workers(job: TrainDrafterJobConfig, output: OutputDir) -> None:
     """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs. After a worker dies,
     training restarts from the last checkpoint, up to `workers.max_failures` times."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -82,9 +84,9 @@ def work(config: dict[str, Any]) -> None:
 
     context = train.get_context()
     worker = Worker(context.get_world_rank(), context.get_world_size(), add_up)
-    job, output = TrainDrafterJob.model_validate_json(config["job"]), OutputDir(config["output"])
+    job, output = TrainDrafterJobConfig.model_validate_json(config["job"]), OutputDir(config["output"])
     try:
-        run = Run(job, output, worker)
+        run = TrainingRun(job, output, worker)
         run.train()
         if run.is_first:
             run.finish()

@@ -23,7 +23,7 @@ KEY = ("sample_id", "source", "row_index", "clip_index", "prompt_index")
 SCHEMA = pa.schema([(name, kind) for name, kind, _ in DIFFERENCES])
 
 
-class Comparison:
+class RowComparison:
     """Compares the results of one round (`recorded`, a table of `RECORDED`) with results as they arrive.
 
     `differences` has one dictionary per row that is not equal, with the columns of `DIFFERENCES`. Every recorded row is

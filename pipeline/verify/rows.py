@@ -22,7 +22,7 @@ RECORDED = pa.schema([(name, kind) for name, kind, _ in CAPTIONS if name in _NAM
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampleShare:
     """A random share of the samples: those whose hash of `seed`, source file and row index is below `share`.
 
     Every sample is chosen independently of the others, of the order of files, and of results that a running job adds.
@@ -40,7 +40,7 @@ class Choice:
         return rows.filter(pa.array((keys >= low) & ((keys < high) | is_last)))
 
 
-def count_chosen(job: RecordedJob, choice: Choice) -> tuple[int, int]:
+def count_chosen(job: RecordedJob, choice: SampleShare) -> tuple[int, int]:
     """Return the number of results, and of chosen results."""
     num_rows = num_chosen = 0
     for table in job.results(PLACE, OUTPUT):
@@ -49,7 +49,7 @@ def count_chosen(job: RecordedJob, choice: Choice) -> tuple[int, int]:
     return num_rows, num_chosen
 
 
-def rounds(job: RecordedJob, choice: Choice, num_chosen: int) -> Iterator[pa.Table]:
+def rounds(job: RecordedJob, choice: SampleShare, num_chosen: int) -> Iterator[pa.Table]:
     """Yield the chosen results (`RECORDED`), about `ROUND_SAMPLES` at a time; every round reads the whole output. All
     results of one sample are in one round."""
     num_parts = max(1, -(-num_chosen // ROUND_SAMPLES))

@@ -21,20 +21,20 @@ import ray
 from actors.losses import Loss, loss_of
 from actors.margins import Margins
 from configs.load import ConfigError, apply_override, load_job, validate
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 from pipeline.cluster import ray_session
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.output import checksums
 from pipeline.output.files import list_published
 from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
-from pipeline.run.checks import check_models
 from pipeline.run.execution import stream
 from pipeline.run.graph import Build, BuildCaptions
 from pipeline.run.plan import Plan
-from pipeline.source.datasource import SpanDatasource
+from pipeline.run.plan_checks import check_models
 from pipeline.storage import access
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import DATA, OutputDir, as_json
@@ -45,8 +45,8 @@ from pipeline.verify.bounds import (
     share_interval,
     upper_share,
 )
-from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, Comparison
-from pipeline.verify.rows import OUTPUT, Choice, count_chosen, rounds
+from pipeline.verify.compare import DIFFERENT, EQUAL, NOT_COMPARED, TIE, RowComparison
+from pipeline.verify.rows import OUTPUT, SampleShare, count_chosen, rounds
 
 FOLDER = "_job/verify"
 MAX_NAMED = 5
@@ -86,8 +86,8 @@ class Prepared:
     """Files whose bytes are not those that were written, with the reasons."""
 
     @property
-    def choice(self) -> Choice:
-        return Choice(self.settings.share, self.settings.seed)
+    def choice(self) -> SampleShare:
+        return SampleShare(self.settings.share, self.settings.seed)
 
 
 @dataclass
@@ -184,7 +184,7 @@ def prepare(settings: Settings) -> Prepared:
     config = second_config(job, settings)
     check_stores("source.path", config.source.paths)
     with access.refusals(OUTPUT, job.output.url):
-        num_rows, num_chosen = count_chosen(job, Choice(settings.share, settings.seed))
+        num_rows, num_chosen = count_chosen(job, SampleShare(settings.share, settings.seed))
     if not num_chosen:
         raise ConfigError(
             f"--share {settings.share:g}: none of the {num_rows:,} published rows is chosen; raise the share, or wait "
@@ -226,15 +226,15 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join([*shown, *(["…"] if len(names) > MAX_NAMED else [])])
 
 
-def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
+def second_config(job: RecordedJob, settings: Settings) -> CaptionJobConfig:
     """Return the configuration of the second decoding: that of the job with its method replaced by plain decoding, or
     with `model`, `method`, `sampling` and `pool` of another job file; then with overrides."""
     data = job.config.resolved()
     if settings.against is None:
-        data["method"] = Method().model_dump(mode="json")
+        data["method"] = MethodConfig().model_dump(mode="json")
         data["model"]["drafter"] = None
     else:
-        other = load_job(CaptionJob, settings.against)
+        other = load_job(CaptionJobConfig, settings.against)
         data |= {name: other.resolved()[name] for name in ("model", "method", "pool")}
         # What the job file does not set may be a generation setting of its target.
         data["sampling"] = other.sampling.model_dump(mode="json", exclude_unset=True)
@@ -242,10 +242,10 @@ def second_config(job: RecordedJob, settings: Settings) -> CaptionJob:
     data["audit"] = None
     for override in settings.overrides:
         apply_override(data, override)
-    return validate(CaptionJob, data, f"the configuration in {job.output.shown()}")
+    return validate(CaptionJobConfig, data, f"the configuration in {job.output.shown()}")
 
 
-def _inexact(config: CaptionJob) -> str:
+def _inexact(config: CaptionJobConfig) -> str:
     """Return why a job's tokens may differ from plain decoding without a fault; empty if they may not."""
     for one in config.method.methods:
         if not one.acceptance.lossless:
@@ -282,8 +282,8 @@ def verify(prepared: Prepared, build: BuildCaptions) -> Verification:
     return found
 
 
-def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> Comparison:
-    compared = Comparison(recorded, prepared.loss)
+def _round(prepared: Prepared, recorded: pa.Table, build: BuildCaptions) -> RowComparison:
+    compared = RowComparison(recorded, prepared.loss)
     if not recorded.num_rows:
         return compared
     for results in decode_again(prepared, recorded, build):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.stats import EngineStats
 from decoding.types import Completion, Request, RequestError, Telemetry
 from pipeline.rows.schemas import PROMPT, SPAN, decoded_schema
@@ -143,7 +143,7 @@ class FakePair:
         return self.engine(1)
 
 
-def fake_job(**sections: Any) -> CaptionJob:
+def fake_job(**sections: Any) -> CaptionJobConfig:
     """A valid job whose paths are never opened."""
     data = {
         "source": {"kind": "images", "path": "in"},
@@ -154,7 +154,7 @@ def fake_job(**sections: Any) -> CaptionJob:
         "sink": {"path": "out"},
         **sections,
     }
-    return CaptionJob.model_validate_json(json.dumps(data))
+    return CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
 def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -> pa.Table:

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.results import RowError
-from configs.synthesis import SynthesizeJob
+from actors.results import RowRefused
+from configs.synthesis import SynthesizeJobConfig
 from decoding.types import Completion, Request, RequestError, Telemetry
 from pipeline.synthesis.rows import prepared_schema
 from tests.actors.fakes import FakeEngine, num_steps_of
@@ -58,7 +58,7 @@ class FakeImagePair:
         self.encoded.append(prompt)
         self.threads.add(threading.get_ident())
         if "REFUSE" in prompt:
-            raise RowError("prompt_too_long", "the prompt has 200 tokens")
+            raise RowRefused("prompt_too_long", "the prompt has 200 tokens")
         return np.full((len(prompt.split()), 1), len(prompt), np.float32)
 
     def engine(self, slots: int) -> FakeImageEngine:
@@ -81,7 +81,7 @@ class FakePainter:
         return np.broadcast_to(grey[:, None, None, None], (len(codes), SIDE_PX, SIDE_PX, 3)), codes[:, 0] != 13
 
 
-def image_job(**sections: Any) -> SynthesizeJob:
+def image_job(**sections: Any) -> SynthesizeJobConfig:
     """A valid job whose paths are never opened."""
     data = {
         "source": {"kind": "text", "path": "in"},
@@ -92,7 +92,7 @@ def image_job(**sections: Any) -> SynthesizeJob:
         "sink": {"path": "out"},
         **sections,
     }
-    return SynthesizeJob.model_validate_json(json.dumps(data))
+    return SynthesizeJobConfig.model_validate_json(json.dumps(data))
 
 
 def prepared_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -> pa.Table:

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pyarrow as pa
 
-from actors.auto.trial import Trial, make_engine
+from actors.auto.trial import MethodTrial, make_engine
 from actors.generate import Generate
-from actors.results import Choice, Stamp
+from actors.results import Stamp, TrialResult
 from actors.serving.engine_thread import Waits
 from actors.serving.recovery import RecoveringEngine
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 from decoding.types import Request
 from pipeline.rows.schemas import result_schema
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, text_of
@@ -36,12 +36,12 @@ class ChoosingPair(FakePair):
         super().__init__()
         self.labels: list[str] = []
 
-    def engine(self, slots: int, choice: Method | None = None) -> FakeEngine:
+    def engine(self, slots: int, choice: MethodConfig | None = None) -> FakeEngine:
         self.labels.append("" if choice is None else choice.label)
         return super().engine(slots)
 
 
-def job(**sections: object) -> CaptionJob:
+def job(**sections: object) -> CaptionJobConfig:
     return fake_job(method=AUTO, pool={"slots": 4, "batch_rows": 8, "torch_threads": 1}, **sections)
 
 
@@ -91,7 +91,7 @@ def test_a_job_of_one_method_has_an_engine_that_recovers_and_asks_for_no_method(
     assert isinstance(make_engine(fake_job().method, 3, make, lambda: FakeEngine(1)), RecoveringEngine)
     assert asked == [(3,)]
     trial = make_engine(job().method, 3, make, lambda: FakeEngine(1))
-    assert isinstance(trial, Trial)
+    assert isinstance(trial, MethodTrial)
     assert {name: one.drafts for name, one in trial._candidates.items()} == {
         "plain": False,
         "chain": True,
@@ -112,7 +112,7 @@ def test_unfinished_rows_are_reported_in_every_state() -> None:
 
 
 def test_choices_of_several_engines_add_up() -> None:
-    one, two = (Waits(1.0, 2.0, 3.0, (Choice(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
+    one, two = (Waits(1.0, 2.0, 3.0, (TrialResult(name, "first rows", 1, 1, 1.0, ()),)) for name in ("a", "b"))
     total = sum((one, two), Waits())
     assert (total.idle_s, total.queued_s, total.total_s) == (2.0, 4.0, 6.0)
     assert [choice.method for choice in total.choices] == ["a", "b"]

@@ -13,7 +13,7 @@ import pytest
 from actors import metrics
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
-from decoding.controllers.base import Choice
+from decoding.controllers.base import DepthChoice
 from decoding.stats import Choices
 from decoding.types import Completion, Telemetry
 
@@ -106,7 +106,7 @@ def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(engine_metrics: 
     }
 
 
-def controlled(*steps: tuple[int, Choice]) -> Completion:
+def controlled(*steps: tuple[int, DepthChoice]) -> Completion:
     """A row of these steps, each with its batch size."""
     counted = Choices()
     for num_active, choice in steps:
@@ -117,13 +117,13 @@ def controlled(*steps: tuple[int, Choice]) -> Completion:
 
 def test_chosen_depths_are_reported_with_expected_speeds(engine_metrics: metrics.EngineMetrics) -> None:
     first = controlled(
-        (8, Choice(0, "start")),
-        (8, Choice(13, "start", 30.0, 10.0)),
-        (8, Choice(13, "best", 60.0, 20.0)),
-        (2, Choice(5, "explore", 120.0, 90.0)),
-        (2, Choice(0, "last", 7.0, 7.0)),
+        (8, DepthChoice(0, "start")),
+        (8, DepthChoice(13, "start", 30.0, 10.0)),
+        (8, DepthChoice(13, "best", 60.0, 20.0)),
+        (2, DepthChoice(5, "explore", 120.0, 90.0)),
+        (2, DepthChoice(0, "last", 7.0, 7.0)),
     )
-    second = controlled((1, Choice(0, "best", 10.0, 40.0)))
+    second = controlled((1, DepthChoice(0, "best", 10.0, 40.0)))
     engine_metrics.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
     found = values(engine_metrics)
     # As text, 13 sorts before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
@@ -136,9 +136,9 @@ def test_chosen_depths_are_reported_with_expected_speeds(engine_metrics: metrics
 def test_a_batch_without_drafts_is_reported_as_off_and_one_without_a_choice_is_not_reported(
     engine_metrics: metrics.EngineMetrics,
 ) -> None:
-    engine_metrics.batch(result(), [controlled((1, Choice(0, "start")))], Waits())
-    engine_metrics.batch(result(), [controlled((1, Choice(3, "best", 1.0, 1.0)))], Waits())
-    engine_metrics.batch(result(), [controlled((1, Choice(3, "fixed")), (1, Choice(0, "last")))], Waits())
+    engine_metrics.batch(result(), [controlled((1, DepthChoice(0, "start")))], Waits())
+    engine_metrics.batch(result(), [controlled((1, DepthChoice(3, "best", 1.0, 1.0)))], Waits())
+    engine_metrics.batch(result(), [controlled((1, DepthChoice(3, "fixed")), (1, DepthChoice(0, "last")))], Waits())
     found = values(engine_metrics)
     assert found["draftfleet_chosen_steps"] == [(1, "0"), (1, "3")]
     assert found["draftfleet_off_share"] == [(1.0,), (0.0,)]

@@ -27,9 +27,9 @@ from benchmarks.tables.parts import PARTS
 from benchmarks.tables.plots import plots_of
 from decoding import Sampling
 from decoding.acceptance import Exact
-from decoding.contracts import Judgement, Method
+from decoding.contracts import Method, VerificationOutput
 from decoding.drafters import EagleDrafter
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from decoding.trees import DynamicTree
 from models.heads.medusa import MedusaHeads, MedusaShape
 from models.llamagen.neighbours import Proximity, nearest_codes
@@ -174,7 +174,7 @@ class FirstChildTaken(Exact):
     def __init__(self) -> None:
         self.num_taken = 0
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = super().judge(judgement)
         self.num_taken += int(((verdict.n > 1)[:, None] & (verdict.path[:, 1:2] == 1)).sum())
         return verdict

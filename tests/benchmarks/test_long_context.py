@@ -8,7 +8,7 @@ import torch
 from actors.loading.pair import load_target
 from benchmarks.harness.engines import plain
 from benchmarks.harness.long_context import Filled, Forced, time_steps
-from configs.schema import Checkpoint
+from configs.schema import CheckpointConfig
 from decoding import Engine, Method, Request, Sampling
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
@@ -25,7 +25,9 @@ GAMMA = 3
 @pytest.fixture(scope="module")
 def pair() -> list[Target]:
     names = ("text_target", "text_drafter")
-    return [load_target(Checkpoint(path=str(CHECKPOINTS / one), dtype="float32", device="cpu"), one) for one in names]
+    return [
+        load_target(CheckpointConfig(path=str(CHECKPOINTS / one), dtype="float32", device="cpu"), one) for one in names
+    ]
 
 
 def requests(seed: int = 0, num_tokens: int = 80) -> list[Request]:

@@ -13,18 +13,18 @@ from benchmarks.real import speed, text, vision_settings
 from benchmarks.real.contenders import OfEngine, OfTransformers, load_all
 from benchmarks.tables.parts import PARTS
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Request, Sampling
 from zoo.pair import CHECKPOINTS
 from zoo.text import held_out_prompts
 
 
-def job(method: str) -> CaptionJob:
+def job(method: str) -> CaptionJobConfig:
     models = {
         role: f"{{path: {CHECKPOINTS / f'text_{role}'}, dtype: float32, device: cpu}}" for role in ("target", "drafter")
     }
     overrides = [f"method={method}", *(f"model.{role}={value}" for role, value in models.items())]
-    return load_job(CaptionJob, text.CONFIG, tuple(overrides))
+    return load_job(CaptionJobConfig, text.CONFIG, tuple(overrides))
 
 
 @pytest.fixture(scope="module")

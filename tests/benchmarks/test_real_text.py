@@ -13,7 +13,7 @@ from benchmarks.real.peers import ON_TEXT
 from benchmarks.real.text import DRAFTED, HEADS, head_settings, job_of, settings
 from benchmarks.tables.parts import PARTS
 from configs.load import load_job
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in (*settings(), *head_settings())}))
@@ -26,7 +26,7 @@ def test_every_method_is_a_valid_job(name: str) -> None:
 @pytest.mark.parametrize("name", list(HEADS))
 def test_every_head_has_a_training_job_of_its_own_kind(name: str, tmp_path: Path) -> None:
     _, config, *overrides = arguments_of(name, tmp_path, 1)
-    training = load_job(TrainDrafterJob, config, tuple(overrides))
+    training = load_job(TrainDrafterJobConfig, config, tuple(overrides))
     assert training.head.kind == job_of(name, "bfloat16").method.drafter.kind
     assert training.output.path == str(tmp_path / name)
     assert training.workers.teacher_cache.path == str(tmp_path / "states")

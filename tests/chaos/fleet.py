@@ -17,7 +17,7 @@ import pyarrow as pa
 import ray
 import yaml
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.types import Completion, Request
 from jobs import caption
 from jobs.command import Command
@@ -67,11 +67,11 @@ class LoadPaced:
     def __init__(self, admitted: Path, step_s: float = STEP_S) -> None:
         self.admitted, self.step_s = admitted, step_s
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> FakePair:
+    def __call__(self, config: CaptionJobConfig, num_threads: int | None) -> FakePair:
         return PacedPair(self.admitted, self.step_s)
 
 
-def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJob:
+def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJobConfig:
     """The job in a folder: lines of text in two files, two batches at a time in one actor."""
     source = folder / "in"
     if not source.exists():
@@ -87,7 +87,7 @@ def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJob:
     )
 
 
-def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = decode_table) -> summary.Summary:
+def run(config: CaptionJobConfig, load: Any, decode_rows: Callable[..., pa.Table] = decode_table) -> summary.Summary:
     """One attempt, to the end."""
     return run_plan(plan_of(config), load, decode_rows)
 
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
         module="tests.chaos.fleet",
         verb="captioning",
         doc="",
-        model=CaptionJob,
+        model=CaptionJobConfig,
         make_plan=lambda config, limit, _, resume, shard: plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),

@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.writer import MAX_TASKS, Writer
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
@@ -54,7 +54,11 @@ class Reaper:
 
 
 def attempt(
-    config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOptions = DEFAULT_RESUME, shard: Shard = WHOLE
+    config: CaptionJobConfig,
+    admitted: Path,
+    reaper: Reaper,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    shard: Shard = WHOLE,
 ) -> None:
     """One attempt, from looking at the output to rest; every admitted row is a byte of a file."""
     true = OutputDir._put_local
@@ -89,7 +93,7 @@ def attempt(
         OutputDir._put_local = true  # type: ignore[method-assign]
 
 
-def in_a_child(config: CaptionJob, admitted: Path, reaper: Reaper) -> int:
+def in_a_child(config: CaptionJobConfig, admitted: Path, reaper: Reaper) -> int:
     """Run an attempt in a process of its own; gives its exit code, negative for a signal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which hold nothing here

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster import signals
 from pipeline.output.publishing import Fenced, Publisher
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import check_plan
 from pipeline.storage.output_dir import OutputDir
@@ -69,7 +69,7 @@ class Gate(kills.Reaper):
             self.act()
 
 
-def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions, shard: Shard) -> None:
+def attempt(config: CaptionJobConfig, admitted: Path, gate: kills.Reaper, resume: ResumeOptions, shard: Shard) -> None:
     """One attempt whose looks and whose end pass by the gate too; only in a process of its own."""
     looks, settles = Publisher.check_alone, kills.end
     is_settling = False
@@ -91,7 +91,11 @@ def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: Resu
 
 
 def fork(
-    config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions = DEFAULT_RESUME, shard: Shard = WHOLE
+    config: CaptionJobConfig,
+    admitted: Path,
+    gate: kills.Reaper,
+    resume: ResumeOptions = DEFAULT_RESUME,
+    shard: Shard = WHOLE,
 ) -> int:
     """Start an attempt in a process of its own; gives its id."""
     with warnings.catch_warnings():
@@ -219,13 +223,13 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     assert wait(start(kills.Reaper())) == DONE  # what the first one spooled late is removed
     at_rest(folder / "out")
     judge(folder)
-    problems = audit(OutputDir(config.sink.path)).problems
+    problems = check_output(OutputDir(config.sink.path)).problems
     assert problems == [], problems
     result = {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
     return result | ({"shard": f"{shard}"} if others else {})
 
 
-def job_in(folder: Path, path: str = "") -> CaptionJob:
+def job_in(folder: Path, path: str = "") -> CaptionJobConfig:
     """The job in a folder: rows in two files, of which some fail."""
     (folder / "in").mkdir(parents=True)
     for file in range(2):

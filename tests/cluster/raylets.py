@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.types import Request
 from tests.actors.fakes import FakeEngine
 from tests.chaos import fleet
@@ -48,7 +48,7 @@ def four_raylets(folder: Path, num_cpus: int = 1, num_gpus: int = 0) -> Iterator
         cluster.shutdown()
 
 
-def config_in(folder: Path, output: str, num_gpus: float = 0.0, padding: str = "", **sink: Any) -> CaptionJob:
+def config_in(folder: Path, output: str, num_gpus: float = 0.0, padding: str = "", **sink: Any) -> CaptionJobConfig:
     """Rows of text in two files, two batches at a time in each of two actors on two of the three nodes."""
     source = folder / "in"
     source.mkdir(exist_ok=True)
@@ -94,7 +94,7 @@ class NotedPair(fleet.PacedPair):
 class LoadNoted(fleet.LoadPaced):
     """Travels to the actors."""
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> NotedPair:
+    def __call__(self, config: CaptionJobConfig, num_threads: int | None) -> NotedPair:
         return NotedPair(self.admitted, self.step_s)
 
 

@@ -12,8 +12,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 from configs.load import ConfigError
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.ray_session import session
 from pipeline.resources import gcs
 from pipeline.resources.resolve import Resources, capacity_of, resolve
@@ -23,7 +23,7 @@ from tests.pipeline.attempts import job
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
-def config_for(address: str, **pool: Any) -> CaptionJob:
+def config_for(address: str, **pool: Any) -> CaptionJobConfig:
     return job({"kind": "text", "path": "/in"}, "/out", pool={"slots": 4, **pool}, job={"ray_address": address})
 
 
@@ -89,7 +89,7 @@ def test_tasks_of_a_cluster_see_only_the_gpus_that_they_reserve(two_gpus: str) -
 
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
-    with session(Job(ray_address=two_gpus), log_to_driver=False):
+    with session(JobSectionConfig(ray_address=two_gpus), log_to_driver=False):
         tasks = [ray.remote(num_cpus=0, num_gpus=number, label_selector={"place": "a"})(visible) for number in (0, 1)]
         assert ray.get([one.remote() for one in tasks]) == ["", "0"]
 

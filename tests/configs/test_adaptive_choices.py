@@ -8,11 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_tree
-from configs.drafters import LookupDrafter, ModelDrafter
-from configs.method import Method
-from configs.trees import SageTree
-from decoding.trees import OnlineSageTree
-from decoding.trees import SageTree as SagePolicy
+from configs.drafters import LookupDrafterConfig, ModelDrafterConfig
+from configs.method import MethodConfig
+from configs.trees import SageTreeConfig
+from decoding.trees import OnlineSageTree, SageTree
 from decoding.trees.static import SPECVLM_PATHS
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -30,37 +29,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
 def test_settings_that_contradict_each_other_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
-        SageTree(**options)
+        SageTreeConfig(**options)
 
 
 def test_lookup_refuses_a_shortest_match_above_the_longest() -> None:
     with pytest.raises(ValidationError, match="min_ngram_tokens 4 is above max_ngram_tokens 3"):
-        LookupDrafter(min_ngram_tokens=4)
+        LookupDrafterConfig(min_ngram_tokens=4)
 
 
 def test_an_online_tree_is_refused_with_rejection_sampling_and_a_planned_one_is_not() -> None:
     rejection: Any = {"kind": "rejection"}
     with pytest.raises(ValidationError, match="would bias rejection"):
-        Method(drafter=ModelDrafter(), tree=SageTree(growth="online"), acceptance=rejection)
-    assert Method(drafter=ModelDrafter(), tree=SageTree(), acceptance=rejection).tree == SageTree()
+        MethodConfig(drafter=ModelDrafterConfig(), tree=SageTreeConfig(growth="online"), acceptance=rejection)
+    assert (
+        MethodConfig(drafter=ModelDrafterConfig(), tree=SageTreeConfig(), acceptance=rejection).tree == SageTreeConfig()
+    )
 
 
 def test_every_option_reaches_the_policy() -> None:
-    tree = SageTree(threshold="node", max_nodes=9, first_paths=((0,), (1,)), depth_cap=12, source="mean")
-    policy = build_tree(Method(drafter=ModelDrafter(), tree=tree))
-    assert isinstance(policy, SagePolicy)
+    tree = SageTreeConfig(threshold="node", max_nodes=9, first_paths=((0,), (1,)), depth_cap=12, source="mean")
+    policy = build_tree(MethodConfig(drafter=ModelDrafterConfig(), tree=tree))
+    assert isinstance(policy, SageTree)
     given = tree.model_dump(exclude={"kind", "growth", "first_paths"})
     assert vars(policy.settings) == given
     assert (policy.max_nodes, policy.max_levels) == (10, 12)
-    default = build_tree(Method(drafter=ModelDrafter(), tree=SageTree()))
-    assert isinstance(default, SagePolicy)
+    default = build_tree(MethodConfig(drafter=ModelDrafterConfig(), tree=SageTreeConfig()))
+    assert isinstance(default, SageTree)
     assert default._first_paths == SPECVLM_PATHS
-    online = build_tree(Method(drafter=ModelDrafter(), tree=SageTree(growth="online", max_nodes=9)))
+    online = build_tree(MethodConfig(drafter=ModelDrafterConfig(), tree=SageTreeConfig(growth="online", max_nodes=9)))
     assert isinstance(online, OnlineSageTree)
     assert online.max_nodes == 10
 
 
 def test_removed_options_of_sage_stay_in_the_content_of_old_outputs() -> None:
-    tree = Method(drafter=ModelDrafter(), tree=SageTree()).content()["tree"]
+    tree = MethodConfig(drafter=ModelDrafterConfig(), tree=SageTreeConfig()).content()["tree"]
     old = {"order": "best_first", "count_root": False, "depth_rounding": "nearest", "min_children": 1}
     assert tree.items() >= old.items()

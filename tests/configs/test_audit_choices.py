@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from pipeline.run.checks import check_audit
+from configs.schema import CaptionJobConfig
+from pipeline.run.plan_checks import check_audit
 from tests.actors.fakes import fake_job
 
 LOSSY = {
@@ -20,11 +20,11 @@ LOSSY = {
 }
 
 
-def job(method: dict[str, Any] | None = None, **audit: Any) -> CaptionJob:
+def job(method: dict[str, Any] | None = None, **audit: Any) -> CaptionJobConfig:
     data = fake_job().resolved()
     data["model"]["drafter"] = {"path": "somewhere"}
     data["method"] = LOSSY if method is None else method
-    return validate(CaptionJob, {**data, "audit": {"share": 0.1, **audit}}, "a test")
+    return validate(CaptionJobConfig, {**data, "audit": {"share": 0.1, **audit}}, "a test")
 
 
 @pytest.mark.parametrize("method", [{}, {**LOSSY, "acceptance": {"kind": "exact"}}])
@@ -71,8 +71,8 @@ def test_budgets_may_change_between_attempts_and_share_and_metric_may_not() -> N
 
 def test_a_budget_that_min_rows_cannot_show_is_refused_with_the_number_that_can() -> None:
     with pytest.raises(ConfigError, match=r"audit\.min_rows: 100 rows cannot show a loss of at most 0\.01") as error:
-        check_audit(Audit(share=0.1, max_loss=0.01, min_rows=100))
+        check_audit(AuditConfig(share=0.1, max_loss=0.01, min_rows=100))
     fewest = int(str(error.value).rpartition(" ")[2].replace(",", ""))
-    check_audit(Audit(share=0.1, max_loss=0.01, min_rows=fewest))
+    check_audit(AuditConfig(share=0.1, max_loss=0.01, min_rows=fewest))
     with pytest.raises(ConfigError):
-        check_audit(Audit(share=0.1, max_loss=0.01, min_rows=fewest - 1))
+        check_audit(AuditConfig(share=0.1, max_loss=0.01, min_rows=fewest - 1))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.drafters import LookupDrafter, NoDrafter
+from configs.drafters import LookupDrafterConfig, NoDrafterConfig
 from configs.load import ConfigError, validate
-from configs.method import Method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 
 MODEL = {"kind": "model"}
 CHAIN: dict[str, Any] = {"name": "chain", "drafter": MODEL}
@@ -33,8 +33,8 @@ REFUSED: list[tuple[list[dict[str, Any]], str]] = [
 ]
 
 
-def method(candidates: list[dict[str, Any]], **more: Any) -> Method:
-    return Method.model_validate_json(json.dumps({"auto": {"candidates": candidates}, **more}))
+def method(candidates: list[dict[str, Any]], **more: Any) -> MethodConfig:
+    return MethodConfig.model_validate_json(json.dumps({"auto": {"candidates": candidates}, **more}))
 
 
 @pytest.mark.parametrize(("candidates", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
@@ -56,14 +56,14 @@ def test_plain_decoding_is_always_tried_first_and_under_the_name_it_was_given() 
     assert [one.label for one in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
     found = method([CHAIN, LOOKUP])
     assert (found.label, found.verify_mode) == ("auto", "lossless")
-    assert isinstance(found.drafter, NoDrafter)
+    assert isinstance(found.drafter, NoDrafterConfig)
     assert (found.needs_checkpoint, found.drafting.label) == (True, "chain")
     only = method([LOOKUP])
-    assert (only.needs_checkpoint, type(only.drafting.drafter)) == (False, LookupDrafter)
-    assert Method().methods == (Method(),)
+    assert (only.needs_checkpoint, type(only.drafting.drafter)) == (False, LookupDrafterConfig)
+    assert MethodConfig().methods == (MethodConfig(),)
 
 
-def job(method: dict[str, Any], **sections: Any) -> CaptionJob:
+def job(method: dict[str, Any], **sections: Any) -> CaptionJobConfig:
     data = {
         "source": {"kind": "images", "path": "in"},
         "prompt": "Describe.",
@@ -72,7 +72,7 @@ def job(method: dict[str, Any], **sections: Any) -> CaptionJob:
         "sink": {"path": "out"},
         **sections,
     }
-    return validate(CaptionJob, data, "job.yaml")
+    return validate(CaptionJobConfig, data, "job.yaml")
 
 
 def test_a_candidate_that_needs_a_checkpoint_needs_it_named() -> None:
@@ -92,10 +92,10 @@ def test_an_image_job_refuses_a_candidate_with_another_prompt_for_its_drafter() 
         "sink": {"path": "out"},
     }
     auto = {"auto": {"candidates": [CHAIN]}}
-    assert validate(SynthesizeJob, {**data, "method": auto}, "job.yaml").method.label == "auto"
+    assert validate(SynthesizeJobConfig, {**data, "method": auto}, "job.yaml").method.label == "auto"
     pooled = {"auto": {"candidates": [LOOKUP, {**CHAIN, "contexts": [{"kind": "text_only"}]}]}}
     with pytest.raises(ConfigError, match="a prompt for an image has no visual part to change"):
-        validate(SynthesizeJob, {**data, "method": pooled}, "job.yaml")
+        validate(SynthesizeJobConfig, {**data, "method": pooled}, "job.yaml")
 
 
 def test_the_fingerprint_holds_the_candidates_and_not_how_long_they_are_tried() -> None:
@@ -109,7 +109,7 @@ def test_the_fingerprint_holds_the_candidates_and_not_how_long_they_are_tried() 
 
 def test_a_resolved_job_is_read_again_as_it_was() -> None:
     first = job({"auto": {"candidates": [CHAIN, LOOKUP], "max_rounds": 3}})
-    assert validate(CaptionJob, first.resolved(), "again") == first
+    assert validate(CaptionJobConfig, first.resolved(), "again") == first
 
 
 def test_jobs_of_one_method_keep_the_fingerprints_they_had() -> None:

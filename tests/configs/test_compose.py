@@ -10,7 +10,7 @@ import yaml
 
 from configs.load import ConfigError, load_job, load_preset
 from configs.presets import JOBS, METHODS, PRESETS, method_names, named_method, preset, replacement_of
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 
 DEMO = JOBS / "demo_caption.yaml"
 
@@ -35,17 +35,17 @@ def test_a_named_method_equals_its_section_and_takes_overrides(tmp_path: Path) -
     written = tmp_path / "job.yaml"
     data = yaml.safe_load(DEMO.read_text())
     written.write_text(yaml.safe_dump({**data, "method": named_method("sage", "test")}))
-    named = load_job(CaptionJob, DEMO, ("method=sage",))
-    assert named.model_dump() == load_job(CaptionJob, written).model_dump()
-    assert named.fingerprint({}) == load_job(CaptionJob, written).fingerprint({})
-    smaller = load_job(CaptionJob, DEMO, ("method=sage", "method.tree.max_nodes=30"))
+    named = load_job(CaptionJobConfig, DEMO, ("method=sage",))
+    assert named.model_dump() == load_job(CaptionJobConfig, written).model_dump()
+    assert named.fingerprint({}) == load_job(CaptionJobConfig, written).fingerprint({})
+    smaller = load_job(CaptionJobConfig, DEMO, ("method=sage", "method.tree.max_nodes=30"))
     assert smaller.method.name == "sage"
     assert smaller.method.tree.max_nodes == 30  # type: ignore[union-attr]
-    assert load_job(CaptionJob, DEMO, ("method.tree.length=9", "method=sage")).method == named.method
+    assert load_job(CaptionJobConfig, DEMO, ("method.tree.length=9", "method=sage")).method == named.method
 
 
 def test_candidates_of_a_trial_may_be_names() -> None:
-    job = load_job(CaptionJob, DEMO, ("method={auto: {candidates: [sd_chain, tabed_mt]}}",))
+    job = load_job(CaptionJobConfig, DEMO, ("method={auto: {candidates: [sd_chain, tabed_mt]}}",))
     assert job.method.auto is not None
     assert [one.name for one in job.method.auto.candidates] == ["sd-chain", "tabed-mt"]
 
@@ -63,14 +63,14 @@ def test_candidates_of_a_trial_may_be_names() -> None:
 )
 def test_other_names_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        load_job(CaptionJob, DEMO, (override,))
+        load_job(CaptionJobConfig, DEMO, (override,))
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [*sorted(PRESETS), "demo_caption", "caption_folder"])
 def test_a_removed_job_file_names_its_successor(name: str) -> None:
     with pytest.raises(ConfigError, match=r"^configs/\w+\.yaml: was replaced; use --config ") as refused:
-        load_job(CaptionJob, f"configs/{name}.yaml")
+        load_job(CaptionJobConfig, f"configs/{name}.yaml")
     path, *overrides = str(refused.value).partition("--config ")[2].split()
     assert (JOBS.parent.parent / path, tuple(overrides)) == preset(name)
 
@@ -79,9 +79,9 @@ def test_other_missing_files_have_no_successor() -> None:
     assert replacement_of("configs/other.yaml") is None
     assert replacement_of("elsewhere/zoo_sage.yaml") is None
     with pytest.raises(ConfigError, match=r"other\.yaml: cannot be read"):
-        load_job(CaptionJob, "configs/other.yaml")
+        load_job(CaptionJobConfig, "configs/other.yaml")
     with pytest.raises(KeyError):
-        load_preset(CaptionJob, "other")
+        load_preset(CaptionJobConfig, "other")
 
 
 def test_an_existing_file_of_a_replaced_name_is_read(tmp_path: Path) -> None:
@@ -89,4 +89,4 @@ def test_an_existing_file_of_a_replaced_name_is_read(tmp_path: Path) -> None:
     folder.mkdir()
     data: dict[str, Any] = yaml.safe_load(DEMO.read_text())
     (folder / "zoo_sage.yaml").write_text(yaml.safe_dump(data))
-    assert load_job(CaptionJob, folder / "zoo_sage.yaml") == load_job(CaptionJob, DEMO)
+    assert load_job(CaptionJobConfig, folder / "zoo_sage.yaml") == load_job(CaptionJobConfig, DEMO)

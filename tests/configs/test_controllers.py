@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from actors.loading.method import build_method
 from configs.load import ConfigError, validate
-from configs.method import MeasuredController, Method
+from configs.method import MeasuredControllerConfig, MethodConfig
 from configs.section import Section
 from decoding.controllers.base import Controller
 from decoding.controllers.goodput import GoodputController
@@ -21,8 +21,8 @@ MEASURED = {"kind": "measured"}
 LOOKUP = {"kind": "lookup"}
 
 
-def method(**sections: Any) -> Method:
-    return Method.model_validate_json(json.dumps(sections))
+def method(**sections: Any) -> MethodConfig:
+    return MethodConfig.model_validate_json(json.dumps(sections))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_re
     with pytest.raises(ConfigError, match=removed):
         validate(Outer, data, "job.yaml")
     kept = validate(Outer, data, "job.yaml", recorded=True).method
-    assert MeasuredController() in [one.controller for one in kept.methods]
+    assert MeasuredControllerConfig() in [one.controller for one in kept.methods]
 
 
 class Outer(Section):
     """A job with a method only."""
 
-    method: Method
+    method: MethodConfig
 
 
 def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:
@@ -85,7 +85,7 @@ def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:
     assert isinstance(made, GoodputController)
     assert (made.depths, made.max_exploration) == ((0, 1, 2, 3, 5, 7), 0.5)
     assert type(build_method(method(drafter=LOOKUP), None, target).controller) is Controller
-    assert GoodputController(3).max_exploration == MeasuredController().max_exploration
+    assert GoodputController(3).max_exploration == MeasuredControllerConfig().max_exploration
 
 
 def test_two_engines_never_share_a_controller() -> None:
@@ -102,6 +102,6 @@ def test_the_controller_is_no_part_of_what_decides_the_output() -> None:
 def test_a_candidate_of_a_trial_may_have_a_controller() -> None:
     candidate = {"drafter": LOOKUP, "controller": MEASURED}
     made = method(auto={"candidates": [candidate]})
-    assert isinstance(made.methods[1].controller, MeasuredController)
+    assert isinstance(made.methods[1].controller, MeasuredControllerConfig)
     with pytest.raises(ValidationError, match="controller: the candidates of auto have their own"):
         method(auto={"candidates": [candidate]}, controller=MEASURED)

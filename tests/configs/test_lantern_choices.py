@@ -10,12 +10,12 @@ import torch
 from pydantic import ValidationError
 
 from actors.loading.method import build_lantern, build_method, build_tree
-from configs.acceptance import LanternAcceptance
+from configs.acceptance import LanternAcceptanceConfig
 from configs.load import ConfigError
-from configs.method import Method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.trees import NAMED_TREE_LEVELS, StaticTree
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.trees import NAMED_TREE_LEVELS, StaticTreeConfig
 from decoding.acceptance import Lantern, LanternResidual
 from decoding.trees.static import NAMED_PATHS
 from models.llamagen.neighbours import CodebookError, Proximity, nearest_codes
@@ -26,9 +26,9 @@ def codebook(num_codes: int = 60) -> torch.Tensor:
     return torch.randn(num_codes, 8, generator=torch.Generator().manual_seed(3))
 
 
-def method(acceptance: dict[str, Any], **changed: Any) -> Method:
+def method(acceptance: dict[str, Any], **changed: Any) -> MethodConfig:
     data = {"drafter": {"kind": "eagle"}, "tree": {"kind": "dynamic"}, "acceptance": {"kind": "lantern"} | acceptance}
-    return Method.model_validate_json(json.dumps(data | changed))
+    return MethodConfig.model_validate_json(json.dumps(data | changed))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -76,7 +76,7 @@ def test_a_text_has_no_codes_that_look_alike() -> None:
         "sink": {"path": "out"},
     }
     with pytest.raises(ValidationError, match=r"method\.acceptance 'lantern' accepts codes of similar images"):
-        CaptionJob.model_validate_json(json.dumps(job))
+        CaptionJobConfig.model_validate_json(json.dumps(job))
 
 
 def test_a_job_that_writes_codes_only_still_names_the_codebook() -> None:
@@ -88,31 +88,33 @@ def test_a_job_that_writes_codes_only_still_names_the_codebook() -> None:
         "sink": {"path": "out", "images": False},
     }
     with pytest.raises(ValidationError, match=r"model\.vq must name its model"):
-        SynthesizeJob.model_validate_json(json.dumps(job))
+        SynthesizeJobConfig.model_validate_json(json.dumps(job))
     job["model"]["vq"] = {"path": "v"}
-    assert SynthesizeJob.model_validate_json(json.dumps(job)).method.acceptance.kind == "lantern"
+    assert SynthesizeJobConfig.model_validate_json(json.dumps(job)).method.acceptance.kind == "lantern"
 
 
 # --- built ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_option_reaches_the_rule() -> None:
-    choice = LanternAcceptance(k=20, k_counts_draft=False, delta=5.0, divergence="multiplicative", metric="cosine")
+    choice = LanternAcceptanceConfig(
+        k=20, k_counts_draft=False, delta=5.0, divergence="multiplicative", metric="cosine"
+    )
     rule = build_lantern(choice, codebook(), 60)
     assert type(rule) is Lantern
     hood = rule.neighbourhood
     assert (hood.num_neighbours, hood.delta, hood.divergence) == (20, 5.0, "multiplicative")
     assert hood.table.equal(nearest_codes(codebook(), 59, Proximity("cosine")))
-    counted = build_lantern(LanternAcceptance(k=20, codebook="normalised"), codebook(), 60).neighbourhood
+    counted = build_lantern(LanternAcceptanceConfig(k=20, codebook="normalised"), codebook(), 60).neighbourhood
     assert counted.num_neighbours == 19
     assert counted.table.equal(nearest_codes(codebook(), 59, Proximity("l2", normalised=True)))
-    lot = build_lantern(LanternAcceptance(k=20, metric="random", seed=4), codebook(), 60).neighbourhood
+    lot = build_lantern(LanternAcceptanceConfig(k=20, metric="random", seed=4), codebook(), 60).neighbourhood
     assert lot.table.equal(nearest_codes(codebook(), 59, Proximity("random", seed=4)))
 
 
 @pytest.mark.parametrize("draw", ["paper", "code"])
 def test_residuals_have_a_rule_of_their_own(draw: Any) -> None:
-    rule = build_lantern(LanternAcceptance(k=20, draw=draw), codebook(), 60)
+    rule = build_lantern(LanternAcceptanceConfig(k=20, draw=draw), codebook(), 60)
     assert isinstance(rule, LanternResidual)
     assert type(rule._drawn).__name__ == f"{draw.capitalize()}Residual"
 
@@ -126,14 +128,14 @@ def test_a_method_over_an_image_model_takes_its_codebook() -> None:
 def test_the_codebook_of_another_model_is_refused_before_a_table_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.loading.method.nearest_codes", None)
     with pytest.raises(CodebookError, match="the codebook has 60 codes, but the target draws from 16384"):
-        build_lantern(LanternAcceptance(), codebook(), 16384)
+        build_lantern(LanternAcceptanceConfig(), codebook(), 16384)
 
 
 @pytest.mark.parametrize(
     ("k", "counts", "legal"), [(60, True, True), (61, True, False), (59, False, True), (60, False, False)]
 )
 def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool, legal: bool) -> None:
-    choice = LanternAcceptance(k=k, k_counts_draft=counts)
+    choice = LanternAcceptanceConfig(k=k, k_counts_draft=counts)
     if legal:
         assert build_lantern(choice, codebook(), 60).neighbourhood.num_neighbours == 59
         return
@@ -147,7 +149,7 @@ def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool
 
 
 def test_the_schema_knows_the_trees_that_have_names() -> None:
-    names = get_args(get_args(StaticTree.model_fields["name"].annotation)[0])
+    names = get_args(get_args(StaticTreeConfig.model_fields["name"].annotation)[0])
     assert set(names) == set(NAMED_PATHS)
     assert {max(map(len, paths)) for paths in NAMED_PATHS.values()} == {NAMED_TREE_LEVELS}
 
@@ -158,7 +160,7 @@ def test_the_schema_knows_the_trees_that_have_names() -> None:
 def test_a_named_tree_is_whole_and_of_its_size(name: str, levels: list[int]) -> None:
     paths = NAMED_PATHS[name]
     assert [sum(len(path) == depth for path in paths) for depth in range(1, 6)] == levels
-    assert StaticTree(paths=paths).paths == paths, "every parent and every better sibling is there"
+    assert StaticTreeConfig(paths=paths).paths == paths, "every parent and every better sibling is there"
     built = build_tree(method({"draw": "code"}, tree={"kind": "static", "name": name}))
     assert (built.max_nodes, built.max_levels) == (sum(levels) + 1, 5)
 
@@ -166,9 +168,9 @@ def test_a_named_tree_is_whole_and_of_its_size(name: str, levels: list[int]) -> 
 def test_a_fixed_tree_is_given_once() -> None:
     for data in ({}, {"name": "naive_extend_57", "branching": [2]}, {"name": "naive_extend_57", "paths": [[0]]}):
         with pytest.raises(ValidationError, match="give one of branching, paths and name"):
-            StaticTree.model_validate_json(json.dumps(data))
+            StaticTreeConfig.model_validate_json(json.dumps(data))
     with pytest.raises(ValidationError, match="'mc_sim_7b_63' or 'naive_extend_57'"):
-        StaticTree.model_validate_json('{"name": "medusa"}')
+        StaticTreeConfig.model_validate_json('{"name": "medusa"}')
 
 
 def test_a_named_tree_has_a_depth_for_rules_that_ask() -> None:

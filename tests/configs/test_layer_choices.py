@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from configs.load import ConfigError, load_preset
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 
 
-def method(**sections: Any) -> Method:
-    return Method.model_validate_json(json.dumps(sections))
+def method(**sections: Any) -> MethodConfig:
+    return MethodConfig.model_validate_json(json.dumps(sections))
 
 
 @pytest.mark.parametrize(("layers", "indices"), [(1, (0,)), (3, (0, 1, 2)), ([0], (0,)), ([0, 2, 5], (0, 2, 5))])
@@ -65,7 +65,7 @@ def test_layers_determine_the_output_of_a_job_and_a_controller_does_not() -> Non
 
 
 def test_an_override_replaces_the_number_by_a_list() -> None:
-    job = load_preset(CaptionJob, "zoo_layer_skip", ["method.drafter.layers=1"])
+    job = load_preset(CaptionJobConfig, "zoo_layer_skip", ["method.drafter.layers=1"])
     assert job.method.drafter.indices == (0,)  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"method\.drafter.*layers"):
-        load_preset(CaptionJob, "zoo_layer_skip", ["method.drafter.layers=[1,1]"])
+        load_preset(CaptionJobConfig, "zoo_layer_skip", ["method.drafter.layers=[1,1]"])

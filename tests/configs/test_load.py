@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import ConfigError, apply_override, load_job, read_yaml
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 
 JOB = "configs/jobs/demo_caption.yaml"
 
@@ -41,16 +41,16 @@ JOB = "configs/jobs/demo_caption.yaml"
 )
 def test_what_is_refused_is_named_as_it_was_written(override: str, message: str | None) -> None:
     if message is None:
-        assert load_job(CaptionJob, JOB, (override,)).method.drafter.kind == "model"
+        assert load_job(CaptionJobConfig, JOB, (override,)).method.drafter.kind == "model"
         return
     with pytest.raises(ConfigError) as refusal:
-        load_job(CaptionJob, JOB, (override,))
+        load_job(CaptionJobConfig, JOB, (override,))
     assert message in str(refusal.value)
 
 
 def test_every_problem_is_listed_in_one_refusal() -> None:
     with pytest.raises(ConfigError) as refusal:
-        load_job(CaptionJob, JOB, ("pool.slots=0", "sampling.top_p=2"))
+        load_job(CaptionJobConfig, JOB, ("pool.slots=0", "sampling.top_p=2"))
     assert len(str(refusal.value).splitlines()) == 2
 
 
@@ -77,7 +77,7 @@ def test_an_override_through_a_value_is_refused() -> None:
 )
 def test_what_an_override_holds_is_never_repeated(overrides: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"source\.path") as refused:
-        load_job(CaptionJob, JOB, overrides)
+        load_job(CaptionJobConfig, JOB, overrides)
     assert "secret" not in str(refused.value)
 
 
@@ -93,14 +93,14 @@ def test_a_file_that_is_no_mapping_or_no_yaml_is_refused_by_name(tmp_path: Path)
         file = tmp_path / "job.yaml"
         file.write_bytes(text)
         with pytest.raises(ConfigError, match=message):
-            load_job(CaptionJob, file)
+            load_job(CaptionJobConfig, file)
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_job(CaptionJob, tmp_path / "none.yaml")
+        load_job(CaptionJobConfig, tmp_path / "none.yaml")
 
 
 def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> None:
     def mark(*overrides: str) -> str:
-        return load_job(CaptionJob, JOB, overrides).fingerprint({"target": "abc"})
+        return load_job(CaptionJobConfig, JOB, overrides).fingerprint({"target": "abc"})
 
     base = mark()
     assert mark("pool.slots=3", "sink.path=elsewhere", "job.num_cpus=2") == base
@@ -121,12 +121,12 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
 def test_what_no_json_can_hold_is_refused_in_words(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        load_job(CaptionJob, tmp_path / "job.yaml")
+        load_job(CaptionJobConfig, tmp_path / "job.yaml")
     assert message in str(refused.value)
 
 
 def test_a_whole_surrogate_pair_is_a_character() -> None:
-    job = load_job(CaptionJob, JOB, ('prompt="\\ud83d\\ude00 {question}"',))
+    job = load_job(CaptionJobConfig, JOB, ('prompt="\\ud83d\\ude00 {question}"',))
     assert job.prompt is not None
     assert job.prompt.text == "\U0001f600 {question}"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.load import ConfigError, validate
-from configs.output import MAX_EXACT, Output
+from configs.output import MAX_EXACT, OutputConfig
 from decoding.grammar import Grammar, schema_source
 from tests.conformance.grammars import vocabulary
 
@@ -37,21 +37,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_number_that_the_grammar_would_change_is_refused_with_its_path(case: str) -> None:
     schema, message = REFUSED[case]
     with pytest.raises(ConfigError, match=rf"^test: json_schema: {message}") as refused:
-        validate(Output, {"json_schema": schema}, "test")
+        validate(OutputConfig, {"json_schema": schema}, "test")
     assert "\n" not in str(refused.value)
 
 
 def test_a_schema_of_many_levels_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text('{"items": ' * 300 + "{}" + "}" * 300)
     with pytest.raises(ConfigError, match=r"json_schema: .*it is nested more than 64 levels deep"):
-        validate(Output, {"json_schema": str(tmp_path / "deep.json")}, "test")
+        validate(OutputConfig, {"json_schema": str(tmp_path / "deep.json")}, "test")
     for text, reason in (
         ('{"maximum": 1e400}', "1e400, which is beyond the range"),
         ('{"maximum": Infinity}', "Infinity"),
     ):
         (tmp_path / "s.json").write_text(text)
         with pytest.raises(ConfigError, match=f"json_schema: .*s.json is not JSON: .*{reason}"):
-            validate(Output, {"json_schema": str(tmp_path / "s.json")}, "test")
+            validate(OutputConfig, {"json_schema": str(tmp_path / "s.json")}, "test")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_schema_of_many_levels_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_usual_numbers_and_remarks_of_any_size_compile(schema: dict[str, Any]) -> None:
-    output = validate(Output, {"json_schema": schema}, "test")
+    output = validate(OutputConfig, {"json_schema": schema}, "test")
     assert output.json_schema == schema
     Grammar(schema_source(schema), vocabulary())
 
@@ -78,7 +78,7 @@ def test_a_constant_that_is_accepted_is_written_as_it_is() -> None:
     num_written = 0
     for value in values:
         try:
-            validate(Output, {"json_schema": {"const": value}}, "test")
+            validate(OutputConfig, {"json_schema": {"const": value}}, "test")
         except ConfigError:
             assert abs(value) > MAX_EXACT
             continue

@@ -8,16 +8,16 @@ import pytest
 from pydantic import ValidationError
 from ray._private.label_utils import validate_label_key, validate_label_selector_value
 
-from configs.pool import ActorPool, EnginePool, Pool
-from configs.schema import CaptionJob
-from configs.synthesis import VqPool
-from configs.training import Workers
+from configs.pool import ActorPoolConfig, EnginePoolConfig, PoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import VqPoolConfig
+from configs.training import WorkersConfig
 
 CONDITIONS = ["gpu", "!gpu", "in(a, b)", "!in(a,b)", "in(a)", "in()", "in(a", "-a", "a-", "!!a", "a b", "x" * 64]
 NAMES = ["pool", "example.com/pool", "ray.io/accelerator-type", "", "-a", "a b", "a/", "x" * 64]
 
 
-def message(kind: type[ActorPool] = Pool, **fields: Any) -> str:
+def message(kind: type[ActorPoolConfig] = PoolConfig, **fields: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         kind(**fields)
     return str(caught.value)
@@ -27,14 +27,14 @@ def message(kind: type[ActorPool] = Pool, **fields: Any) -> str:
 def test_a_pool_begins_between_its_sizes(size: int) -> None:
     result = message(min_size=2, max_size=4, initial_size=size)
     assert f"initial_size ({size}) is not between min_size (2) and max_size (4)" in result
-    assert Pool(min_size=2, max_size=4, initial_size=4).initial_size == 4
+    assert PoolConfig(min_size=2, max_size=4, initial_size=4).initial_size == 4
 
 
 def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
-    assert Pool(num_gpus=0.25).num_gpus == 0.25
+    assert PoolConfig(num_gpus=0.25).num_gpus == 0.25
     assert "must be a share of one GPU, or a whole number of them" in message(num_gpus=1.5)
-    assert "num_gpus (2) is more than one" in message(EnginePool, num_gpus=2.0)
-    assert "models run on one GPU" in message(ActorPool, num_gpus=1.5)
+    assert "num_gpus (2) is more than one" in message(EnginePoolConfig, num_gpus=2.0)
+    assert "models run on one GPU" in message(ActorPoolConfig, num_gpus=1.5)
 
 
 @pytest.mark.parametrize(
@@ -52,30 +52,30 @@ def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
 def test_other_numbers_of_gpus_are_refused(value: Any, text: str) -> None:
     assert text in message(num_gpus=value)
     with pytest.raises(ValidationError, match=text):
-        Workers(num_gpus=value)
+        WorkersConfig(num_gpus=value)
 
 
 def test_the_number_of_gpus_is_chosen_for_the_job_unless_it_is_named() -> None:
-    assert (Pool().num_gpus, VqPool().num_gpus, Workers().num_gpus) == ("auto", "auto", "auto")
-    assert (Pool().gpus, Workers().gpus, Workers(num_gpus=2).gpus) == (0, 0, 2)
-    assert isinstance(Pool(num_gpus=1).num_gpus, float)
+    assert (PoolConfig().num_gpus, VqPoolConfig().num_gpus, WorkersConfig().num_gpus) == ("auto", "auto", "auto")
+    assert (PoolConfig().gpus, WorkersConfig().gpus, WorkersConfig(num_gpus=2).gpus) == (0, 0, 2)
+    assert isinstance(PoolConfig(num_gpus=1).num_gpus, float)
 
 
 def test_a_target_over_several_gpus_has_no_device_of_its_own() -> None:
     target = {"path": "/target"}
     job = {"source": {"kind": "images", "path": "in"}, "prompt": "Describe.", "pool": {"num_gpus": 2.0}}
     whole = {**job, "model": {"target": target}, "method": {"drafter": {"kind": "none"}}, "sink": {"path": "out"}}
-    assert CaptionJob.model_validate(whole).pool.num_gpus == 2
+    assert CaptionJobConfig.model_validate(whole).pool.num_gpus == 2
     with pytest.raises(
         ValidationError, match=r"model\.target\.device is 'cuda:1', but with pool\.num_gpus 2 its layers"
     ):
-        CaptionJob.model_validate({**whole, "model": {"target": {**target, "device": "cuda:1"}}})
+        CaptionJobConfig.model_validate({**whole, "model": {"target": {**target, "device": "cuda:1"}}})
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_conditions_on_labels_are_taken_and_refused_as_ray_does(condition: str) -> None:
     if validate_label_selector_value(condition) is None:
-        assert Pool(label_selector={"pool": condition}).label_selector == {"pool": condition}
+        assert PoolConfig(label_selector={"pool": condition}).label_selector == {"pool": condition}
     else:
         assert "is none of value, !value, in(a, b), !in(a, b)" in message(decode_label_selector={"pool": condition})
 
@@ -83,6 +83,6 @@ def test_conditions_on_labels_are_taken_and_refused_as_ray_does(condition: str) 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_labels_are_taken_and_refused_as_ray_does(name: str) -> None:
     if validate_label_key(name) is None:
-        assert Pool(label_selector={name: "a"}).label_selector == {name: "a"}
+        assert PoolConfig(label_selector={name: "a"}).label_selector == {name: "a"}
     else:
         assert "is not a label name" in message(label_selector={name: "a"})

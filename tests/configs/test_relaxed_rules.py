@@ -10,17 +10,17 @@ from pydantic import ValidationError
 
 from actors.loading.method import ACCEPTANCES
 from configs.load import load_preset
-from configs.method import Method
-from configs.schema import CaptionJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
 from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 
 CHAIN = {"kind": "chain", "length": 10}
 
 
-def method(acceptance: dict[str, Any], **changed: Any) -> Method:
+def method(acceptance: dict[str, Any], **changed: Any) -> MethodConfig:
     # Through JSON, as for a job file, because only there lists become tuples.
-    return Method.model_validate_json(
+    return MethodConfig.model_validate_json(
         json.dumps({"drafter": {"kind": "model"}, "tree": CHAIN, "acceptance": acceptance} | changed)
     )
 
@@ -89,13 +89,13 @@ def test_values_out_of_range_are_refused(rule: dict[str, Any]) -> None:
     ],
 )
 def test_a_preset_builds_its_rule(preset: str, rule: type[RelaxedRule], options: dict[str, Any]) -> None:
-    chosen = load_preset(CaptionJob, preset).method
+    chosen = load_preset(CaptionJobConfig, preset).method
     made = ACCEPTANCES[chosen.acceptance.kind](**chosen.acceptance.model_dump(exclude={"kind"}))
     assert type(made) is rule
     assert {name: vars(made)[name] for name in options} == options
 
 
 def test_the_two_branch_preset_is_two_chains_of_ten() -> None:
-    tree = load_preset(CaptionJob, "zoo_lvspec_tree").method.tree
+    tree = load_preset(CaptionJobConfig, "zoo_lvspec_tree").method.tree
     assert tree.kind == "static"
     assert sorted(tree.paths) == sorted((first, *(0,) * depth) for first in (0, 1) for depth in range(10))

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_method
-from configs.drafters import SuffixDrafter as SuffixChoice
+from configs.drafters import SuffixDrafterConfig
 from configs.load import load_preset
-from configs.method import Method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.drafters import JacobiDrafter, SuffixDrafter
 from decoding.drafters.suffix_index import Corpus
 from tests import toys
@@ -23,8 +23,8 @@ JACOBI, SUFFIX = {"kind": "jacobi"}, {"kind": "suffix"}
 LANTERN = {"kind": "lantern", "k": 10}
 
 
-def method(**sections: Any) -> Method:
-    return Method.model_validate_json(json.dumps(sections))
+def method(**sections: Any) -> MethodConfig:
+    return MethodConfig.model_validate_json(json.dumps(sections))
 
 
 @pytest.mark.parametrize("kind", ["fly", "lvspec", "random"])
@@ -53,11 +53,11 @@ def test_trees_with_several_children_are_refused(drafter: dict[str, Any], tree: 
 
 def test_suffix_refuses_a_shortest_match_above_the_longest_and_a_corpus_out_of_bounds() -> None:
     with pytest.raises(ValidationError, match="min_ngram_tokens 9 is above max_ngram_tokens 8"):
-        SuffixChoice(min_ngram_tokens=9)
+        SuffixDrafterConfig(min_ngram_tokens=9)
     for size in (255, 1_048_577):
         with pytest.raises(ValidationError, match="max_corpus_tokens"):
-            SuffixChoice(max_corpus_tokens=size)
-    assert SuffixChoice(max_corpus_tokens=256).max_corpus_tokens == 256
+            SuffixDrafterConfig(max_corpus_tokens=size)
+    assert SuffixDrafterConfig(max_corpus_tokens=256).max_corpus_tokens == 256
 
 
 @pytest.mark.parametrize("drafter", [JACOBI, SUFFIX], ids=["jacobi", "suffix"])
@@ -71,16 +71,16 @@ def test_a_controller_and_a_trial_may_have_them(drafter: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_text_has_no_row_above(inside: bool) -> None:
-    job = load_preset(CaptionJob, "zoo_plain").model_dump(mode="json")
+    job = load_preset(CaptionJobConfig, "zoo_plain").model_dump(mode="json")
     choice = {"drafter": {**JACOBI, "fill": "above"}}
     job["method"] = {"auto": {"candidates": [choice]}} if inside else choice
     with pytest.raises(ValidationError, match="fill 'above' copies codes of the image row above, and a text has none"):
-        CaptionJob.model_validate_json(json.dumps(job))
+        CaptionJobConfig.model_validate_json(json.dumps(job))
 
 
 def test_an_image_job_knows_its_row() -> None:
     above = ("method={drafter: {kind: jacobi, fill: above}, tree: {kind: chain, length: 16}}",)
-    job = load_preset(SynthesizeJob, "zoo_images_jacobi", above)
+    job = load_preset(SynthesizeJobConfig, "zoo_images_jacobi", above)
     made = build_method(job.method, None, images.target("class")).drafter
     assert isinstance(made, JacobiDrafter)
     assert made.grid == images.GRID

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from actors.loading import pair
 from actors.loading.method import build_method
-from configs.drafters import DraftVocabulary
+from configs.drafters import DraftVocabularyConfig
 from configs.load import ConfigError, load_job
-from configs.method import Method
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
 from models.loading.vocabulary import SlicedHead, TokenCount, write_tokens
 from tests import toys
@@ -24,9 +24,11 @@ from tests.conformance import heads
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def method(kind: str = "model", **vocabulary: Any) -> Method:
+def method(kind: str = "model", **vocabulary: Any) -> MethodConfig:
     tree = {"kind": "chain", "length": 3}
-    return Method.model_validate_json(json.dumps({"drafter": {"kind": kind, "vocabulary": vocabulary}, "tree": tree}))
+    return MethodConfig.model_validate_json(
+        json.dumps({"drafter": {"kind": kind, "vocabulary": vocabulary}, "tree": tree})
+    )
 
 
 def listed(folder: Path, *ids: int) -> str:
@@ -42,7 +44,7 @@ def kept(head: Any) -> list[int]:
     return head.token_ids.tolist()
 
 
-def model_head(config: Method) -> Any:
+def model_head(config: MethodConfig) -> Any:
     drafter = build_method(config, toys.perturbed("llama", 0.02), toys.target("llama")).drafter
     assert isinstance(drafter, ModelDrafter)
     return drafter.model.head
@@ -72,7 +74,7 @@ def test_drafters_without_an_output_layer_have_no_vocabulary(kind: str) -> None:
 def test_an_image_has_no_tokens_to_choose_from() -> None:
     overrides = ("method.drafter.vocabulary.size=100",)
     with pytest.raises(ConfigError, match="an image is made of codes"):
-        load_job(SynthesizeJob, ROOT / "configs/jobs/zoo_images_sd_chain.yaml", overrides)
+        load_job(SynthesizeJobConfig, ROOT / "configs/jobs/zoo_images_sd_chain.yaml", overrides)
 
 
 def test_the_list_its_beginning_or_the_lowest_ids_are_kept_and_what_ends_a_text_always(tmp_path: Path) -> None:
@@ -106,13 +108,13 @@ def test_heads_on_the_target_are_kept_to_the_same_tokens() -> None:
     assert len(list(heads.medusa("llama")[0].parameters())) == len(list(medusa.heads[0].parameters()))
 
 
-def job(folder: Path, path: str, **more: Any) -> CaptionJob:
+def job(folder: Path, path: str, **more: Any) -> CaptionJobConfig:
     target = folder / "target"
     if not target.exists():
         target.mkdir()
         toys.save("llama", target)
     checkpoint = {"path": str(target), "dtype": "float32", "device": "cpu"}
-    return CaptionJob.model_validate_json(
+    return CaptionJobConfig.model_validate_json(
         json.dumps(
             {
                 "source": {"kind": "images", "path": "pictures"},
@@ -157,7 +159,7 @@ def test_a_list_of_a_candidate_is_refused_by_the_candidates_own_place(tmp_path: 
     data["method"] = {"auto": {"candidates": [{"drafter": {"kind": "lookup"}}, data["method"]]}}
     data["method"]["auto"]["candidates"][1]["drafter"]["vocabulary"]["path"] = str(tmp_path / "gone.json")
     with pytest.raises(ConfigError, match=r"^method\.auto\.candidates\.1\.drafter\.vocabulary\.path: .*gone\.json"):
-        pair.check(CaptionJob.model_validate_json(json.dumps(data)))
+        pair.check(CaptionJobConfig.model_validate_json(json.dumps(data)))
 
 
 def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> None:
@@ -171,4 +173,4 @@ def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> Non
 
 def test_a_choice_without_a_list_has_nothing_to_identify() -> None:
     config = method(size=5).drafter
-    assert getattr(config, "vocabulary") == DraftVocabulary(size=5)  # noqa: B009
+    assert getattr(config, "vocabulary") == DraftVocabularyConfig(size=5)  # noqa: B009

@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import rotate_half
 
 from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
-from decoding.contracts import Judgement, TreePolicy
+from decoding.contracts import TreePolicy, VerificationOutput
 from decoding.drafters import BlockDrafter
 from decoding.trees import DynamicTree
 from models.heads.block import BlockNetwork, BlockShape, View
@@ -139,7 +139,7 @@ def watch_drafts(engine: Engine, family: str) -> list[int]:
     drafter: Any = engine.method.drafter
     counted = [0]
 
-    def look(judgement: Judgement) -> None:
+    def look(judgement: VerificationOutput) -> None:
         made = judgement.tree
         for row, slot in enumerate(judgement.slots.ids):
             progress = engine._slots.at(slot)

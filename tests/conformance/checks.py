@@ -15,10 +15,10 @@ import torch
 from decoding import Completion, Engine, Method, Request, Sampling, Telemetry
 from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full
-from decoding.contracts import Acceptance, Drafter, Judgement, Probe, TreePolicy
+from decoding.contracts import Acceptance, Drafter, PrefillOutput, TreePolicy, VerificationOutput
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.reference import next_logits, reference_tokens
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -60,7 +60,7 @@ class Recorder:
         self.rejected_at: set[int] = set()
         self.ranks_taken: set[int] = set()
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = self.rule.judge(judgement)
         ranks = judgement.tree.sibling_rank()
         for row, n in enumerate(verdict.n.tolist()):
@@ -245,7 +245,7 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
             compare_row(engine._lanes, engine._lanes.first_row_of(slot), prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
-                own = guess.prefixes(progress.request, Probe(prefix))[0]
+                own = guess.prefixes(progress.request, PrefillOutput(prefix))[0]
                 compare_row(guess.lanes, guess.lanes.first_row_of(slot), own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from decoding import Method
-from decoding.controllers.base import Choice, Outcome
+from decoding.controllers.base import DepthChoice, StepOutcome
 
 
 class Erratic:
@@ -20,10 +20,10 @@ class Erratic:
         self._pattern = tuple(pattern)
         self.num_asked = 0
         self.is_off = bool(pattern) and not any(pattern)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[StepOutcome] = []
         self.most_missed = 0
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> DepthChoice:
         self.num_asked += 1
         if self._pattern:
             levels = min(max_levels, self._pattern[self.num_asked % len(self._pattern)])
@@ -33,9 +33,9 @@ class Erratic:
             levels = 0 if rests or self._random.random() < 0.25 else self._random.randint(0, max_levels)
         self.is_off = levels == 0
         self.most_missed = max(self.most_missed, num_missed)
-        return Choice(levels, "best" if max_levels else "last", 2.0, 1.0)
+        return DepthChoice(levels, "best" if max_levels else "last", 2.0, 1.0)
 
-    def learn(self, outcome: Outcome, choice: Choice) -> None:
+    def learn(self, outcome: StepOutcome, choice: DepthChoice) -> None:
         self.outcomes.append(outcome)
 
 

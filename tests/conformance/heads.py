@@ -16,10 +16,10 @@ from torch import Tensor
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
+from decoding.contracts import Acceptance, Drafter, TreePolicy, VerificationOutput
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from decoding.reference import cache_of
-from decoding.tree import DraftTree, Verdict
+from decoding.tree import AcceptanceResult, DraftTree
 from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork, FeatureStack
 from models.heads.eagle3 import Eagle3Network
@@ -210,11 +210,11 @@ def check_eos(kind: str, family: str, tree: str) -> None:
 class Watcher(checks.Recorder):
     """An acceptance rule that calls `look` before every decision."""
 
-    def __init__(self, look: Callable[[Judgement], None]) -> None:
+    def __init__(self, look: Callable[[VerificationOutput], None]) -> None:
         super().__init__(Exact())
         self.look = look
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         self.look(judgement)
         return self.rule.judge(judgement)
 
@@ -332,7 +332,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
     slow.set_attn_implementation("sdpa")
     counted = [0]
 
-    def look(judgement: Judgement) -> None:
+    def look(judgement: VerificationOutput) -> None:
         made = judgement.tree
         for row, slot in enumerate(judgement.slots.ids):
             progress = engine._slots.progress[slot]

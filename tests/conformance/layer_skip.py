@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.contracts import Judgement, TreePolicy
+from decoding.contracts import TreePolicy, VerificationOutput
 from decoding.drafters import LayerSkipDrafter
 from decoding.reference import cache_of
 from decoding.trees import DynamicTree
@@ -95,7 +95,7 @@ def check_drafts(family: str, layers: Sequence[int], tree: str) -> None:
     engine = make_engine(family, layers, tree, 3)
     num_compared = 0
 
-    def look(judgement: Judgement) -> None:
+    def look(judgement: VerificationOutput) -> None:
         nonlocal num_compared
         made = judgement.tree
         for row, slot in enumerate(judgement.slots.ids):
@@ -126,7 +126,7 @@ def check_image_drafts(kind: str, tree: str) -> None:
     slow = LlamaGenReference(weights, images.SHAPES[kind].num_heads, images.SHAPES[kind].grid)
     num_compared = 0
 
-    def look(judgement: Judgement) -> None:
+    def look(judgement: VerificationOutput) -> None:
         nonlocal num_compared
         made = judgement.tree
         for row, slot in enumerate(judgement.slots.ids):

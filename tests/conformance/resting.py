@@ -14,7 +14,7 @@ import torch
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from tests import toys
@@ -44,7 +44,7 @@ def check_chains(pattern: list[int]) -> int:
     decoder.set_attn_implementation("sdpa")
     counted = [0]
 
-    def look(judgement: Judgement) -> None:
+    def look(judgement: VerificationOutput) -> None:
         for row, slot in enumerate(judgement.slots.ids):
             progress = engine._slots.progress[slot]
             assert progress is not None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding import Engine, Request, Sampling
-from decoding.contracts import Probe
+from decoding.contracts import PrefillOutput
 from decoding.drafters import ModelDrafter
 from models.kv import prefill_batching
 from models.kv.lanes import LaneModel, SlotBatch
@@ -102,7 +102,7 @@ def check_memory(family: str, method: str = "sd-chain", wanted: Sequence[Request
             if isinstance(made.drafter, ModelDrafter):
                 guess = made.drafter
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
-                own = guess.prefixes(request, Probe(prefix))[0]
+                own = guess.prefixes(request, PrefillOutput(prefix))[0]
                 checks.compare_row(guess.lanes, guess.lanes.first_row_of(slot), own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10

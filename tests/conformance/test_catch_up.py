@@ -15,7 +15,7 @@ import decoding.drafters.missed as missed_module
 import decoding.drafters.model as missed
 from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
-from decoding.contracts import Probe
+from decoding.contracts import PrefillOutput
 from decoding.drafters import LookupDrafter, ModelDrafter
 from decoding.drafters.model import catch_up_widths
 from decoding.trees import Chain
@@ -68,7 +68,7 @@ def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: 
             target_prefix = engine.target.encode(
                 progress.request.prompt, progress.request.images, progress.request.videos
             )
-            own = drafter.prefixes(progress.request, Probe(target_prefix))[0]
+            own = drafter.prefixes(progress.request, PrefillOutput(target_prefix))[0]
             checks.compare_row(drafter.lanes, drafter.lanes.first_row_of(slot), own, progress.token_ids[:held])
             num_compared += held > 0
     assert num_compared > 5
@@ -123,7 +123,7 @@ def count_prompts(drafter: ModelDrafter, refused: Container[str] = ()) -> list[s
     made: list[str] = []
     make = drafter.prefixes
 
-    def counted(request: Request, probe: Probe) -> list[Prefix]:
+    def counted(request: Request, probe: PrefillOutput) -> list[Prefix]:
         if request.sample_id in refused:
             raise PromptError("no such words")
         made.append(request.sample_id)

@@ -12,7 +12,7 @@ from torch import Tensor
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full, TextOnly
-from decoding.contracts import Acceptance, Judgement, StepNoise, TreePolicy
+from decoding.contracts import Acceptance, StepNoise, TreePolicy, VerificationOutput
 from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import SingleLane
@@ -101,7 +101,7 @@ def test_each_part_of_a_step_is_one_graph(name: str) -> None:
             tree: Any, hidden: Tensor, noise: Any, engine: Engine = engine, slots: Any = slots, rows: Any = rows
         ) -> tuple[Any, Any]:
             raw = engine._lanes.logits(hidden)[:, 0]
-            judgement = Judgement(slots, tree, raw, warp(raw, rows, None), hidden, hidden, noise, rows)
+            judgement = VerificationOutput(slots, tree, raw, warp(raw, rows, None), hidden, hidden, noise, rows)
             return judgement, engine.method.acceptance.judge(judgement)
 
         def commit(judgement: Any, verdict: Any, engine: Engine = engine, slots: Any = slots) -> Any:

@@ -21,7 +21,7 @@ from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.drafters import ModelDrafter
 from decoding.noise import Noise
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from models.backends.cache import RaggedCache
 from models.kv.lanes import LaneModel
 from tests.conformance import checks, planted
@@ -96,13 +96,13 @@ def refill_keeps_the_old_seen_tokens(patch: Patch) -> None:
 
 
 def eos_inside_the_path_is_overrun(patch: Patch) -> None:
-    take = Progress.take
+    take = RequestState.take
 
-    def overrun(self: Progress, tokens: Any, logprobs: Any, eos_ids: Any, decode: Any) -> int:
+    def overrun(self: RequestState, tokens: Any, logprobs: Any, eos_ids: Any, decode: Any) -> int:
         only_last = eos_ids if tokens[-1] in eos_ids else frozenset()
         return take(self, tokens, logprobs, only_last, decode)
 
-    patch.setattr(Progress, "take", overrun)
+    patch.setattr(RequestState, "take", overrun)
 
 
 def noise_is_keyed_by_slot(patch: Patch) -> None:

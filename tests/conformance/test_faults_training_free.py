@@ -13,7 +13,7 @@ import pytest
 
 import decoding.drafters.jacobi as jacobi
 import decoding.drafters.suffix_index as suffix_index
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.drafters import JacobiDrafter, SuffixDrafter
 from tests.conformance import planted
 from tests.conformance import test_training_free as contract
@@ -32,7 +32,7 @@ def steps_without_drafts_are_forgotten(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def forget(self: Any, judgement: Judgement, verdict: Any, commit: Any = commit) -> None:
+        def forget(self: Any, judgement: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
             if judgement.tree.num_levels:
                 commit(self, judgement, verdict)
 
@@ -43,7 +43,7 @@ def rows_write_to_each_others_slots(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def crossed(self: Any, judgement: Judgement, verdict: Any, commit: Any = commit) -> None:
+        def crossed(self: Any, judgement: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
             name = "_output" if isinstance(self, JacobiDrafter) else "_text"
             commit(self, judgement, verdict)
             index = judgement.slots.index

@@ -7,20 +7,18 @@ shape raises; a step that runs there can be captured and compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from transformers import LlamaForCausalLM
 
-from decoding import Method, Request, Sampling
+from decoding import Method
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
+from decoding.conformance.host_reads import run_steps
 from decoding.contexts import Full
-from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
+from decoding.contracts import Acceptance, Drafter, PrefillOutput, TreePolicy
 from decoding.drafters import (
     BlockDrafter,
     EagleDrafter,
@@ -34,8 +32,6 @@ from decoding.drafters import (
     SuffixDrafter,
 )
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
-from decoding.scheduling.slots import Progress, SlotTable
-from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.heads.block import BlockNetwork
 from models.heads.eagle import EagleNetwork, EagleShape
@@ -50,29 +46,7 @@ from tests.conformance.relaxation import NEIGHBOURS
 
 pytestmark = pytest.mark.slow
 
-COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
-
-
-class NothingFromTheHost(TorchFunctionMode):
-    """Refuses tensors built from host numbers, whose copy synchronises."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A scalar is a kernel argument.
-        is_kept = bool(args) and isinstance(args[0], (int, float))
-        assert func not in COPIES or is_kept, f"{func.__name__}{args} is copied from the host"
-        # But not in an assignment, which makes a tensor of it on the host.
-        is_number = func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor)
-        assert not is_number, f"{args[2]} is copied from the host; use fill_ or index_put_"
-        return func(*args, **(kwargs or {}))
-
-
 Parts = tuple[Callable[[Target, Target], Drafter], Callable[[], TreePolicy], Callable[[], Acceptance]]
-SAMPLING = Sampling(max_new_tokens=20, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2)
-PROCESSED = Sampling(
-    max_new_tokens=20, temperature=0.8, min_p=0.1, repetition_penalty=1.2, no_repeat_ngram_size=3,
-    bad_words_ids=((5,), (6, 7)), sequence_bias=(((8,), 1.0), ((9, 10, 11), -1.0)), suppress_tokens=(12,),
-    begin_suppress_tokens=(13,), min_new_tokens=19, forced_eos_token_id=(2,),
-)  # fmt: skip
 
 
 def one(target: Target, model: Target) -> Drafter:
@@ -155,12 +129,6 @@ EAGLE = EagleShape.of(
 )
 
 
-def fake_prefix(target: Target, length: int) -> Prefix:
-    ids = torch.arange(4, 4 + length)
-    embeds = target.decoder.get_input_embeddings()(ids)  # type: ignore[operator]
-    return Prefix(ids, embeds, torch.arange(length), torch.arange(length) < 2)
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Loading may look at values; only the step must not.
@@ -174,46 +142,22 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
     with FakeTensorMode(), torch.inference_mode():
         target, model = (Target(LlamaForCausalLM(toys.text_config()).eval(), tokenizer) for _ in range(2))
         method = Method(make_drafter(target, model), policy, rule)
-        tree = method.tree
         if isinstance(rule, Lantern):
             # A table comes from the disk, with numbers in it.
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
-        capacity = 64 + tree.num_scratch(method.drafter.shares_cache)
-        lanes = target.lanes(3, 1, capacity, method.drafter.feature_layers)
-        spec = EngineSpec(
-            3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
-            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64, lanes=lanes,
-        )  # fmt: skip
-        for part in (method.drafter, tree, method.acceptance):
-            part.open(spec)
-        table = SlotTable(3, target.vocab_size, target.device)
-        lengths = (6, 9, 4)
-        progress = [
-            Progress(Request(f"s{i}", "", (), PROCESSED if i == 2 else SAMPLING), n, 2, tree.max_levels, token_ids=[5])
-            for i, n in enumerate(lengths)
-        ]
-        prefixes = [fake_prefix(target, n) for n in lengths]
-        table.occupy([0, 1, 2], progress, prefixes)
-        slots = table.batch([0, 1, 2])
-        prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
-        own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
-        method.drafter.admit(slots, table.root[slots.index], probes)
-        method.drafter.prefill(slots, own)
-        tree.reset(slots)
-        if isinstance(rule, LVSpec):
-            # Its admission counts visual tokens on the host between steps; here they are known.
-            assert probes[0].hidden is not None
-            rule._visual._reserve(2, probes[0].hidden[0])
-            rule._visual._counts = [2, 2, 2]
-        rows = table.sampling(slots)
-        levels = tree.max_levels if method.drafter.name != "none" else 0
-        # Off in between: the host knows the number of missed tokens.
-        for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
-            # Copies of the first step are cached.
-            with NothingFromTheHost() if number else nullcontext():
-                result = run_step(method, lanes, table, slots, rows, num_levels)
+
+        def own(prefix: Prefix) -> list[Prefix]:
+            return [prefix] * num_lanes if method.drafter.name == "model" else []
+
+        def admitted(prefills: list[PrefillOutput]) -> None:
+            if isinstance(rule, LVSpec):
+                # Its admission counts visual tokens on the host between steps; here they are known.
+                assert prefills[0].hidden is not None
+                rule._visual._reserve(2, prefills[0].hidden[0])
+                rule._visual._counts = [2, 2, 2]
+
+        result = run_steps(method, target, own, admitted)
         tokens, n = result.output.tokens, result.output.counts
         assert tokens.shape[0] == 3
         assert n.shape == (3,)

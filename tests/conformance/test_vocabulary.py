@@ -12,10 +12,10 @@ import torch
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full, TextOnly
-from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
+from decoding.contracts import Acceptance, Drafter, TreePolicy, VerificationOutput
 from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from decoding.trees import DynamicTree, SageTree
 from models.loading.vocabulary import SlicedHead
 from tests import toys
@@ -58,7 +58,7 @@ class Inside(checks.Recorder):
         self.allowed = torch.zeros(toys.VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor([*tokens]), True)
         self.num_drafts = 0
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         tree = judgement.tree
         drafts = tree.valid & (tree.parents >= 0)
         assert bool(self.allowed[tree.tokens[drafts]].all()), tree.tokens[drafts].tolist()

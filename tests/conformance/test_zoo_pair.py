@@ -12,7 +12,7 @@ from transformers import AutoProcessor
 
 from actors.loading.pair import Pair, load
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
@@ -34,7 +34,7 @@ TREES: dict[str, Callable[[], TreePolicy]] = {
 
 @cache
 def pair() -> Pair:
-    return load(load_job(CaptionJob, "configs/jobs/demo_caption.yaml", ("model.target.dtype=float32",)))
+    return load(load_job(CaptionJobConfig, "configs/jobs/demo_caption.yaml", ("model.target.dtype=float32",)))
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Probe, StepNoise
+from decoding.contracts import EngineSpec, PrefillOutput, StepNoise, VerificationOutput
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
@@ -79,7 +79,7 @@ def judgement(
     temperature: float = 0.0,
     keys: Tensor | None = None,
     position: int = 5,
-) -> Judgement:
+) -> VerificationOutput:
     """Build the input of an acceptance rule; `hidden` (b, N, D) are the target's states at the nodes."""
     b = logits.shape[0]
     keys = torch.stack([torch.arange(b) + 11, torch.arange(b) + 77], dim=1) if keys is None else keys
@@ -96,16 +96,20 @@ def judgement(
     states = torch.zeros(*logits.shape[:2], 4) if hidden is None else hidden
     noise = StepNoise(Noise(keys, torch.full((b,), position)), drafts.num_levels + 1, logits.shape[-1])
     warped = logits / temperature if temperature > 0 else logits
-    return Judgement(where or slots(*range(b)), drafts, logits, warped, states[:, None], states[:, None], noise, rows)
+    return VerificationOutput(
+        where or slots(*range(b)), drafts, logits, warped, states[:, None], states[:, None], noise, rows
+    )
 
 
-def probe(visual: Tensor, num_text: int = 2) -> Probe:
+def probe(visual: Tensor, num_text: int = 2) -> PrefillOutput:
     """A prefill whose visual columns have the given states (C, D), between text columns with states of ones."""
     text = torch.ones(num_text, visual.shape[-1], dtype=visual.dtype)
     hidden = torch.cat([text, visual, text])
     marks = torch.tensor([False] * num_text + [True] * visual.shape[0] + [False] * num_text)
     length = hidden.shape[0]
-    return Probe(Prefix(torch.zeros(length, dtype=torch.long), hidden, torch.arange(length), marks), hidden[None])
+    return PrefillOutput(
+        Prefix(torch.zeros(length, dtype=torch.long), hidden, torch.arange(length), marks), hidden[None]
+    )
 
 
 def directions(cosines: Sequence[float]) -> Tensor:

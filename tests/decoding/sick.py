@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from decoding import Engine, Request
-from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
-from decoding.tree import Frontier, Verdict
+from decoding.contracts import Drafter, EngineSpec, PrefillOutput, VerificationOutput
+from decoding.tree import AcceptanceResult, Frontier
 from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
@@ -56,11 +56,11 @@ class SickDrafter:
     def open(self, spec: EngineSpec) -> None:
         self.inner.open(spec)
 
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
         self._strike_alone("prefixes", request)
         return self.inner.prefixes(request, probe)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
         self._strike("admit", slots)
         self.inner.admit(slots, first, probes)
 
@@ -85,7 +85,7 @@ class SickDrafter:
         logits[torch.tensor(sick)] = self.value
         return logits
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         self._strike("commit", judgement.slots)
         self.inner.commit(judgement, verdict)
 

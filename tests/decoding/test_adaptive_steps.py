@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance import Exact
-from decoding.contracts import Drafter, Judgement, Level, TreePolicy
+from decoding.contracts import Drafter, DraftLogits, TreePolicy, VerificationOutput
 from decoding.drafters import LookupDrafter
 from decoding.drafters.lookup import find_match
-from decoding.tree import NO_TOKEN, DraftTree, Frontier, Verdict
+from decoding.tree import NO_TOKEN, AcceptanceResult, DraftTree, Frontier
 from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
 from models.kv.lanes import SlotBatch
 from tests.decoding import blocks
@@ -40,13 +40,13 @@ def after(token: int) -> Tensor:
 TABLE = torch.stack([after(token) for token in range(blocks.VOCAB_SIZE)])
 
 
-def grown(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, like: Judgement) -> DraftTree:
+def grown(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, like: VerificationOutput) -> DraftTree:
     """What the level loop does, with the table above for a drafter."""
     frontier: Frontier | None = policy.start(slots, root, num_levels, False)
     while frontier is not None:
         assert frontier.nodes.shape == frontier.tokens.shape == frontier.parents.shape
         assert frontier.path.shape[2] == frontier.depth
-        frontier = policy.grow(Level(TABLE[frontier.tokens], None, like.rows))
+        frontier = policy.grow(DraftLogits(TABLE[frontier.tokens], None, like.rows))
     return policy.finish()
 
 
@@ -60,7 +60,7 @@ def step(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, nu
         child = (tree.parents == first[-1][:, None]).long().argmax(dim=1)
         first.append(child)
     path = torch.stack(first, dim=1)
-    verdict = Verdict(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
+    verdict = AcceptanceResult(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
     return tree, policy.commit(replace(like, tree=tree), verdict)
 
 
@@ -142,11 +142,13 @@ def test_a_root_without_candidates_teaches_nothing() -> None:
     frontier: Frontier | None = policy.start(slots, root, 8, False)
     while frontier is not None:
         frontier = policy.grow(
-            Level(torch.full((1, frontier.nodes.shape[1], blocks.VOCAB_SIZE), NONE), None, like.rows)
+            DraftLogits(torch.full((1, frontier.nodes.shape[1], blocks.VOCAB_SIZE), NONE), None, like.rows)
         )
     tree = policy.finish()
     assert tree.valid.sum().item() == 1
-    nothing = Verdict(torch.zeros(1, 9, dtype=torch.long), torch.tensor([1]), root, torch.zeros(1, 9, dtype=torch.bool))
+    nothing = AcceptanceResult(
+        torch.zeros(1, 9, dtype=torch.long), torch.tensor([1]), root, torch.zeros(1, 9, dtype=torch.bool)
+    )
     assert policy.commit(replace(like, tree=tree), nothing).tolist() == [8]  # type: ignore[union-attr]
     assert policy.extras(0)["confidence_mean"] == pytest.approx(1.0)
 
@@ -160,12 +162,12 @@ def test_the_next_tree_is_planned_from_the_chosen_distribution(source: Any, expe
     policy.reset(slots)
     like = blocks.judgement(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
     frontier = policy.start(slots, root, 2, False)
-    second = policy.grow(Level(TABLE[frontier.tokens], None, like.rows))
+    second = policy.grow(DraftLogits(TABLE[frontier.tokens], None, like.rows))
     assert second is not None
-    policy.grow(Level(TABLE[torch.full_like(second.tokens, FLAT)], None, like.rows))
+    policy.grow(DraftLogits(TABLE[torch.full_like(second.tokens, FLAT)], None, like.rows))
     tree = policy.finish()
     path = torch.tensor([[0, 1, 2]])
-    verdict = Verdict(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
+    verdict = AcceptanceResult(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
     # The mean of certainty and ten equal chances: P̃ = (.55, .05, …), α = 0.5, D = 5.5: the levels' best have .55, .30,
     # .17, .09, .05, and θ = .018 l: .073 on level 4, .091 on level 5.
     levels = policy.commit(replace(like, tree=tree), verdict)
@@ -235,7 +237,7 @@ def admitted(prompts: list[list[int]], visual: list[list[bool]] | None = None) -
         prefix = blocks.probe(torch.zeros(0, 4)).prefix
         marks = visual[row] if visual else [False] * (len(tokens) - 1)
         probes.append(
-            blocks.Probe(replace(prefix, token_ids=torch.tensor(tokens[:-1]), visual=torch.tensor(marks),
+            blocks.PrefillOutput(replace(prefix, token_ids=torch.tensor(tokens[:-1]), visual=torch.tensor(marks),
                                  embeds=torch.zeros(len(tokens) - 1, 4), positions=torch.arange(len(tokens) - 1)))
         )  # fmt: skip
     drafter.admit(slots, torch.tensor([tokens[-1] for tokens in prompts]), probes)
@@ -246,7 +248,7 @@ def drafted(drafter: Drafter, policy: TreePolicy, slots: SlotBatch, root: Tensor
     like = blocks.judgement(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
     frontier: Frontier | None = policy.start(slots, root, num_levels, True)
     while frontier is not None:
-        frontier = policy.grow(Level(drafter.draft(slots, frontier), None, like.rows))
+        frontier = policy.grow(DraftLogits(drafter.draft(slots, frontier), None, like.rows))
     return policy.finish()
 
 

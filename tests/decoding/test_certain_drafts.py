@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from decoding.acceptance import Rejection
-from decoding.contracts import Judgement, StepNoise
+from decoding.contracts import StepNoise, VerificationOutput
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
@@ -44,7 +44,7 @@ def test_two_levels_of_picked_drafts_are_judged_without_bias() -> None:
     noise = StepNoise(Noise(torch.stack([index, index + 7], 1), index * 0), 3, VOCAB)
     slots = SlotBatch(index, tuple(range(NUM_ROWS)), (1,) * NUM_ROWS)
     hidden = torch.zeros(NUM_ROWS, 1, 5, 1)
-    verdict = Rejection().judge(Judgement(slots, tree, logits, logits, hidden, hidden, noise, rows))
+    verdict = Rejection().judge(VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows))
     path = tree.tokens.gather(1, verdict.path)
     first = torch.where(verdict.n > 1, path[:, 1], verdict.next)
     second = torch.where(verdict.n > 2, path[:, 2], verdict.next)

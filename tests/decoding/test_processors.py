@@ -16,7 +16,7 @@ import decoding.processors
 from decoding.reference import processors_of
 from decoding.sampling import warp
 from decoding.scheduling.processors import ProcessorTables
-from decoding.scheduling.slots import Progress, SlotTable
+from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.tree import NO_TOKEN, DraftTree
 from decoding.types import Request, Sampling
 from models.inputs.prefix import Prefix
@@ -60,7 +60,7 @@ def occupied(table: SlotTable, rows: list[tuple[Sampling, list[int], int]], seed
     for slot, (sampling, prompt, num_new) in enumerate(rows):
         ids = torch.tensor(prompt)
         prefix = Prefix(ids, torch.zeros(len(prompt), 1), torch.arange(len(prompt)), ids < 0)
-        table.occupy([slot], [Progress(Request(f"{slot}", "", (), sampling), len(prompt), 0)], [prefix])
+        table.occupy([slot], [RequestState(Request(f"{slot}", "", (), sampling), len(prompt), 0)], [prefix])
         output = torch.randint(0, V, (num_new + 1,), generator=generator)
         slots = table.batch([slot])
         for start in range(0, num_new, 2):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import ConfigError, load_job
-from configs.output import ExportJob, Output
-from configs.schema import CaptionJob
+from configs.output import ExportJobConfig, OutputConfig
+from configs.schema import CaptionJobConfig
 from configs.yaml_file import MAX_YAML_CHARS, read_yaml
 from files.local import OutsideRoots, open_regular, read_regular
 from files.strict_json import MAX_DEPTH, JsonError, parse_json, parse_object, walk
@@ -53,7 +53,7 @@ def test_a_link_out_of_the_roots_is_refused(tmp_path: Path) -> None:
         assert file.read() == b""
 
 
-@pytest.mark.parametrize("model", [CaptionJob, ExportJob])
+@pytest.mark.parametrize("model", [CaptionJobConfig, ExportJobConfig])
 def test_a_job_file_that_is_not_regular_is_refused(model: Any, tmp_path: Path) -> None:
     for path in not_regular(tmp_path):
         with pytest.raises(ConfigError, match=r"cannot be read: (it is no regular file|Is a directory)"):
@@ -70,7 +70,7 @@ def test_a_job_file_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
 def test_a_schema_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
     for path in not_regular(tmp_path):
         with pytest.raises(ValueError, match=r"cannot be read: (it is no regular file|Is a directory)"):
-            Output(json_schema=path)  # type: ignore[arg-type]
+            OutputConfig(json_schema=path)  # type: ignore[arg-type]
 
 
 def test_a_vocabulary_that_is_not_regular_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import ray_session
 from tests import object_store
 
@@ -16,7 +16,7 @@ from tests import object_store
 def local_ray() -> Iterator[None]:
     object_store.running()  # workers get their environment when Ray starts, and some tests keep files in that store
     # What workers print comes when it likes, and would end up in what other tests capture.
-    with ray_session.session(Job(num_cpus=2), log_to_driver=False):
+    with ray_session.session(JobSectionConfig(num_cpus=2), log_to_driver=False):
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.types import Completion
 from tests.actors.fakes import FakeEngine, FakePair
 
@@ -67,5 +67,5 @@ class LoadPoisoned:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> FakePair:
+    def __call__(self, config: CaptionJobConfig, num_threads: int | None) -> FakePair:
         return PoisonedPair(self.folder)

@@ -18,7 +18,7 @@ from ray.data.block import BlockMetadata
 
 import actors.loading.pair
 from actors.loading.generation import Generation
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.types import Completion
 from jobs import caption
 from pipeline.media.video import clips
@@ -97,7 +97,7 @@ class LoadFake:
     def __init__(self, lease: Path | None = None) -> None:
         self.lease = lease
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> FakePair:
+    def __call__(self, config: CaptionJobConfig, num_threads: int | None) -> FakePair:
         return MortalPair(self.lease) if self.lease else FakePair()
 
 
@@ -135,14 +135,14 @@ def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", arou
     }
 
     def faked(
-        config: CaptionJob, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
+        config: CaptionJobConfig, datasource: Datasource, num_spans: int, stages: CaptionStages, run: RunContext
     ) -> Dataset:
         read, decode = around(datasource, stages.decode) if around else (datasource, stages.decode)
         return caption_dataset(config, read, num_spans, replace(stages, decode=decode, load=LoadFake()), run)
 
     checked = mock.patch.object(actors.loading.pair, "check", return_value=FakePairInfo())
     with checked, mock.patch.object(caption, "caption_dataset", faked):
-        return caption.run(make_plan(CaptionJob.model_validate_json(json.dumps(sections))))
+        return caption.run(make_plan(CaptionJobConfig.model_validate_json(json.dumps(sections))))
 
 
 # --- hostile inputs ------------------------------------------------------------------------------------------------

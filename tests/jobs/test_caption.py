@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption
 from pipeline.rows.schemas import ERROR_CODES, SCHEMA_VERSION_KEY
 from zoo import demo
@@ -130,7 +130,7 @@ def test_a_job_leaves_its_manifest_config_versions_attempt_and_summary(output: P
     assert versions["code_revision"] == record["code_revision"]
     assert set(versions["model_revisions"]) == {"target", "drafter"}
     assert (found["num_samples"], found["errors_by_type"]) == (128, {"not_an_image": 1, "broken_image": 1})
-    again = load_job(CaptionJob, job / "config.yaml")
+    again = load_job(CaptionJobConfig, job / "config.yaml")
     assert again.sampling.max_new_tokens == MAX_NEW_TOKENS
     assert again.fingerprint(versions["model_revisions"]) == record["config_fingerprint"]
     assert not list((output / "_job").glob("tmp/*"))

@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import check
 from tests.pipeline.attempts import job, run
-from tests.pipeline.sources.shards import write_parquet
+from tests.pipeline.formats.shards import write_parquet
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> CaptionJob:
+def config(tmp_path: Path) -> CaptionJobConfig:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(30)))
     return job({"kind": "text", "path": str(tmp_path / "in"), "span_max_rows": 8}, tmp_path / "out")
 
 
-def made(config: CaptionJob, num_batches: int | None = None) -> Path:
+def made(config: CaptionJobConfig, num_batches: int | None = None) -> Path:
     run(config, num_batches=num_batches, fails=lambda own: own == "a.txt#7")
     output = Path(config.sink.path)
     (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
     return output
 
 
-def test_a_whole_output_is_complete_and_sound(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_output_is_complete_and_sound(config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(made(config))]) == check.COMPLETE
     output = capsys.readouterr().out.splitlines()
     verified = [line for line in output if line.startswith("verified ")]
@@ -43,7 +43,7 @@ def test_a_whole_output_is_complete_and_sound(config: CaptionJob, capsys: pytest
     ]
 
 
-def test_what_is_missing_and_what_waits_is_named(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_and_what_waits_is_named(config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(made(config, num_batches=6))]) == check.INCOMPLETE
     output = capsys.readouterr().out
     assert "missing   6\n" in output
@@ -52,7 +52,7 @@ def test_what_is_missing_and_what_waits_is_named(config: CaptionJob, capsys: pyt
 
 
 @pytest.mark.parametrize("kind", ["bytes", "torn", "foreign", "twice", "no note"])
-def test_what_is_unsound_is_named(config: CaptionJob, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_unsound_is_named(config: CaptionJobConfig, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     data = made(config) / "data"
     name = data / "part-000001.parquet"
     whole = name.read_bytes()

@@ -11,7 +11,7 @@ import pytest
 
 from configs.load import ConfigError, load_job, load_preset
 from configs.presets import JOBS, job_names
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from files import installation
 from jobs import cli, completion, estimate
 from jobs.arguments import add_job_file, new_parser, take_job_file
@@ -128,10 +128,10 @@ def test_a_name_is_a_shipped_job_file_or_preset_from_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo_caption").mkdir()  # a folder is no job file
-    by_name = load_job(CaptionJob, "demo_caption", ("job.seed=5",))
-    assert by_name == load_job(CaptionJob, JOBS / "demo_caption.yaml", ("job.seed=5",))
-    preset = load_job(CaptionJob, "zoo_sage", ("sink.path=mine",))
-    assert preset == load_preset(CaptionJob, "zoo_sage", ("sink.path=mine",))
+    by_name = load_job(CaptionJobConfig, "demo_caption", ("job.seed=5",))
+    assert by_name == load_job(CaptionJobConfig, JOBS / "demo_caption.yaml", ("job.seed=5",))
+    preset = load_job(CaptionJobConfig, "zoo_sage", ("sink.path=mine",))
+    assert preset == load_preset(CaptionJobConfig, "zoo_sage", ("sink.path=mine",))
     assert preset.method != by_name.method
     assert {"zoo_sage", "demo_folder"} <= {*job_names()}
 
@@ -142,16 +142,14 @@ def test_a_file_of_the_working_directory_comes_before_a_shipped_name(
     monkeypatch.chdir(tmp_path)
     text = (JOBS / "demo_caption.yaml").read_text().replace("path: out/captions", "path: out/own")
     (tmp_path / "demo_caption").write_text(text)
-    assert load_job(CaptionJob, "demo_caption").sink.path == "out/own"
+    assert load_job(CaptionJobConfig, "demo_caption").sink.path == "out/own"
 
 
 def test_an_unknown_name_is_refused_with_near_names() -> None:
-    with pytest.raises(
-        ConfigError, match=r"demo_captoin: no file and no shipped job file .* mean demo_caption"
-    ):
-        load_job(CaptionJob, "demo_captoin")
+    with pytest.raises(ConfigError, match=r"demo_captoin: no file and no shipped job file .* mean demo_caption"):
+        load_job(CaptionJobConfig, "demo_captoin")
     with pytest.raises(ConfigError, match=r"gone\.yaml: cannot be read"):
-        load_job(CaptionJob, "gone.yaml")
+        load_job(CaptionJobConfig, "gone.yaml")
 
 
 def test_an_estimate_is_the_job_s_own_command(monkeypatch: pytest.MonkeyPatch) -> None:

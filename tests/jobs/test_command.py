@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs.caption import results
 from jobs.command import FAILED, REFUSED, Command
 from pipeline.output.publishing import Fenced
@@ -25,8 +25,8 @@ def command(run: Callable[[Any], Any], make_plan: Callable[..., Any] = plan_of) 
         verb="captioning",
         doc="",
         example="",
-        model=CaptionJob,
-        make_plan=lambda config, limit, _, resume, __: make_plan(config, resume, limit),
+        model=CaptionJobConfig,
+        make_plan=lambda config, limit, _, resume, *__: make_plan(config, resume, limit),
         describe=lambda _: [],
         run=run,
         build=results,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from configs.acceptance import LanternAcceptance
+from configs.acceptance import LanternAcceptanceConfig
 from configs.load import load_job, load_preset
 from configs.presets import JOBS
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = sorted(JOBS.glob("train_*.yaml"))
@@ -20,32 +20,32 @@ FILES = sorted(set(JOBS.glob("*.yaml")) - {*TRAINING, *SYNTHESIS})
 
 
 def test_there_is_a_file_for_the_demo_for_a_folder_and_for_each_kind_of_source() -> None:
-    kinds = {path.stem: load_job(CaptionJob, path).source.kind for path in FILES}
+    kinds = {path.stem: load_job(CaptionJobConfig, path).source.kind for path in FILES}
     assert {"demo_caption", "caption_folder"} <= set(kinds)
     assert set(kinds.values()) == {"parquet", "images", "webdataset", "videos"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_job_file_is_valid_and_has_a_description(path: Path) -> None:
-    load_job(CaptionJob, path)
+    load_job(CaptionJobConfig, path)
     assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
 def test_every_training_file_is_valid_and_has_a_description(path: Path) -> None:
-    load_job(TrainDrafterJob, path)
+    load_job(TrainDrafterJobConfig, path)
     assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("path", SYNTHESIS, ids=lambda path: path.stem)
 def test_every_synthesis_file_is_valid_and_has_a_description(path: Path) -> None:
-    load_job(SynthesizeJob, path)
+    load_job(SynthesizeJobConfig, path)
     assert path.read_text().startswith("# ")
 
 
 def lantern_of(name: str) -> dict[str, object]:
-    rule = load_preset(SynthesizeJob, name).method.acceptance
-    assert isinstance(rule, LanternAcceptance)
+    rule = load_preset(SynthesizeJobConfig, name).method.acceptance
+    assert isinstance(rule, LanternAcceptanceConfig)
     return {name: getattr(rule, name) for name in ("k", "k_counts_draft", "delta", "divergence", "draw")}
 
 

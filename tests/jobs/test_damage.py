@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import check
 from pipeline.reports.summary import count
 from pipeline.run.execution import write_provenance
@@ -31,7 +31,7 @@ SHARDS = (Shard(0, 2), Shard(1, 2))
 UNCHECKED = ("_job/report.html", "_job/digests/", "_job/logs/")
 
 
-def make(folder: Path, shards: tuple[Shard, ...] = (WHOLE,)) -> CaptionJob:
+def make(folder: Path, shards: tuple[Shard, ...] = (WHOLE,)) -> CaptionJobConfig:
     """A finished output with every kind of file: attempts, errors, exports, and turns of shards."""
     images(folder / "in", [f"{number:02}.png" for number in range(14)])
     source = {"kind": "images", "path": str(folder / "in"), "span_max_rows": 5}
@@ -48,23 +48,23 @@ def make(folder: Path, shards: tuple[Shard, ...] = (WHOLE,)) -> CaptionJob:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> CaptionJob:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> CaptionJobConfig:
     return make(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> CaptionJob:
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> CaptionJobConfig:
     return make(tmp_path_factory.mktemp("sharded"), SHARDS)
 
 
 @pytest.fixture
-def copy(whole: CaptionJob, tmp_path: Path) -> CaptionJob:
+def copy(whole: CaptionJobConfig, tmp_path: Path) -> CaptionJobConfig:
     """A copy of the finished output that may be changed."""
     shutil.copytree(whole.sink.path, tmp_path / "out")
     return whole.model_copy(update={"sink": whole.sink.model_copy(update={"path": str(tmp_path / "out")})})
 
 
-def files_of(config: CaptionJob) -> list[Path]:
+def files_of(config: CaptionJobConfig) -> list[Path]:
     found = (path for path in Path(config.sink.path).rglob("*") if path.is_file() and path.stat().st_size)
     return sorted(path for path in found if not any(part in str(path) for part in UNCHECKED))
 
@@ -81,7 +81,7 @@ def changed(path: Path, data: bytes) -> Iterator[None]:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def checked(config: CaptionJob) -> tuple[int, str]:
+def checked(config: CaptionJobConfig) -> tuple[int, str]:
     """The status of `jobs.check` and what it prints."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -89,7 +89,7 @@ def checked(config: CaptionJob) -> tuple[int, str]:
     return status, printed.getvalue()
 
 
-def shown_name(config: CaptionJob, path: Path) -> str:
+def shown_name(config: CaptionJobConfig, path: Path) -> str:
     """The name by which a finding of a shard or of the whole output names a file."""
     name = path.relative_to(config.sink.path).as_posix()
     for number in (0, 1):
@@ -97,7 +97,7 @@ def shown_name(config: CaptionJob, path: Path) -> str:
     return name.removeprefix("_job/files/").removesuffix(".json") if name.startswith("_job/files/") else name
 
 
-def planned(config: CaptionJob, shard: Shard) -> tuple[Plan | None, str]:
+def planned(config: CaptionJobConfig, shard: Shard) -> tuple[Plan | None, str]:
     """The plan of a job that resumes, or the message with which it is refused."""
     try:
         return plan_of(config, shard=shard), ""
@@ -105,7 +105,7 @@ def planned(config: CaptionJob, shard: Shard) -> tuple[Plan | None, str]:
         return None, str(error)
 
 
-def check_that_nothing_passes(config: CaptionJob, path: Path, shards: tuple[Shard, ...]) -> None:
+def check_that_nothing_passes(config: CaptionJobConfig, path: Path, shards: tuple[Shard, ...]) -> None:
     """The check names the damaged file, and a job that resumes refuses in words or has work to do."""
     status, text = checked(config)
     assert status == check.UNSOUND, text
@@ -124,7 +124,7 @@ def check_that_nothing_passes(config: CaptionJob, path: Path, shards: tuple[Shar
 
 @given(st.data())
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_changed_bit_anywhere_in_an_output_is_named(whole: CaptionJob, data: st.DataObject) -> None:
+def test_a_changed_bit_anywhere_in_an_output_is_named(whole: CaptionJobConfig, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(whole)))
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -134,7 +134,7 @@ def test_a_changed_bit_anywhere_in_an_output_is_named(whole: CaptionJob, data: s
 
 @given(st.data())
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_changed_bit_anywhere_in_an_output_of_shards_is_named(sharded: CaptionJob, data: st.DataObject) -> None:
+def test_a_changed_bit_anywhere_in_an_output_of_shards_is_named(sharded: CaptionJobConfig, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(files_of(sharded)))
     content = bytearray(path.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
@@ -163,7 +163,7 @@ def mutated(value: Any, data: st.DataObject) -> Any:
 @settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("has_digests", [True, False])
 def test_a_json_file_with_other_values_is_no_traceback(
-    sharded: CaptionJob, has_digests: bool, data: st.DataObject
+    sharded: CaptionJobConfig, has_digests: bool, data: st.DataObject
 ) -> None:
     """Without recorded digests, as in outputs of older versions, only values of a wrong type are found."""
     path = data.draw(st.sampled_from([path for path in files_of(sharded) if path.suffix == ".json"]))
@@ -190,7 +190,7 @@ def test_a_json_file_with_other_values_is_no_traceback(
 @pytest.mark.parametrize(
     "name", ["_job/attempts/000001.json", "_job/summary.json", "_job/manifest/part-00000.parquet", "data", "notes"]
 )
-def test_what_is_no_file_is_named_and_does_not_hang(copy: CaptionJob, name: str, place: str) -> None:
+def test_what_is_no_file_is_named_and_does_not_hang(copy: CaptionJobConfig, name: str, place: str) -> None:
     output = Path(copy.sink.path)
     names = {"data": "data/part-000004.parquet", "notes": "_job/files/data/part-000004.parquet.json"}
     path = output / names.get(name, name)
@@ -214,7 +214,7 @@ def test_what_is_no_file_is_named_and_does_not_hang(copy: CaptionJob, name: str,
         resume_lines(plan_of(copy))
 
 
-def test_a_damaged_manifest_and_a_damaged_result_are_both_named(copy: CaptionJob) -> None:
+def test_a_damaged_manifest_and_a_damaged_result_are_both_named(copy: CaptionJobConfig) -> None:
     output = Path(copy.sink.path)
     for name in ("_job/manifest/part-00000.parquet", "data/part-000000.parquet", "_job/attempts/000001.json"):
         data = bytearray((output / name).read_bytes())
@@ -238,7 +238,7 @@ def test_a_damaged_manifest_and_a_damaged_result_are_both_named(copy: CaptionJob
     assert f"rows      {rows:,} in data/, 1 in errors/" in text
 
 
-def test_names_that_are_no_text_are_printed(copy: CaptionJob) -> None:
+def test_names_that_are_no_text_are_printed(copy: CaptionJobConfig) -> None:
     (Path(copy.sink.path) / "data" / os.fsdecode(b"\xff\nproblems  0.parquet")).write_bytes(b"x")
     status, text = checked(copy)
     assert status == check.UNSOUND

@@ -11,7 +11,7 @@ import pytest
 
 from actors.serving.journal import ErrorBudgetSpent
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption
 from jobs.command import TOO_MANY_ERRORS
 from tests.actors.fakes import fake_job
@@ -57,7 +57,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
 def test_bounds_that_mean_nothing_are_refused(section: str, field: str, value: float) -> None:
     data = {**fake_job().resolved(), section: {field: value}}
     with pytest.raises(ConfigError, match=f"{section}.{field}"):
-        validate(CaptionJob, data, "a test")
+        validate(CaptionJobConfig, data, "a test")
 
 
 def test_bounds_on_time_and_errors_do_not_change_what_a_job_is() -> None:

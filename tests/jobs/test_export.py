@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption, command
 from jobs import export as command_of_exports
 from jobs.export import DONE, FAILED, REFUSED, ROWS_REFUSED
@@ -68,7 +68,7 @@ def test_a_damaged_output_fails(tmp_path, capsys) -> None:
     assert "failed: " in capsys.readouterr().err
 
 
-def job_with_exports(tmp_path: Path) -> CaptionJob:
+def job_with_exports(tmp_path: Path) -> CaptionJobConfig:
     images(tmp_path / "in", NAMES)
     sink = {"exports": [{"kind": "sidecars"}, {"kind": "dataset", "path": str(tmp_path / "set")}]}
     return job({"kind": "images", "path": str(tmp_path / "in")}, tmp_path / "out", sink=sink)

@@ -147,9 +147,9 @@ def test_the_limit_has_a_lower_edge() -> None:
     """The limit is a field of the job with a lower edge."""
     from pydantic import ValidationError
 
-    from configs.pool import Job
+    from configs.pool import JobSectionConfig
 
-    assert Job(max_silence_s=1.0).max_silence_s == 1.0
-    assert Job(max_silence_s=None).max_silence_s is None
+    assert JobSectionConfig(max_silence_s=1.0).max_silence_s == 1.0
+    assert JobSectionConfig(max_silence_s=None).max_silence_s is None
     with pytest.raises(ValidationError):
-        Job(max_silence_s=0.9)
+        JobSectionConfig(max_silence_s=0.9)

@@ -14,7 +14,7 @@ import yaml
 
 from actors.loading import pair
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption, verify
 from pipeline.output.recorded_job import read_job
 from pipeline.verify.run import Settings, second_config
@@ -82,7 +82,7 @@ def test_what_is_not_built_is_refused_before_ray(
 
 
 @torch.inference_mode()
-def generated(target: Path, config: CaptionJob, rows: list[str]) -> list[list[int]]:
+def generated(target: Path, config: CaptionJobConfig, rows: list[str]) -> list[list[int]]:
     """Tokens by `generate`, which reads the settings of the checkpoint."""
     info, model = pair.check(config), transformers.AutoModelForCausalLM.from_pretrained(target)
     outputs = []
@@ -100,7 +100,7 @@ def test_a_job_follows_records_and_verifies_them(
 ) -> None:
     assert caption.main(command) == caption.DONE
     table = pq.read_table(tmp_path / "out/data").sort_by("row_index")
-    config = load_job(CaptionJob, command[1])
+    config = load_job(CaptionJobConfig, command[1])
     rows = (tmp_path / "src/a.txt").read_text().splitlines()
     assert table["token_ids"].to_pylist() == generated(target, config, rows)
     assert table["token_ids"].to_pylist() != generated(ZOO / "text_target", config, rows)

@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_job
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from jobs import caption, synthesize
 from pipeline.run.plan import make_plan
 from pipeline.synthesis.plan import make_plan as make_synthesis_plan
 
 OLD = Path(__file__).parent / "old_outputs"
 KINDS: dict[str, tuple[ModuleType, Any, Any, int, int]] = {
-    "caption": (caption, CaptionJob, make_plan, 4, 2),
-    "synthesize": (synthesize, SynthesizeJob, make_synthesis_plan, 2, 1),
+    "caption": (caption, CaptionJobConfig, make_plan, 4, 2),
+    "synthesize": (synthesize, SynthesizeJobConfig, make_synthesis_plan, 2, 1),
 }
 """Command, model of its configuration, function that plans it, and numbers of finished and missing rows."""
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.pool import Job
-from configs.schema import CaptionJob
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
 from jobs import exit_status
 from jobs.caption import results
 from jobs.command import Command
@@ -40,8 +40,8 @@ def command(fails: Fails) -> Command[Any, Any]:
         verb="captioning",
         doc="",
         example="",
-        model=CaptionJob,
-        make_plan=lambda config, limit, _, resume, shard: attempts.plan_of(config, resume, limit, shard=shard),
+        model=CaptionJobConfig,
+        make_plan=lambda config, limit, _, resume, shard, __: attempts.plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=run,
         build=results,
@@ -131,7 +131,7 @@ def test_a_source_that_turns_out_to_be_empty_is_no_failure(tmp_path: Path) -> No
 
 
 def test_an_output_of_a_job_without_a_limit_resumes_under_the_new_default(tmp_path: Path) -> None:
-    assert Job().max_error_share == 0.5
+    assert JobSectionConfig().max_error_share == 0.5
     by_default = ["--config", str(job_file(tmp_path, 30))]
     arguments = [*by_default, "job.max_error_share=null"]
     assert command(all_but(5)).main(arguments) == DONE

@@ -13,7 +13,7 @@ import pytest
 
 from configs.load import ConfigError, load_job
 from configs.presets import preset
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption
 from models.target import Target
 from pipeline.run.plan import make_plan
@@ -73,7 +73,7 @@ def test_rows_are_equal_wherever_the_processor_runs(
     for place in ("actor", "tasks"):
         output = tmp_path / place
         path, overrides = overrides_of(name, sources, output, *more, f"pool.processor={place}")
-        plan = make_plan(load_job(CaptionJob, path, overrides))
+        plan = make_plan(load_job(CaptionJobConfig, path, overrides))
         assert (plan.processing is not None) == (place == "tasks")
         if plan.processing is not None:
             assert plan.processing.keeps_pixels == keeps_pixels
@@ -95,7 +95,7 @@ def test_the_actor_runs_no_processor_if_tasks_did(
     from pipeline.media.image_decoding import decode_table
 
     path, overrides = overrides_of("zoo_tabed_mt", sources, tmp_path / "out", "pool.processor=tasks")
-    plan = make_plan(load_job(CaptionJob, path, overrides))
+    plan = make_plan(load_job(CaptionJobConfig, path, overrides))
     options = caption.decode_options(plan)
     decoded = decode_table(plan.read_first(6), options)
     assert decoded["images"].to_pylist() == [[]] * 6
@@ -120,14 +120,14 @@ def test_tasks_are_refused_where_pixels_and_clips_travel_together(sources: dict[
         "zoo_sd_chain_caption", sources, tmp_path / "out", "pool.processor=tasks", "source.video.clip_s=2"
     )
     with pytest.raises(ConfigError, match=r"pool\.processor is 'tasks', but the drafter needs pixels"):
-        make_plan(load_job(CaptionJob, path, overrides))
+        make_plan(load_job(CaptionJobConfig, path, overrides))
 
 
 def test_code_of_a_checkpoint_is_not_shipped_to_tasks(sources: dict[str, Path], tmp_path: Path) -> None:
     more = ("pool.processor=tasks", "model.target.allow_remote_code=true")
     path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", *more)
     with pytest.raises(ConfigError, match=r"pool\.processor is 'tasks', but model\.target\.allow_remote_code"):
-        make_plan(load_job(CaptionJob, path, overrides))
+        make_plan(load_job(CaptionJobConfig, path, overrides))
 
 
 @pytest.mark.parametrize(("num_gpus", "in_tasks"), [(0, False), (1, True)])
@@ -135,7 +135,7 @@ def test_auto_is_tasks_for_actors_on_gpus(
     num_gpus: int, in_tasks: bool, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out")
-    plan = make_plan(load_job(CaptionJob, path, overrides))
+    plan = make_plan(load_job(CaptionJobConfig, path, overrides))
     pool = plan.config.pool.model_copy(update={"num_gpus": num_gpus})  # this Ray has no GPU, so no job may ask for one
     plan = replace(plan, config=plan.config.model_copy(update={"pool": pool}))
     assert (plan.processing is not None) == in_tasks
@@ -144,7 +144,7 @@ def test_auto_is_tasks_for_actors_on_gpus(
 def test_outputs_of_processors_keep_their_share(sources: dict[str, Path], tmp_path: Path) -> None:
     """Sizes are estimated before decoding, and contain every picture of other sizes."""
     path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", "pool.processor=tasks")
-    plan = make_plan(load_job(CaptionJob, path, overrides))
+    plan = make_plan(load_job(CaptionJobConfig, path, overrides))
     assert plan.processing is not None
     front_end, generator = plan.pair.front_end, np.random.default_rng(0)
     prompt = front_end.render([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}])

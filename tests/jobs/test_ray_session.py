@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import ray_session
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def test_a_ray_that_this_process_runs_already_is_used_and_left_running() -> None
     import ray
 
     node = ray.get_runtime_context().get_node_id()
-    with ray_session.session(Job()):
+    with ray_session.session(JobSectionConfig()):
         assert ray.get_runtime_context().get_node_id() == node
     assert ray.is_initialized()
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests import object_store
 from tests.jobs.stand_ins import run_fake
+from tests.pipeline.formats import web_server
 from tests.pipeline.inputs import ASKED, INPUTS
-from tests.pipeline.sources import web_server
 
 BUCKET = "jobs"
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]

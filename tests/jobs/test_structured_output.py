@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import caption
 from zoo import demo
 
@@ -90,7 +90,7 @@ def test_rows_without_room_for_the_end_are_truncated(rows: dict[str, dict[str, d
 
 def test_the_schema_belongs_to_the_content_of_a_job() -> None:
     path = str(ROOT / "configs/jobs/zoo_caption.yaml")
-    free = load_job(CaptionJob, path)
-    one, other = (load_job(CaptionJob, path, (f"output.regex={regex}",)) for regex in ("a", "b"))
+    free = load_job(CaptionJobConfig, path)
+    one, other = (load_job(CaptionJobConfig, path, (f"output.regex={regex}",)) for regex in ("a", "b"))
     assert "output" not in free.content({})
     assert len({job.fingerprint({}) for job in (free, one, other)}) == 3

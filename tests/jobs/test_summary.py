@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from actors.auto.trial import CHOSEN, SLOWER
-from actors.results import CandidateResult, Choice, result_values, telemetry_values
+from actors.results import CandidateResult, TrialResult, result_values, telemetry_values
 from actors.serving.engine_thread import Waits
 from decoding.errors import failed
 from decoding.types import Completion, Telemetry
@@ -159,7 +159,7 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
         CandidateResult("plain", 0.02, None, None, 1.0, 32, SLOWER),
         CandidateResult("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
     )
-    choice = Choice("chain", "first rows", 96, 2, 40.0, standings)
+    choice = TrialResult("chain", "first rows", 96, 2, 40.0, standings)
     found = summary.count(directory, summary.Summary("job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5)))
     assert found.by_method == {"chain": 4, "plain": 2}
     lines = found.lines()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ray.data import Dataset
 
 from actors.results import Stamp
-from configs.synthesis import ImageFile, SynthesizeJob
+from configs.synthesis import ImageFileConfig, SynthesizeJobConfig
 from pipeline.run.graph import ImageStages, RunContext, synthesis_dataset
 from pipeline.synthesis.files import encode_table
 from pipeline.synthesis.rows import coded_schema, painted_schema, result_schema
@@ -55,11 +55,11 @@ class MortalPainter(FakePainter):
         return super().paint(codes)
 
 
-def load_pair(config: SynthesizeJob, num_threads: int | None, lease: Path | None = None) -> FakeImagePair:
+def load_pair(config: SynthesizeJobConfig, num_threads: int | None, lease: Path | None = None) -> FakeImagePair:
     return FakeImagePair() if lease is None else MortalPair(lease)
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None, lease: Path | None = None) -> FakePainter:
+def load_painter(config: SynthesizeJobConfig, num_threads: int | None, lease: Path | None = None) -> FakePainter:
     return FakePainter() if lease is None else MortalPainter(lease)
 
 
@@ -72,7 +72,7 @@ def dataset_of(
     job = image_job(**{"sampling": {"num_images_per_prompt": 2}, "pool": {"slots": 4, "batch_rows": 3}, **sections})
     stages = ImageStages(
         as_it_is,
-        functools.partial(encode_table, file=ImageFile(), keep_codes=True),
+        functools.partial(encode_table, file=ImageFileConfig(), keep_codes=True),
         coded_schema(),
         painted_schema(),
         load=functools.partial(load_pair, lease=engine),

@@ -278,10 +278,10 @@ def test_a_dry_run_shows_ready_features_and_unusable_rows(
 
 def test_what_decides_the_images_decides_the_fingerprint_and_nothing_else_does(job_file: Path) -> None:
     from configs.load import load_job
-    from configs.synthesis import SynthesizeJob
+    from configs.synthesis import SynthesizeJobConfig
 
     def fingerprint(*changes: str) -> str:
-        return load_job(SynthesizeJob, job_file, changes).fingerprint({"target": "t0"})
+        return load_job(SynthesizeJobConfig, job_file, changes).fingerprint({"target": "t0"})
 
     same = fingerprint()
     for change in ("pool.slots=3", "vq.batch_rows=2", "sink.rows_per_file=7", "image.encode_cpus=2.0", "job.name=x"):

@@ -20,7 +20,7 @@ from PIL import Image
 
 from actors.loading.image_pair import VqPainter
 from configs.load import load_job
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from jobs import synthesize
 from models.llamagen.condition import load_t5
 from models.llamagen.vq_files import load_vq
@@ -189,7 +189,7 @@ def test_a_job_leaves_its_config_versions_and_a_summary_in_images(drafted: Path)
     record = json.loads((job / "attempts/000001.json").read_text())
     done = json.loads((job / "summary.json").read_text())
     assert set(versions["model_revisions"]) == {"target", "drafter", "vq", "condition"}
-    again = load_job(SynthesizeJob, job / "config.yaml")
+    again = load_job(SynthesizeJobConfig, job / "config.yaml")
     assert f"synthesize-{again.fingerprint(versions['model_revisions'])}" == record["job_id"]
     good = rows_of(drafted, "data").values()
     forwards = sum(row["telemetry"]["target_forwards"] for row in good)

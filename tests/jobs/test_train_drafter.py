@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from actors.loading.pair import load
 from configs.load import load_preset
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
@@ -134,7 +134,7 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
         overrides = (f"model.drafter.path={out}",) if preset != "plain" else ()
         if preset != "plain" and kind in METHODS:
             overrides += (f"method={METHODS[kind]}",)
-        pair = load(load_preset(CaptionJob, f"zoo_{preset}", overrides))
+        pair = load(load_preset(CaptionJobConfig, f"zoo_{preset}", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(
             "one", pair.render([message]), (np.asarray(image.convert("RGB")),), sampling=Sampling(max_new_tokens=30)

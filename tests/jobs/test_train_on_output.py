@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from configs.load import load_job
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from jobs import caption
 from jobs.train_drafter import DONE, REFUSED, main
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.inputs import open_inputs
 from pipeline.training.rows import read_rows
-from pipeline.training.run import Run, Worker
+from pipeline.training.run import TrainingRun, Worker
 from tests.toys.training import teach_states
 from zoo.world import sample_scenes
 
@@ -125,9 +125,9 @@ def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: P
     assert main([*job, "training.num_steps=1"]) == DONE
     rows = results(answered)
     (head / "training.json").unlink()
-    made = load_job(TrainDrafterJob, job[1], (*job[2:], "training.num_steps=1"))
+    made = load_job(TrainDrafterJobConfig, job[1], (*job[2:], "training.num_steps=1"))
     output = OutputDir(str(head))
-    run = Run(made, output, Worker())
+    run = TrainingRun(made, output, Worker())
     inputs = open_inputs(made).resumed(output)
     spans, options = inputs.spans(), inputs.decode_options(run.learner.special_tokens)
     seen: dict[str, bool] = {}

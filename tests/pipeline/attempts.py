@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 
 from actors.events import Events
 from actors.serving.engine_thread import Waits
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import IN_PROCESS
+from pipeline.manifest.freezing import needs_of
+from pipeline.manifest.manifest_parts import reopen
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Publisher
@@ -26,8 +28,6 @@ from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import Plan, checked
 from pipeline.run.reporting import ReportWriter
 from pipeline.run.resume import Begun, begin, fingerprints_of
-from pipeline.source.freezing import needs_of
-from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
@@ -47,7 +47,7 @@ class PairInfo:
         self.revisions = {"target": revision}
 
 
-def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJob:
+def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJobConfig:
     """A caption job of a fake pair."""
     data = {
         "source": source,
@@ -57,11 +57,11 @@ def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJ
         **sections,
         "sink": {"path": str(output), "rows_per_file": 10, "max_unsaved_seconds": 0.0, **sections.get("sink", {})},
     }
-    return CaptionJob.model_validate_json(json.dumps(data))
+    return CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
 def plan_of(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     resume: ResumeOptions = DEFAULT_RESUME,
     limit: int | None = None,
     revision: str = "t0",
@@ -135,7 +135,7 @@ def write_summary(plan: Plan, done: Summary, publisher: Publisher) -> None:
 
 
 def run(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     resume: ResumeOptions = DEFAULT_RESUME,
     fails: Callable[[str], bool] = lambda own: False,
     num_batches: int | None = None,

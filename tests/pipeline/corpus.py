@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from tests.pipeline.formats.shards import encode, tar_bytes
 from tests.pipeline.media.video import damaged
-from tests.pipeline.sources.shards import encode, tar_bytes
 
 OK = frozenset({""})
 DAMAGED = frozenset({"", "broken_image", "not_an_image", "unsupported_image", "image_too_large"})

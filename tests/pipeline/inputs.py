@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from tests.pipeline.formats.shards import encode, tar_bytes
 from tests.pipeline.media.video.files import encode_video
-from tests.pipeline.sources.shards import encode, tar_bytes
 
 Files = dict[str, bytes]
 RED, BLUE = encode("red"), encode("blue", (4, 2))

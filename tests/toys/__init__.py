@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from decoding.conformance.toys import disturb
 from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from models.target import Target
@@ -120,11 +121,7 @@ def target(family: str, seed: int = 0) -> Target:
 def perturbed(family: str, noise: float, seed: int = 0) -> Target:
     """The target with its matrices disturbed: agrees with it often, but not always."""
     model = copy.deepcopy(oracle(family, seed))
-    generator = torch.Generator().manual_seed(1000 + seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
+    disturb(model, noise, 1000 + seed)
     return owned(model, family, f"{family}-perturbed")
 
 

@@ -1,32 +1,15 @@
-"""Defines the vocabulary, the tokenizer and the random weights of all toy models."""
+"""Defines the tokenizers of toy models, and names the vocabulary and the random weights of all."""
 
 from __future__ import annotations
 
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-VOCAB_SIZE = 64
-STD = 0.2
-IMAGE_ID = 3
+from decoding.conformance.toys import IMAGE_ID, STD, VOCAB_SIZE, make_tokenizer, randomise
+
+__all__ = ["IMAGE_ID", "STD", "VIDEO_ID", "VOCAB_SIZE", "make_qwen_tokenizer", "make_tokenizer", "randomise"]
+
 VIDEO_ID = 4
 """In the place of the first word, for tokenizers that know videos; to them the word w4 is unknown."""
-
-
-def make_tokenizer(first_word: int = 4, **more_words: int) -> PreTrainedTokenizerFast:
-    """Words w4 … w63 with bos 1, eos 2, image 3; token id = the number in the word."""
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | more_words
-    words |= {f"w{i}": i for i in range(first_word, VOCAB_SIZE)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    # A newline stays a word (an unknown one, id 0): contexts without pixels put one in the place of each image.
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        additional_special_tokens=["<image>"],
-    )
 
 
 def make_qwen_tokenizer() -> Qwen2Tokenizer:
@@ -51,13 +34,3 @@ def make_multimodal_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
     )
-
-
-def randomise(model: torch.nn.Module, seed: int, std: float = STD) -> None:
-    """Redraw every matrix, and the vectors that transformers itself draws at random: norms keep their ones, biases
-    their zeros, and nothing is left that depends on what ran before."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or name.endswith(("class_embedding", "image_newline")):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)

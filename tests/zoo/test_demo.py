@@ -13,8 +13,8 @@ import torch
 
 from configs.load import load_preset
 from configs.presets import JOBS
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from models.llamagen.checkpoints import read_gpt_shape
 from models.llamagen.condition import EmptyPrompt, PromptTooLong, load_t5
 from models.loading.checkpoints import CheckpointRef
@@ -58,7 +58,7 @@ def test_the_file_holds_what_the_zoos_presets_read(tmp_path: Path) -> None:
     names = set(pq.read_schema(tmp_path / "prompts/prompts.parquet").names)
     names_of_presets = {path.stem for path in JOBS.glob("zoo_images*.yaml")} | set(demo.IMAGE_PRESETS.values())
     for name in names_of_presets:
-        job = load_preset(SynthesizeJob, name)
+        job = load_preset(SynthesizeJobConfig, name)
         assert job.source.path == "out/demo/source/prompts", name
         assert {job.source.id_column, job.columns.label or "id", "prompt"} <= names
         for weights in (job.model.target, job.model.drafter, job.model.vq, job.model.condition):
@@ -85,7 +85,7 @@ def test_files_are_lossy_mp4_of_motions_outside_the_training_set(tmp_path: Path)
 
 def test_the_presets_ask_what_the_demo_checks() -> None:
     for name in demo.VIDEO_PRESETS.values():
-        assert load_preset(CaptionJob, name).prompt.text == PROMPTS[demo.PHRASING]
+        assert load_preset(CaptionJobConfig, name).prompt.text == PROMPTS[demo.PHRASING]
 
 
 def test_lost_ids_errors_and_differing_texts_are_reported() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.loading.image_pair import ImagePair, load
 from configs.load import load_preset
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from decoding import Completion, Request, Sampling
 from models.contract import Condition
 from tests.conformance.checks import check_telemetry, run
@@ -37,7 +37,7 @@ LOSSLESS = {
 
 
 def pair(preset: str, *changes: str) -> ImagePair:
-    return load(load_preset(SynthesizeJob, preset, changes))
+    return load(load_preset(SynthesizeJobConfig, preset, changes))
 
 
 def requests(of: ImagePair) -> list[Request]:

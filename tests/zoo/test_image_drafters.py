@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from configs.load import load_job
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from models.heads.formats import EAGLE
 from models.heads.loader import load_head
 from models.heads.training.losses import EagleTask
@@ -37,7 +37,7 @@ def training_record(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KINDS.values())
 def test_a_shipped_drafter_was_trained_with_its_preset(name: str) -> None:
-    job = load_job(TrainDrafterJob, f"configs/jobs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
+    job = load_job(TrainDrafterJobConfig, f"configs/jobs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
     recorded = training_record(name)["job"]
     # Newer than the shipped heads; its default is the type that they were trained with.
     assert job["training"].pop("gemm_dtype") == "auto"

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from configs.training import LayerCutHead
+from configs.training import LayerCutHeadConfig
 from models.heads.files import make_readable, write_checkpoint
 from models.heads.training.layer_cut import cut_layers, save_model
 from models.loading.checkpoints import CheckpointRef
@@ -111,7 +111,7 @@ def pack_drafter(folder: Path, target_folder: Path, path: Path, target_sha256: s
     target, drafter = (Target.load(CheckpointRef(str(one)), "float32", "cpu").model for one in (target_folder, folder))
     run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     config: Any = target.config
-    layers = LayerCutHead.model_validate(run["job"]["head"]).indices(config.get_text_config().num_hidden_layers)
+    layers = LayerCutHeadConfig.model_validate(run["job"]["head"]).indices(config.get_text_config().num_hidden_layers)
     decoder, _ = parts_of(target, "the target")
     name = next(name for name, module in target.named_modules() if module is decoder)
     tensors = subtract(target.state_dict(), drafter.state_dict(), layers, name)

@@ -36,7 +36,7 @@ MIN_FREE = 1.25
 """Free memory that packing requires, as a multiple of the bytes of the weights."""
 
 
-class Kind(NamedTuple):
+class ForwardKind(NamedTuple):
     """Key of forwards that torch compiles separately, because it specializes axes of length 1."""
 
     is_prefill: bool
@@ -55,11 +55,11 @@ class CompiledDecoder(DecoderRunner):
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__(decoder)
-        self.compiled: set[Kind] = set()
+        self.compiled: set[ForwardKind] = set()
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._indices: Sequence[int] = range(len(layers))
         self._graph = LayerGraph(layers)
-        self._frames: dict[tuple[Kind, int], DecoderFrame | None] = {}
+        self._frames: dict[tuple[ForwardKind, int], DecoderFrame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         self._compiled_decoder = with_layers(decoder, self._graph.run_layer)
 
@@ -90,7 +90,7 @@ class CompiledDecoder(DecoderRunner):
         extra: dict[str, Any],
         wanted: Sequence[int] = (),
     ) -> Tensor:
-        kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
+        kind = ForwardKind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_special = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
         if is_special or self.has_failed:
             return run_decoder(self.decoder, embeds, positions, step, extra, wanted)
@@ -102,7 +102,9 @@ class CompiledDecoder(DecoderRunner):
             return self._run(kind, embeds, positions, step, wanted)
         return self._compile(kind, embeds, positions, step, wanted)
 
-    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]) -> Tensor:
+    def _run(
+        self, kind: ForwardKind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
+    ) -> Tensor:
         """Run a compiled forward. Torch may compile new lengths; if that fails, the forward runs eagerly."""
         try:
             # Decoders handle positions of one axis and of several axes differently.
@@ -132,7 +134,7 @@ class CompiledDecoder(DecoderRunner):
         return self._fall_back(reason, (embeds, positions, step), wanted)
 
     def _compile(
-        self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
+        self, kind: ForwardKind, embeds: Tensor, positions: Tensor, step: AttentionStep, wanted: Sequence[int]
     ) -> Tensor:
         """Compile and run the first forward of a kind. Without a working compiler or memory for packed weights, the
         forward runs eagerly and a warning is logged."""

@@ -16,7 +16,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
 from models.backends.cuda.tree_attention import TreeAttention, TreeKernel, kernel_for
 from models.backends.host_copy import HostCopy, PackedCopy
-from models.backends.recorder import Recorder
+from models.backends.recorder import KernelRecorder
 
 
 class CudaBackend(Backend):
@@ -50,7 +50,7 @@ class CudaBackend(Backend):
         step = AttentionStep(nodes.cache, rows, cache_positions, None, nodes.window, len(rows), kernel=trees)
         return step, positions
 
-    def step_recorder(self, device: torch.device) -> Recorder | None:
+    def step_recorder(self, device: torch.device) -> KernelRecorder | None:
         return CudaRecorder(device)
 
     def reads_windows(self, cache: RaggedCache) -> bool:

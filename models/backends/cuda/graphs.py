@@ -21,7 +21,7 @@ from models.backends.cache import RaggedCache
 from models.backends.cuda.fused_layers import INDUCTOR, fuse
 from models.backends.cuda.tree_attention import TreeAttention
 from models.backends.layers import NOT_COMPILED, first_lines
-from models.backends.recorder import Out, Recorder
+from models.backends.recorder import KernelRecorder, Out
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ WARM_UPS = 2
 
 
 class CudaRecorder:
-    """Captures CUDA graphs on one device, see `models.backends.recorder.Recorder`.
+    """Captures CUDA graphs on one device, see `models.backends.recorder.KernelRecorder`.
 
     They share a memory pool, because they never run concurrently.
     """
@@ -123,7 +123,9 @@ class CapturedDecoder(DecoderRunner):
 
     is_captured = True
 
-    def __init__(self, decoder: nn.Module, recorder: Recorder, fuses: bool = False, compiler: str = INDUCTOR) -> None:
+    def __init__(
+        self, decoder: nn.Module, recorder: KernelRecorder, fuses: bool = False, compiler: str = INDUCTOR
+    ) -> None:
         super().__init__(decoder)
         self._recorder = recorder
         self._fused = fuse(decoder, compiler) if fuses else None

@@ -24,10 +24,10 @@ import numpy as np
 from pipeline.media import pixels
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import messages
-from pipeline.media.video.sampling import Sampling, Shots, windows
+from pipeline.media.video.sampling import FrameSampling, Shots, windows
 
 if TYPE_CHECKING:
-    from pipeline.media.video.container import Video
+    from pipeline.media.video.container import VideoStream
 
 NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
@@ -36,7 +36,7 @@ GRACE_S = 5.0
 """Seconds after a file's time limit at which SIGALRM ends the process; normally the supervisor ends it earlier."""
 
 
-def probe(path: str, max_pixels: int) -> Video:
+def probe(path: str, max_pixels: int) -> VideoStream:
     """Call `pipeline.media.video.container.probe`, imported lazily: an image-only process loads no video library."""
     from pipeline.media.video import container
 
@@ -137,12 +137,12 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
         raise
 
 
-def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
+def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
     from pipeline.media.video.decode import read_frames
 
     given = dict(request["sampling"])
     shots = None if given["shots"] is None else Shots(**given["shots"])
-    sampling = Sampling(**{**given, "timestamps_s": tuple(given["timestamps_s"]), "shots": shots})
+    sampling = FrameSampling(**{**given, "timestamps_s": tuple(given["timestamps_s"]), "shots": shots})
     times_s, limit = video.times_s, request["max_decoded_bytes"]
     edges = None
     if shots is not None:

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.source import DEFAULT_NUM_FRAMES, Source, Video
+from configs.source import DEFAULT_NUM_FRAMES, SourceConfig, VideoConfig
 from files.local import open_regular
-from pipeline.media.video.sampling import Sampling, Shots
-from pipeline.media.video.worker import DecodedClip, DecoderWorker, Limits
+from pipeline.formats.uris import Fetcher, row_errors, scheme_of
+from pipeline.media.video.sampling import FrameSampling, Shots
+from pipeline.media.video.worker import DecodedClip, DecodeLimits, DecoderWorker
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher, row_errors, scheme_of
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024
@@ -33,20 +33,22 @@ class MediaOptions:
     """How a job's images and videos are fetched and decoded; small when pickled."""
 
     decoder: str
-    sampling: Sampling
-    limits: Limits
+    sampling: FrameSampling
+    limits: DecodeLimits
     max_video_bytes: int
     fetcher: Fetcher
 
     @classmethod
-    def of(cls, source: Source, root: str) -> MediaOptions:
+    def of(cls, source: SourceConfig, root: str) -> MediaOptions:
         """Build the options of a job on this source; `root` is the URL of the source root."""
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
             decoder=video.decoder,
-            sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s, shots_of(video)),
-            limits=Limits(
+            sampling=FrameSampling(
+                counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s, shots_of(video)
+            ),
+            limits=DecodeLimits(
                 max_pixels=source.max_image_pixels,
                 max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
                 max_decoded_bytes=video.max_decoded_bytes,
@@ -59,7 +61,7 @@ class MediaOptions:
         )
 
 
-def shots_of(video: Video) -> Shots | None:
+def shots_of(video: VideoConfig) -> Shots | None:
     """Return how videos are cut into shots; None if they are not."""
     if video.split != "shots":
         return None
@@ -160,7 +162,7 @@ def _temporary() -> Any:
     return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
-_running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
+_running: dict[tuple[str, FrameSampling, DecodeLimits], DecoderWorker] = {}
 
 
 def worker_of(media: MediaOptions) -> DecoderWorker:

@@ -27,7 +27,7 @@ IDR = 5
 
 
 @dataclass(frozen=True)
-class Video:
+class VideoStream:
     """One video stream: `ticks` are the frame times in ascending order, in units of `tick_s`; the last frame lasts
     `last_ticks`. `keys` are the ticks of key frames, at which decoding can start, in file order.
 
@@ -92,7 +92,7 @@ class _Packet(NamedTuple):
     is_clean: bool
 
 
-def probe(path: str, max_pixels: int) -> Video:
+def probe(path: str, max_pixels: int) -> VideoStream:
     """Read every packet of the video stream without decoding it; MediaError `not_a_video`, `no_video_stream`,
     `video_too_large`, `unsupported_video`, or `broken_video` for a file that is damaged or cut short."""
     with open_container(path) as container:
@@ -130,7 +130,7 @@ def probe(path: str, max_pixels: int) -> Video:
         return _described(path, container, stream, packets, num_hidden)
 
 
-def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
+def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> VideoStream:
     tick_s = Fraction(stream.time_base or Fraction(1, 25))
     shown_ticks = [packet.tick for packet in packets if packet.tick is not None]
     is_timed = len(set(shown_ticks)) == len(packets)
@@ -144,7 +144,7 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet], n
         tick_s = 1 / Fraction(stream.average_rate or stream.guessed_rate or Fraction(25))
         keys, restarts_cleanly, ordered, last = [], False, list(range(len(packets))), 1
     gaps = sorted(later - earlier for earlier, later in pairwise(ordered))
-    return Video(
+    return VideoStream(
         path=path,
         stream=stream.index,
         format=container.format.name,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError, fitting
-from pipeline.media.video.container import Video, open_container
+from pipeline.media.video.container import VideoStream, open_container
 
 MODULES = {"pyav": "av", "decord": "decord"}
 SEEKABLE = {"mov", "matroska"}
@@ -42,7 +42,7 @@ def _has_decord() -> bool:
     return importlib.util.find_spec("decord") is not None
 
 
-def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px: int | None) -> Frames:
+def read_frames(video: VideoStream, indices: Sequence[int], decoder: str, max_side_px: int | None) -> Frames:
     """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied.
 
     Raises:
@@ -59,7 +59,7 @@ def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px:
     return reader(video, indices, max_side_px)
 
 
-def _refusal(video: Video) -> str:
+def _refusal(video: VideoStream) -> str:
     """Return why only PyAV decodes this video correctly; empty if decord does, too."""
     formats = video.format.split(",")
     if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
@@ -71,7 +71,7 @@ def _refusal(video: Video) -> str:
     return ""
 
 
-def rotation(video: Video) -> int:
+def rotation(video: VideoStream) -> int:
     """Return the rotation of the first frame's display matrix, in counter-clockwise quarter turns (0 to 3)."""
     with open_container(video.path) as container:
         for frame in decoded_frames(container, container.streams[video.stream]):
@@ -88,7 +88,7 @@ def _broken(error: BaseException, reason: str | None = None) -> MediaError:
     return MediaError("broken_video", f"the video cannot be decoded: {lines[0][:200]}")
 
 
-def _check_count(reader: Any, video: Video, decoder: str) -> None:
+def _check_count(reader: Any, video: VideoStream, decoder: str) -> None:
     if len(reader) != len(video.ticks):
         message = f"{decoder} counts {len(reader)} frames where the file has {len(video.ticks)}"
         raise MediaError("broken_video", message)
@@ -111,7 +111,7 @@ def decoded_frames(container: Any, stream: Any) -> Iterator[Any]:
         raise _broken(error, error.strerror) from None
 
 
-def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+def _pyav(video: VideoStream, indices: Sequence[int], max_side_px: int | None) -> Frames:
     width, height = fitting(video.width, video.height, max_side_px)
     with open_container(video.path) as container:
         cursor = _Cursor(container, video)
@@ -127,7 +127,7 @@ def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fram
 class _Cursor:
     """A decoding position in a video; frames must be requested in presentation order."""
 
-    def __init__(self, container: Any, video: Video) -> None:
+    def __init__(self, container: Any, video: VideoStream) -> None:
         self._container, self._video = container, video
         self._stream = container.streams[video.stream]
         self._stream.thread_type = "NONE"
@@ -175,7 +175,7 @@ class _Cursor:
 # --- decord --------------------------------------------------------------------------------------------------------
 
 
-def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+def _decord(video: VideoStream, indices: Sequence[int], max_side_px: int | None) -> Frames:
     import decord
 
     width, height = fitting(video.width, video.height, max_side_px)

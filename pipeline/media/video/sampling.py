@@ -26,7 +26,7 @@ class Shots:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class FrameSampling:
     """One of three sampling modes: `num_frames` evenly spaced frames including the first and last of the clip; `fps`
     frames per second, starting at the first; or the frames shown at `timestamps_s`.
 
@@ -60,7 +60,7 @@ class Window:
 
 
 def windows(
-    times_s: Sequence[float], end_s: float, sampling: Sampling, edges: Sequence[float] | None = None
+    times_s: Sequence[float], end_s: float, sampling: FrameSampling, edges: Sequence[float] | None = None
 ) -> list[Window]:
     """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0). They
     start at `edges`, or at those of `clip_s` if these are None. A window in which no frame begins has the frame visible
@@ -74,7 +74,7 @@ def windows(
     return [_sampled(times_s, start, end, sampling) for start, end in zip(edges, [*edges[1:], end_s], strict=True)]
 
 
-def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: Sampling) -> Window:
+def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: FrameSampling) -> Window:
     # A frame that begins before the clip is used only if no frame begins inside the clip.
     first = max(0, bisect_right(times_s, start_s + SLACK_S) - 1)
     if times_s[first] < start_s - SLACK_S and first + 1 < len(times_s) and times_s[first + 1] < end_s - SLACK_S:

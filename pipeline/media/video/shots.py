@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError
-from pipeline.media.video.container import Video, open_container
+from pipeline.media.video.container import VideoStream, open_container
 from pipeline.media.video.decode import decoded_frames
 from pipeline.media.video.sampling import SLACK_S, Shots
 
@@ -26,7 +26,7 @@ FLASH_S = 0.3
 """A change after which the picture returns within this time is a flash and no cut."""
 
 
-def shot_edges(video: Video, shots: Shots) -> list[float]:
+def shot_edges(video: VideoStream, shots: Shots) -> list[float]:
     """Decode the video once, and return the start of each shot in seconds, the first at 0.
 
     Cuts are dropped if a shot would be shorter than `min_s`; shots longer than `max_s` are cut into equal parts.
@@ -51,7 +51,7 @@ def _parts(start_s: float, end_s: float, max_s: float) -> list[float]:
     return [round(start_s + number * (end_s - start_s) / count, 6) for number in range(count)]
 
 
-def _cuts(video: Video, threshold: float) -> Iterator[float]:
+def _cuts(video: VideoStream, threshold: float) -> Iterator[float]:
     """Yield the times of scene changes in seconds after the first frame, without those of flashes."""
     detector, times_s = _Detector(threshold), video.times_s
     pending: tuple[float, NDArray[np.int16]] | None = None
@@ -77,7 +77,7 @@ def _difference(one: NDArray[np.int16], other: NDArray[np.int16]) -> float:
     return float(np.abs(one - other).mean()) * 100 / 255
 
 
-def _small_frames(video: Video) -> Iterator[tuple[int, Any]]:
+def _small_frames(video: VideoStream) -> Iterator[tuple[int, Any]]:
     """Yield the index and a small RGB frame of each frame of the video that can be decoded."""
     places = {tick: index for index, tick in enumerate(video.ticks)} if video.is_timed else None
     with open_container(video.path) as container:

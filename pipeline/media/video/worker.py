@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from files.installation import IMPORT_ROOT
 from pipeline.media.video import messages
-from pipeline.media.video.sampling import Sampling
+from pipeline.media.video.sampling import FrameSampling
 from pipeline.rows.schemas import RowError
 
 MODULE = f"{__package__}.child"
@@ -43,7 +43,7 @@ class WorkerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class DecodeLimits:
     """Limits of one file and of one process; see the fields of `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
@@ -79,7 +79,9 @@ class DecoderWorker:
     video. RowError with the code of a decoding error, `decoder_died` or `decode_timeout`; WorkerError if it cannot
     start."""
 
-    def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, decoder: str, sampling: FrameSampling, limits: DecodeLimits, command: Sequence[str] | None = None
+    ) -> None:
         self._request = {"decoder": decoder, "sampling": asdict(sampling), **asdict(limits)}
         self._limits = limits
         self._command = list(command or (sys.executable, "-m", MODULE))

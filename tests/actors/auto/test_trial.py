@@ -11,9 +11,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
-from actors.auto.trial import CHOSEN, SLOWER, WITHIN, Trial
-from actors.results import Choice
+from actors.auto.comparison import Block, BlockRecorder, Step, TimeComparison, TrialRow, fit_steps
+from actors.auto.trial import CHOSEN, SLOWER, WITHIN, MethodTrial
+from actors.results import TrialResult
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Completion, Request
 from tests.actors.costs import METHODS, CostEngine, Makers, Workload
@@ -36,7 +36,7 @@ def request(index: int, word: str = "fine") -> Request:
     return Request(f"s{index}", f"{index} {word}")
 
 
-def run(trial: Trial, requests: Iterator[Request], until: Callable[[], bool] = lambda: False) -> list[Completion]:
+def run(trial: MethodTrial, requests: Iterator[Request], until: Callable[[], bool] = lambda: False) -> list[Completion]:
     """Step a trial with rows always waiting, until the rows end or `until` holds."""
     done: list[Completion] = []
     more = True
@@ -59,9 +59,9 @@ def rows(number: int, start: int = 0) -> Iterator[Request]:
     return (request(index) for index in range(start, start + number))
 
 
-def tried(workload: Workload, seed: int = 0, methods: dict[str, int] = METHODS) -> Choice:
+def tried(workload: Workload, seed: int = 0, methods: dict[str, int] = METHODS) -> TrialResult:
     makers = Makers(lambda _: workload, seed)
-    trial = Trial(makers.candidates(methods), workload.batch, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(methods), workload.batch, ROUNDS, RECHECKS, makers.clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
     return trial.choices[0]
 
@@ -117,7 +117,7 @@ def test_a_clear_winner_ends_the_trial_early_and_a_tie_is_tried_for_all_rounds()
     assert {one.note for one in clear.standings} == {CHOSEN, SLOWER}
     makers = Makers(lambda _: Workload(4, 48, 0.0, 0.0, noise=0.1), 3)
     same = {name: makers.candidates({name: 0})[name] for name in ("plain", "twin")}
-    trial = Trial(same, 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(same, 4, ROUNDS, RECHECKS, makers.clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
     assert trial.choices[0].num_rounds == ROUNDS
     assert sorted(one.note for one in trial.choices[0].standings) == [CHOSEN, WITHIN]
@@ -131,7 +131,7 @@ def test_drift_between_rounds_favours_no_candidate() -> None:
     def clock() -> float:
         return makers.clock() * (1 + 0.2 * makers.clock())
 
-    trial = Trial(makers.candidates({"plain": 0, "chain-2": 2}), 4, ROUNDS, RECHECKS, clock)
+    trial = MethodTrial(makers.candidates({"plain": 0, "chain-2": 2}), 4, ROUNDS, RECHECKS, clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
     found = {one.method: one.sample_s or 0.0 for one in trial.choices[0].standings}
     assert found["plain"] / found["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
@@ -161,7 +161,7 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
         seed,
         lambda name, row: row.sample_id in ill and sick_method in (name, "both"),
     )
-    trial = Trial(makers.candidates(), slots, max_rounds, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), slots, max_rounds, RECHECKS, makers.clock)
     done = run(trial, rows(number))
     assert Counter(one.sample_id for one in done) == Counter(f"s{index}" for index in range(number))
     assert {one.text for one in done} == {request(index).prompt for index in range(number)}
@@ -174,7 +174,7 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
 
 def test_free_slots_are_those_that_no_row_will_take() -> None:
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     assert trial.num_free_slots == 4
     for one in rows(3):
         trial.submit(one)
@@ -194,7 +194,7 @@ def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: py
 
     monkeypatch.setattr(CostEngine, "expect", expect)
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     for one in rows(6):
         trial.submit(one)
     trial.queue.expect(list(rows(2, start=6)))
@@ -225,7 +225,7 @@ def test_one_engine_exists_at_a_time_and_always_with_all_slots() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.actors.costs.CostEngine", Counted)
-        trial = Trial(makers.candidates(), 6, ROUNDS, RECHECKS, makers.clock)
+        trial = MethodTrial(makers.candidates(), 6, ROUNDS, RECHECKS, makers.clock)
         run(trial, rows(600))
     assert trial.choices
     assert alive["most"] == 1
@@ -236,7 +236,7 @@ def test_one_engine_exists_at_a_time_and_always_with_all_slots() -> None:
 def test_a_candidate_whose_drafter_fails_is_dropped_but_one_bad_row_drops_none() -> None:
     workload = Workload(4, 24, 0.05, 0.8, noise=0.02)
     broken = Makers(lambda _: workload, fails_on=lambda name, row: name == "chain-5")
-    trial = Trial(broken.candidates(), 4, ROUNDS, RECHECKS, broken.clock)
+    trial = MethodTrial(broken.candidates(), 4, ROUNDS, RECHECKS, broken.clock)
     done = run(trial, rows(400))
     notes = {one.method: one.note for one in trial.choices[0].standings}
     assert trial.choices[0].method == "chain-2"
@@ -244,7 +244,7 @@ def test_a_candidate_whose_drafter_fails_is_dropped_but_one_bad_row_drops_none()
     assert len(done) == 400
     assert sum(one.telemetry.degraded for one in done) == 2
     bad_row = Makers(lambda _: workload, fails_on=lambda name, row: row.sample_id == "s20")
-    trial = Trial(bad_row.candidates(), 4, ROUNDS, RECHECKS, bad_row.clock)
+    trial = MethodTrial(bad_row.candidates(), 4, ROUNDS, RECHECKS, bad_row.clock)
     done = run(trial, rows(400))
     assert trial.choices[0].method == "chain-5"
     assert [one.sample_id for one in done if one.telemetry.degraded] == ["s20"]
@@ -252,7 +252,7 @@ def test_a_candidate_whose_drafter_fails_is_dropped_but_one_bad_row_drops_none()
 
 def test_when_every_drafter_fails_plain_decoding_is_left() -> None:
     makers = Makers(lambda _: Workload(4, 24, 0.05, 0.8), fails_on=lambda name, row: True)
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     done = run(trial, rows(300))
     assert trial.choices[0].method == "plain"
     assert sorted(one.note for one in trial.choices[0].standings) == [
@@ -275,7 +275,7 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
         return full(name, drafts, slots)
 
     makers.engine = engine  # type: ignore[method-assign]
-    trial = Trial(makers.candidates(), 8, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 8, ROUNDS, RECHECKS, makers.clock)
     done = run(trial, rows(400))
     assert len({one.sample_id for one in done}) == len(done) == 400
     notes = {one.method: one.note for one in trial.choices[0].standings}
@@ -287,7 +287,7 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
 
 def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
     makers = Makers(lambda _: Workload(4, 24, 0.05, 0.8))
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     trial.submit(request(0))
 
     def fault(self: CostEngine) -> list[Completion]:
@@ -301,7 +301,7 @@ def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
 
 def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> None:
     makers = Makers(lambda _: Workload(3, 9, 0.2, 0.5, noise=0.1))
-    trial = Trial(makers.candidates(), 3, 2, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 3, 2, RECHECKS, makers.clock)
     marked: list[list[str]] = []
     thread = EngineThread(trial, mark=lambda keys: marked.append(list(keys)))
     suspects = {5: Suspect("k5", 1), 40: Suspect("k40", 2), 41: Suspect("k41", 1), 90: Suspect("k90", 2)}
@@ -325,7 +325,7 @@ def drifting(before: Workload, after: Workload, from_row: int) -> Makers:
 def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_kept() -> None:
     good, bad = (Workload(4, 24, 0.2, alpha, noise=0.02) for alpha in (0.85, 0.1))
     makers = drifting(good, bad, 1500)
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     done = run(trial, rows(4000))
     assert len(done) == 4000
     assert [choice.method for choice in trial.choices][:2] == ["chain-5", "plain"]
@@ -336,7 +336,7 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
 def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
     good, bad = (Workload(4, 24, 0.2, alpha, noise=0.02) for alpha in (0.85, 0.1))
     makers = drifting(good, bad, 600)
-    trial = Trial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
     source = rows(10_000)
     run(trial, source, lambda: bool(trial.choices))
     run(trial, source, lambda: trial._block is not None)
@@ -355,12 +355,12 @@ def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
 def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -> None:
     steady = Workload(4, 24, 0.05, 0.8, noise=0.05)
     makers = Makers(lambda _: steady, seed=2)
-    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     run(trial, rows(5000))
     assert [choice.reason for choice in trial.choices] == ["first rows"]
     for max_rechecks in (0, 2):
         wild = Makers(lambda row: Workload(4, 24, 0.05, 0.95 if int(row.sample_id[1:]) // 900 % 2 else 0.6), seed=2)
-        trial = Trial(wild.candidates(), 4, 2, max_rechecks, wild.clock)
+        trial = MethodTrial(wild.candidates(), 4, 2, max_rechecks, wild.clock)
         run(trial, rows(9000))
         assert len(trial.choices) == 1 + max_rechecks
 
@@ -368,13 +368,13 @@ def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -
 def test_plain_decoding_shows_no_acceptance_and_is_questioned_ever_more_rarely() -> None:
     hard, easy = (Workload(4, 12, 0.2, alpha, noise=0.02) for alpha in (0.1, 0.9))
     makers = drifting(hard, easy, 400)
-    trial = Trial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
     done = run(trial, rows(4000))
     assert [choice.method for choice in trial.choices] == ["plain", "chain-5"]
     assert trial.choices[1].reason.endswith("rows were decoded without drafts")
     assert len(done) == 4000
     makers = Makers(lambda _: hard)
-    trial = Trial(makers.candidates(), 4, 2, 100, makers.clock)
+    trial = MethodTrial(makers.candidates(), 4, 2, 100, makers.clock)
     run(trial, rows(12_000))
     assert 2 <= len(trial.choices) <= 4
 
@@ -383,9 +383,9 @@ def test_plain_decoding_shows_no_acceptance_and_is_questioned_ever_more_rarely()
 
 
 def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
-    block = Recorder("chain", 0)
+    block = BlockRecorder("chain", 0)
     block.steps = [Step(9.0, 4, 4), *([Step(1.0, 4, 0)] * 6), Step(1.5, 4, 1), Step(2.0, 4, 2), Step(0.3, 2, 0)]
-    block.rows = [Row(12, 4), Row(8, 4), Row(0, 0)]
+    block.rows = [TrialRow(12, 4), TrialRow(8, 4), TrialRow(0, 0)]
     found = block.block()
     assert found is not None
     assert found.admit_s == pytest.approx(0.5)
@@ -395,20 +395,20 @@ def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
 
 
 def test_a_block_of_rows_that_all_came_in_at_once_takes_their_prefill_from_the_first_step() -> None:
-    block = Recorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)], rows=[Row(3, 3)])
+    block = BlockRecorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)], rows=[TrialRow(3, 3)])
     found = block.block()
     assert found is not None
     assert (found.admit_s, found.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
-    assert Recorder("plain", 0).block() is None
-    only_errors = Recorder("plain", 0, steps=[Step(1.0, 1, 1)])
+    assert BlockRecorder("plain", 0).block() is None
+    only_errors = BlockRecorder("plain", 0, steps=[Step(1.0, 1, 1)])
     assert only_errors.block() is None
 
 
 def test_where_drafts_depend_on_the_load_only_rows_among_many_count() -> None:
-    rows = [Row(12, 4, 8.0), Row(9, 3, 7.5), Row(20, 4, 3.0)]
+    rows = [TrialRow(12, 4, 8.0), TrialRow(9, 3, 7.5), TrialRow(20, 4, 3.0)]
     steps = [Step(1.0, 8, 8), Step(1.0, 8, 0)]
     lengths = {
-        by_load: Recorder("a", 0, by_load, rows=rows, steps=steps).acceptance_length for by_load in (True, False)
+        by_load: BlockRecorder("a", 0, by_load, rows=rows, steps=steps).acceptance_length for by_load in (True, False)
     }
     assert lengths == {True: 21 / 7, False: 41 / 11}
 
@@ -429,13 +429,13 @@ def blocks(times: dict[str, list[float]]) -> list[Block]:
 
 
 def test_the_interval_is_students_over_what_rounds_and_candidates_leave_unexplained() -> None:
-    found = Comparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
+    found = TimeComparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
     standing = found.standing("a")
     # Residuals of ±log(1.1) / 4 at one degree of freedom, a mean over two rounds.
     noise = 0.0953101798 / 2
     assert standing.sample_s == pytest.approx((1.0 * 1.1) ** 0.5)
     assert standing.low_s is not None
     assert standing.sample_s / standing.low_s == pytest.approx(2.718281828 ** (12.706 * noise / 2**0.5), rel=1e-6)
-    one_round = Comparison(blocks({"a": [1.0], "b": [1.5]}), 1.0)
+    one_round = TimeComparison(blocks({"a": [1.0], "b": [1.5]}), 1.0)
     assert one_round.standing("a").low_s is None
     assert not one_round.is_slower("b")

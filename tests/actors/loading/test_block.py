@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from actors.loading import pair, slot_count
 from configs.load import ConfigError, load_preset
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.drafters import BlockDrafter
 from tests import toys
 from tests.conformance import block, checks
@@ -47,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def job(folders: Path, drafter: Path | None = None, length: int = 4, **pool: Any) -> CaptionJob:
+def job(folders: Path, drafter: Path | None = None, length: int = 4, **pool: Any) -> CaptionJobConfig:
     data = {
         "source": {"kind": "images", "path": "in"},
         "prompt": "Describe it.",
@@ -59,7 +59,7 @@ def job(folders: Path, drafter: Path | None = None, length: int = 4, **pool: Any
         "pool": {"max_context_tokens": 128, **pool},
         "sink": {"path": "out"},
     }
-    return CaptionJob.model_validate_json(json.dumps(data))
+    return CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
 def test_a_loaded_pair_with_a_block_drafter_gives_the_targets_own_tokens(folders: Path) -> None:
@@ -149,9 +149,9 @@ def test_another_device_than_the_targets_is_refused(folders: Path) -> None:
     data = json.loads(job(folders).model_dump_json())
     data["model"]["drafter"]["device"] = "cuda"
     with pytest.raises(ConfigError, match=r"^model\.drafter\.device: a head runs where its target does"):
-        pair.load(CaptionJob.model_validate_json(json.dumps(data)))
+        pair.load(CaptionJobConfig.model_validate_json(json.dumps(data)))
 
 
 def test_an_image_target_takes_no_block_drafter() -> None:
     with pytest.raises((ConfigError, ValidationError), match=r"method\.drafter 'block' drafts texts"):
-        load_preset(SynthesizeJob, "zoo_images_medusa", ["method.drafter.kind=block"])
+        load_preset(SynthesizeJobConfig, "zoo_images_medusa", ["method.drafter.kind=block"])

@@ -11,7 +11,7 @@ from torch import nn
 from actors.loading.loaded_pair import compile_models
 from benchmarks.gpu.models import RunAgain
 from configs.load import ConfigError
-from configs.pool import Pool
+from configs.pool import PoolConfig
 from models.backends.attention import DecoderRunner
 from models.backends.cpu.compiled import CompiledDecoder
 from models.backends.cuda.backend import CudaBackend
@@ -20,13 +20,13 @@ from models.target import Target
 from tests import toys
 
 
-def compiled(pool: Pool, *models: Target) -> list[bool]:
+def compiled(pool: PoolConfig, *models: Target) -> list[bool]:
     compile_models(pool, models)
     return [isinstance(model._run, CompiledDecoder) for model in models]
 
 
 def test_models_are_compiled_when_the_pool_enables_it() -> None:
-    found = {how: compiled(Pool(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
+    found = {how: compiled(PoolConfig(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
     assert found == {"auto": [False], "always": [True], "never": [False]}
 
 
@@ -38,22 +38,22 @@ def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.M
     assert small < size
     for bound, expected in ((size, True), (size + 1, False)):
         monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", bound)
-        assert compiled(Pool(), toys.target("llava"), toys.target("qwen2")) == [expected] * 2
-        assert compiled(Pool(compile="never"), toys.target("qwen2")) == [False]
+        assert compiled(PoolConfig(), toys.target("llava"), toys.target("qwen2")) == [expected] * 2
+        assert compiled(PoolConfig(compile="never"), toys.target("qwen2")) == [False]
 
 
 def test_what_cannot_be_compiled_runs_uncompiled_unless_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
     target = toys.target("llava")
     target.decoder.double()
-    assert compiled(Pool(), target) == [False]
+    assert compiled(PoolConfig(), target) == [False]
     with pytest.raises(ConfigError, match=r"^pool\.compile: .*cannot be compiled"):
-        compile_models(Pool(compile="always"), [target])
+        compile_models(PoolConfig(compile="always"), [target])
 
 
 def test_capturing_on_a_cpu_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^pool\.capture: .* takes one CUDA device, and it is on cpu"):
-        compile_models(Pool(capture="always"), [toys.target("llava")])
+        compile_models(PoolConfig(capture="always"), [toys.target("llava")])
 
 
 class OnGpu(CudaBackend):
@@ -67,16 +67,18 @@ class OnGpu(CudaBackend):
 @pytest.mark.parametrize(
     ("pool", "expected"),
     [
-        (Pool(), "captured, fused"),
-        (Pool(compile="always"), "captured, fused"),
-        (Pool(compile="never"), "captured"),
-        (Pool(capture="always", compile="never"), "captured"),
-        (Pool(capture="never"), "eager"),
-        (Pool.model_validate({"capture": False}), "eager"),
-        (Pool.model_validate({"capture": True}), "captured, fused"),
+        (PoolConfig(), "captured, fused"),
+        (PoolConfig(compile="always"), "captured, fused"),
+        (PoolConfig(compile="never"), "captured"),
+        (PoolConfig(capture="always", compile="never"), "captured"),
+        (PoolConfig(capture="never"), "eager"),
+        (PoolConfig.model_validate({"capture": False}), "eager"),
+        (PoolConfig.model_validate({"capture": True}), "captured, fused"),
     ],
 )
-def test_steps_on_a_gpu_are_captured_and_fused(pool: Pool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_on_a_gpu_are_captured_and_fused(
+    pool: PoolConfig, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
     target = toys.target("llava")
     monkeypatch.setattr("models.contract.backend_for", lambda _: OnGpu())
@@ -90,6 +92,6 @@ def test_layers_that_cannot_be_fused_are_captured(monkeypatch: pytest.MonkeyPatc
     layers: Any = target.decoder.layers
     layers[1].register_buffer("scales", torch.ones(1))
     with pytest.raises(ConfigError, match=r"^pool\.compile: .*layers of one make"):
-        compile_models(Pool(compile="always"), [target])
+        compile_models(PoolConfig(compile="always"), [target])
     assert target._run is not None
     assert target._run.mode == "captured"

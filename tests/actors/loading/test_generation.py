@@ -15,9 +15,8 @@ import transformers
 from actors.loading import pair
 from actors.loading.generation import SETTINGS, Generation, measured_options, read_active, resolve
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob, Sampling
-from decoding import Request
-from decoding import Sampling as Options
+from configs.schema import CaptionJobConfig, SamplingConfig
+from decoding import Request, Sampling
 from models.loading.generation_settings import MODEL_FIELDS, OWN_FIELDS
 from tests import toys
 from tests.conformance import grammars
@@ -63,7 +62,7 @@ def written(
     return made
 
 
-def job(target: Path, sampling: dict[str, Any] | None = None, **sections: Any) -> CaptionJob:
+def job(target: Path, sampling: dict[str, Any] | None = None, **sections: Any) -> CaptionJobConfig:
     data = {
         "source": {"kind": "images", "path": "pictures"},
         "prompt": "Describe.",
@@ -71,18 +70,18 @@ def job(target: Path, sampling: dict[str, Any] | None = None, **sections: Any) -
         "sampling": {"max_new_tokens": 16} | (sampling or {}),
         "sink": {"path": "out"},
     }
-    return validate(CaptionJob, data | sections, "job.yaml")
+    return validate(CaptionJobConfig, data | sections, "job.yaml")
 
 
-def resolved(config: CaptionJob) -> CaptionJob:
+def resolved(config: CaptionJobConfig) -> CaptionJobConfig:
     found = pair.check(config).generation.sampling
     return config if found is None else config.model_copy(update={"sampling": found})
 
 
-def decoded(config: CaptionJob, family: str = "llama") -> list[tuple[int, ...]]:
+def decoded(config: CaptionJobConfig, family: str = "llama") -> list[tuple[int, ...]]:
     """Tokens of four prompts, decoded by the job's engine."""
     loaded = pair.load(config)
-    options = Options(**config.sampling.options)
+    options = Sampling(**config.sampling.options)
     requests = [Request(f"{i}", *toys.prompt(family, i), options) for i in range(4)]
     done = {one.sample_id: one for one in loaded.plain_engine(2).run(requests)}
     return [done[request.sample_id].token_ids for request in requests]
@@ -104,7 +103,7 @@ def generated(target: Path, family: str = "llama", **options: Any) -> list[tuple
 def test_every_setting_of_transformers_has_one_entry() -> None:
     assert SETTINGS.keys() == (OWN_FIELDS - METADATA) | MODEL_FIELDS | {"custom_generate"}
     names = {setting.key or name for name, setting in SETTINGS.items() if setting.use in ("processor", "sampling")}
-    assert names <= Sampling.model_fields.keys()
+    assert names <= SamplingConfig.model_fields.keys()
     assert all(setting.note for setting in SETTINGS.values() if setting.use in ("none", "refused", "sampler"))
 
 
@@ -137,7 +136,10 @@ def test_tokens_are_those_of_generate_with_the_checkpoints_settings(case: str, s
 
 def test_values_of_the_job_win(saved: Path, tmp_path: Path) -> None:
     target = written(saved, tmp_path, PROCESSED)
-    plain = {name: Sampling.model_fields[name].default for name in PROCESSED.keys() & Sampling.model_fields.keys()}
+    plain = {
+        name: SamplingConfig.model_fields[name].default
+        for name in PROCESSED.keys() & SamplingConfig.model_fields.keys()
+    }
     assert decoded(resolved(job(target, json.loads(json.dumps(plain)))), "llama") == generated(saved / "llama")
     kept = resolved(job(target, {"repetition_penalty": 2.5, "suppress_tokens": []}))
     assert (kept.sampling.repetition_penalty, kept.sampling.suppress_tokens) == (2.5, ())
@@ -211,25 +213,25 @@ def test_strings_that_end_texts_can_be_replaced_by_those_of_the_job(saved: Path,
 def test_sampling_is_the_checkpoints_only_if_the_job_says_so(
     settings: dict[str, Any], own: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
-    def drawn(sampling: Sampling) -> tuple[float, ...]:
+    def drawn(sampling: SamplingConfig) -> tuple[float, ...]:
         used = resolve(sampling, settings, "here").sampling or sampling
         return used.temperature, used.top_k, used.top_p, used.min_p
 
-    given = validate(Sampling, {**own, "from_checkpoint": True}, "here")
+    given = validate(SamplingConfig, {**own, "from_checkpoint": True}, "here")
     assert drawn(given) == expected
-    plain = validate(Sampling, own, "here")
+    plain = validate(SamplingConfig, own, "here")
     assert drawn(plain) == (plain.temperature, plain.top_k, plain.top_p, plain.min_p)
 
 
 def test_other_samplers_are_refused_where_rows_are_sampled() -> None:
     asked = {"do_sample": True, "typical_p": 0.5}
     for given in ({}, {"temperature": 0.5}, {"from_checkpoint": True, "temperature": 0.0}):
-        found = resolve(validate(Sampling, given, "here"), asked, "here")
+        found = resolve(validate(SamplingConfig, given, "here"), asked, "here")
         assert "typical_p" in found.unused, given
     with pytest.raises(ConfigError, match=r"typical_p 0\.5 .locally typical sampling., which is not built"):
-        resolve(Sampling(from_checkpoint=True), asked, "here")
+        resolve(SamplingConfig(from_checkpoint=True), asked, "here")
     with pytest.raises(ConfigError, match="typical_p"):
-        resolve(Sampling(from_checkpoint=True, temperature=0.0), asked, "here", samples=True)
+        resolve(SamplingConfig(from_checkpoint=True, temperature=0.0), asked, "here", samples=True)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +314,7 @@ def test_outputs_of_targets_that_ask_for_nothing_have_the_content_that_they_had(
     asking = resolved(job(written(saved, tmp_path, {"repetition_penalty": 1.05, "min_new_tokens": 4})))
     assert asking.content({})["sampling"].keys() == names | {"min_new_tokens"}
     assert asking.content({})["sampling"]["repetition_penalty"] == 1.05
-    again = validate(CaptionJob, asking.resolved(), "record")
+    again = validate(CaptionJobConfig, asking.resolved(), "record")
     assert resolved(again).sampling == asking.sampling
 
 
@@ -320,4 +322,4 @@ def test_a_measurement_has_the_processors_and_leaves_out_what_is_not_built(saved
     target = job(written(saved, tmp_path, PROCESSED | {"num_beams": 3})).model.target
     options = measured_options("target", target, 64)
     assert (options["repetition_penalty"], options["min_new_tokens"], options["temperature"]) == (1.4, 4, 0.0)
-    Options(**options)
+    Sampling(**options)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from actors.loading import pair
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding.drafters import EagleDrafter, MedusaDrafter, ParallelEagleDrafter
 from models.backends.select import is_on
 from models.heads.eagle3 import Eagle3Network
@@ -56,8 +56,8 @@ def save_parallel(folder: Path, architectures: tuple[str, ...]) -> None:
     save_file(weights | {"mask_hidden": mask}, folder / "model.safetensors")
 
 
-def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
-    return CaptionJob.model_validate(
+def job(folders: Path, kind: str, head: str | None = None) -> CaptionJobConfig:
+    return CaptionJobConfig.model_validate(
         {
             "source": {"kind": "images", "path": "in"},
             "prompt": "Describe it.",
@@ -181,14 +181,14 @@ def test_illegal_choices_are_refused_by_the_schema(folders: Path, method: dict[s
     data["method"] = method
     # As JSON, because the schema accepts lists for tuples only there.
     with pytest.raises(ValueError, match=message):
-        CaptionJob.model_validate_json(json.dumps(data))
+        CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
 def test_a_head_needs_a_checkpoint(folders: Path) -> None:
     data = job(folders, "medusa").model_dump()
     data["model"]["drafter"] = None
     with pytest.raises(ValueError, match=r"'medusa', so model\.drafter must name a checkpoint"):
-        CaptionJob.model_validate(data)
+        CaptionJobConfig.model_validate(data)
 
 
 @pytest.mark.parametrize(

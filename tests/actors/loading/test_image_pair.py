@@ -11,7 +11,7 @@ from actors.loading import slot_count
 from actors.loading.image_pair import load, load_painter
 from actors.loading.slot_count import position_bytes
 from configs.load import ConfigError, validate
-from configs.synthesis import SynthesizeJob
+from configs.synthesis import SynthesizeJobConfig
 from models.heads.eagle import EagleNetwork
 from models.llamagen.vq_files import save_vq
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
@@ -22,7 +22,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> ImageFolders:
     return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
-def job(folders: ImageFolders, vq: Path) -> SynthesizeJob:
+def job(folders: ImageFolders, vq: Path) -> SynthesizeJobConfig:
     model = {"target": folders.text, "drafter": folders.drafters["eagle"], "vq": vq, "condition": folders.t5}
     data = {
         "source": {"kind": "parquet", "path": "in"},
@@ -35,7 +35,7 @@ def job(folders: ImageFolders, vq: Path) -> SynthesizeJob:
         },
         "sink": {"path": "out"},
     }
-    return validate(SynthesizeJob, data, "job.yaml")
+    return validate(SynthesizeJobConfig, data, "job.yaml")
 
 
 def test_a_codebook_that_is_not_finite_is_refused_where_neighbours_are_looked_up(

@@ -10,8 +10,8 @@ import pytest
 
 from actors.loading import image_pair, pair
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from tests import toys
 from tests.conformance import checks
 from tests.toys.image_checkpoints import ImageFolders, write_checkpoints
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> ImageFolders:
     return write_checkpoints(tmp_path_factory.mktemp("checkpoints"))
 
 
-def job(folder: Path, layers: Any, **section: Any) -> CaptionJob:
+def job(folder: Path, layers: Any, **section: Any) -> CaptionJobConfig:
     data = {
         "source": {"kind": "images", "path": "in"},
         "prompt": "Describe it.",
@@ -37,10 +37,10 @@ def job(folder: Path, layers: Any, **section: Any) -> CaptionJob:
         "method": {"drafter": {"kind": "layer_skip", "layers": layers, **section}},
         "sink": {"path": "out"},
     }
-    return CaptionJob.model_validate_json(json.dumps(data))
+    return CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
-def image_job(folders: ImageFolders, layers: Any) -> SynthesizeJob:
+def image_job(folders: ImageFolders, layers: Any) -> SynthesizeJobConfig:
     data = {
         "source": {"kind": "parquet", "path": "in"},
         "prompt": "{caption}",
@@ -51,7 +51,7 @@ def image_job(folders: ImageFolders, layers: Any) -> SynthesizeJob:
         "method": {"drafter": {"kind": "layer_skip", "layers": layers}},
         "sink": {"path": "out", "images": False},
     }
-    return validate(SynthesizeJob, data, "job.yaml")
+    return validate(SynthesizeJobConfig, data, "job.yaml")
 
 
 REFUSED = [
@@ -80,7 +80,7 @@ def test_a_candidate_is_named_by_its_place(folder: Path) -> None:
     candidates[1]["name"] = "long"
     data["method"] = {"auto": {"candidates": candidates}}
     with pytest.raises(ConfigError, match=r"^method\.auto\.candidates\.1\.drafter\.layers: it names the first 5"):
-        pair.check(CaptionJob.model_validate_json(json.dumps(data)))
+        pair.check(CaptionJobConfig.model_validate_json(json.dumps(data)))
 
 
 @pytest.mark.parametrize("section", [{}, {"vocabulary": {"size": 40}}], ids=["all", "vocabulary"])

@@ -9,7 +9,7 @@ import pytest
 
 from actors.loading import pair
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.run.resume import refuse_other_content
 from pipeline.storage.output_dir import OutputDir
 from tests import toys
@@ -30,11 +30,11 @@ def words() -> dict[str, int]:
     return dict(toys.make_tokenizer().get_vocab())
 
 
-def job(target: Path, drafter: Path | None) -> CaptionJob:
+def job(target: Path, drafter: Path | None) -> CaptionJobConfig:
     model: dict[str, object] = {"target": {"path": str(target), "dtype": "float32", "device": "cpu"}}
     if drafter is not None:
         model["drafter"] = {"path": str(drafter), "dtype": "float32", "device": "cpu"}
-    return CaptionJob.model_validate(
+    return CaptionJobConfig.model_validate(
         {
             "source": {"kind": "images", "path": "pictures"},
             "prompt": "Describe.",
@@ -137,4 +137,4 @@ def test_a_missing_captioner_is_refused_by_its_place_among_the_contexts(target: 
     data = job(target, drafter).resolved()
     data["method"]["contexts"] = [{"kind": "full"}, {"kind": "caption", "path": str(tmp_path / "nowhere")}]
     with pytest.raises(ConfigError, match=r"method\.contexts\.1: .*nowhere"):
-        pair.check(CaptionJob.model_validate_json(json.dumps(data)))
+        pair.check(CaptionJobConfig.model_validate_json(json.dumps(data)))

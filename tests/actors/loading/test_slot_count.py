@@ -17,10 +17,10 @@ from actors.loading.method import build_method
 from actors.loading.slot_count import LOGIT_COPIES, count_slots, position_bytes, slot_bytes, usable_bytes
 from actors.results import Stamp
 from configs.load import ConfigError, load_job, load_preset
-from configs.method import Method
-from configs.pool import EnginePool
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.method import MethodConfig
+from configs.pool import EnginePoolConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.contracts import Drafter
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan_text import engines
@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parents[3]
 MANY = {"max_batches_in_flight": 64, "batch_rows": 1000}
 
 
-def method(**sections: Any) -> Method:
-    return Method.model_validate_json(json.dumps(sections))
+def method(**sections: Any) -> MethodConfig:
+    return MethodConfig.model_validate_json(json.dumps(sections))
 
 
 PLAIN = method()
@@ -43,23 +43,23 @@ SKIP = method(drafter={"kind": "layer_skip", "layers": 1}, tree={"kind": "dynami
 LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "text_only"}])
 
 
-def count(free: int, *methods: Method, context: int = 160, **pool: Any) -> tuple[int, str]:
+def count(free: int, *methods: MethodConfig, context: int = 160, **pool: Any) -> tuple[int, str]:
     """Count slots with `free` bytes on the device of the toys."""
     drafter = toys.target("llama") if any(one.needs_checkpoint for one in methods) else None
-    settings = EnginePool(slots="auto", **(MANY | pool))
+    settings = EnginePoolConfig(slots="auto", **(MANY | pool))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot_count, "usable_bytes", lambda *_: free)
         return count_slots(settings, methods, toys.target("llama"), drafter, context)
 
 
-def sizes(one: Method, context: int = 160) -> int:
+def sizes(one: MethodConfig, context: int = 160) -> int:
     target = toys.target("llama")
     column = position_bytes(target.decoder, target.hidden_size)
     return slot_bytes(one, target, column, column, context)[CPU]
 
 
 @pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_as_many_slots_are_taken_as_fit_and_no_more(one: Method) -> None:
+def test_as_many_slots_are_taken_as_fit_and_no_more(one: MethodConfig) -> None:
     each = sizes(one)
     assert [count(free, one)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
 
@@ -82,7 +82,7 @@ def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
 
 
 @pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -> None:
+def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: MethodConfig) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
     built = build_method(one, drafter if one.needs_checkpoint else None, target)
     engine = checks.Engine(target, built, 8, 160)
@@ -119,8 +119,8 @@ def test_of_several_methods_the_largest_counts() -> None:
 
 def test_a_machines_memory_is_shared_by_its_actors_and_half_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.backends.base.free_bytes", lambda: 1200)
-    assert usable_bytes(EnginePool(), CPU) == 600
-    assert usable_bytes(EnginePool(max_size=3), CPU) == 200
+    assert usable_bytes(EnginePoolConfig(), CPU) == 600
+    assert usable_bytes(EnginePoolConfig(max_size=3), CPU) == 200
 
 
 def test_a_share_of_a_gpu_gets_its_share_of_memory_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +132,10 @@ def test_a_share_of_a_gpu_gets_its_share_of_memory_in_any_order(monkeypatch: pyt
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
 
     set_memory(100)
-    assert usable_bytes(EnginePool(num_gpus=1.0), gpu) == 765
-    assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 340
+    assert usable_bytes(EnginePoolConfig(num_gpus=1.0), gpu) == 765
+    assert usable_bytes(EnginePoolConfig(num_gpus=0.5), gpu) == 340
     set_memory(800)
-    assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 0
+    assert usable_bytes(EnginePoolConfig(num_gpus=0.5), gpu) == 0
 
 
 def test_the_slot_count_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,7 +167,7 @@ def test_an_actor_counts_slots_once_and_reports_them_to_its_metrics(monkeypatch:
 def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toys.save("llama", tmp_path / "target")
     checkpoint = {"path": str(tmp_path / "target"), "dtype": "float32", "device": "cpu"}
-    job = CaptionJob.model_validate_json(
+    job = CaptionJobConfig.model_validate_json(
         json.dumps(
             {
                 "source": {"kind": "images", "path": "in"},
@@ -188,8 +188,8 @@ def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_plan_shows_that_memory_decides() -> None:
-    assert engines(EnginePool(slots="auto")).startswith("1 × as many slots as memory holds on CPU, ")
-    assert engines(EnginePool(slots=3)).startswith("1 × 3 slots on CPU, ")
+    assert engines(EnginePoolConfig(slots="auto")).startswith("1 × as many slots as memory holds on CPU, ")
+    assert engines(EnginePoolConfig(slots=3)).startswith("1 × 3 slots on CPU, ")
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_the_plan_shows_that_memory_decides() -> None:
 )
 def test_other_slots_than_numbers_and_auto_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_job(CaptionJob, ROOT / "configs/jobs/demo_caption.yaml", (f"pool.slots={value}",))
+        load_job(CaptionJobConfig, ROOT / "configs/jobs/demo_caption.yaml", (f"pool.slots={value}",))
     assert reason in str(caught.value)
 
 
 def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None:
-    for kind, name in ((CaptionJob, "demo_caption"), (SynthesizeJob, "zoo_images_plain")):
+    for kind, name in ((CaptionJobConfig, "demo_caption"), (SynthesizeJobConfig, "zoo_images_plain")):
         jobs = [load_preset(kind, name, (f"pool.slots={value}",)) for value in ("auto", "3")]
         assert jobs[0].pool.slots == "auto"
         assert jobs[0].resolved()["pool"]["slots"] == "auto"

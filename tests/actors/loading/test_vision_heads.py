@@ -12,8 +12,8 @@ import torch
 from actors.loading import image_pair, pair
 from actors.loading.method import build_method
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
 from decoding.drafters import EagleDrafter
 from models.heads.eagle import EagleNetwork
 from models.heads.files import write_checkpoint
@@ -51,8 +51,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def job(target: Path, drafter: Path, kind: str, **drafting: Any) -> CaptionJob:
-    return CaptionJob.model_validate(
+def job(target: Path, drafter: Path, kind: str, **drafting: Any) -> CaptionJobConfig:
+    return CaptionJobConfig.model_validate(
         {
             "source": {"kind": "images", "path": "in"},
             "prompt": "Describe it.",
@@ -153,15 +153,15 @@ def test_a_target_that_writes_images_is_refused(tmp_path: Path, kind: str) -> No
         "sink": {"path": "out"},
     }
     with pytest.raises(ConfigError, match=rf"^method\.drafter\.kind: {kind} heads are for models that read images"):
-        image_pair.check(validate(SynthesizeJob, data, "job.yaml"))
+        image_pair.check(validate(SynthesizeJobConfig, data, "job.yaml"))
 
 
 def test_other_contexts_and_a_missing_checkpoint_are_refused_by_the_schema(folders: Path) -> None:
     data = job(folders / "llava" / "target", folders / "llava" / "vispec", "vispec").model_dump(mode="json")
     with pytest.raises(ValueError, match="'vispec' has no prompt of its own to change"):
-        CaptionJob.model_validate_json(
+        CaptionJobConfig.model_validate_json(
             json.dumps(data | {"method": data["method"] | {"contexts": [{"kind": "pooled"}]}})
         )
     data["model"]["drafter"] = None
     with pytest.raises(ValueError, match=r"'vispec', so model\.drafter must name a checkpoint"):
-        CaptionJob.model_validate_json(json.dumps(data))
+        CaptionJobConfig.model_validate_json(json.dumps(data))

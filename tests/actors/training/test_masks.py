@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actors.training.learner import fresh_head
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from configs.yaml_file import ConfigError
 from models.heads.training.block_loss import BlockTask
 from models.loading.checkpoints import CheckpointRef
@@ -14,8 +14,8 @@ from models.target import Target
 from zoo.pair import CHECKPOINTS
 
 
-def job(**head: object) -> TrainDrafterJob:
-    return TrainDrafterJob.model_validate(
+def job(**head: object) -> TrainDrafterJobConfig:
+    return TrainDrafterJobConfig.model_validate(
         {
             "source": {"kind": "parquet", "path": "in"},
             "prompt": "x",

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from actors.training.samples import ImageSamples, Row, TextSamples, TrainingSampleError
+from actors.training.samples import ImageSamples, TextSamples, TrainingRow, TrainingSampleError
 from configs.load import validate
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from decoding import Sampling
 from models.heads.training.teacher import make_training_sample
 from tests import toys
@@ -21,18 +21,18 @@ MESSAGES = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "te
 TEXT = {"source": {"kind": "parquet", "path": "x"}, "target": {"path": "x"}, "output": {"path": "x"}}
 
 
-def text_job(**training: Any) -> TrainDrafterJob:
-    return validate(TrainDrafterJob, TEXT | {"answer_column": "a", "training": training}, "a test")
+def text_job(**training: Any) -> TrainDrafterJobConfig:
+    return validate(TrainDrafterJobConfig, TEXT | {"answer_column": "a", "training": training}, "a test")
 
 
-def image_job(kind: str = "text", **changes: Any) -> TrainDrafterJob:
+def image_job(kind: str = "text", **changes: Any) -> TrainDrafterJobConfig:
     columns = {"codes": "c", **({"features": "f"} if kind == "text" else {"label": "l"})}
-    return validate(TrainDrafterJob, TEXT | {"image": {"columns": columns, **changes}}, "a test")
+    return validate(TrainDrafterJobConfig, TEXT | {"image": {"columns": columns, **changes}}, "a test")
 
 
-def image_row(kind: str = "text", index: int = 0) -> Row:
+def image_row(kind: str = "text", index: int = 0) -> TrainingRow:
     codes = np.random.default_rng(index).integers(0, image_toys.CODES, 16)
-    return Row(f"s{index}", MESSAGES, (), codes=codes, condition=image_toys.condition(kind, index))
+    return TrainingRow(f"s{index}", MESSAGES, (), codes=codes, condition=image_toys.condition(kind, index))
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def training_samples() -> TextSamples:
 
 
 def test_an_answer_follows_its_prompt_and_ends_as_the_target_ends_it(training_samples: TextSamples) -> None:
-    training_sample = training_samples.training_sample(Row("s", MESSAGES, (), answer="w20 w21"), 0)
+    training_sample = training_samples.training_sample(TrainingRow("s", MESSAGES, (), answer="w20 w21"), 0)
     assert training_sample.prefix.token_ids.tolist() == [1, 7, 8, 20, 21, 2]
     assert training_sample.wanted.tolist() == [False, False, False, True, True, True]
 
@@ -68,27 +68,30 @@ def test_of_several_ends_the_tokenizers_own_closes_an_answer() -> None:
     target = toys.target("llama")
     target.eos_ids = frozenset({0, 2, 50})
     target.front_end = Plain(target.front_end)  # type: ignore[assignment]
-    training_sample = TextSamples(target, text_job()).training_sample(Row("s", MESSAGES, (), answer="w20"), 0)
+    training_sample = TextSamples(target, text_job()).training_sample(TrainingRow("s", MESSAGES, (), answer="w20"), 0)
     assert training_sample.prefix.token_ids.tolist()[-1] == 2
 
 
 @pytest.mark.parametrize(
     ("row", "code"),
     [
-        (Row("s", MESSAGES, (), answer=None), "missing_answer"),
-        (Row("s", MESSAGES, (), answer=" \n"), "missing_answer"),
-        (Row("s", MESSAGES, (), answer=" ".join(["w9"] * 13)), "too_long"),
-        (Row("s", MESSAGES, (np.zeros((4, 4, 3), np.uint8),), answer="w9"), "prompt_refused"),
+        (TrainingRow("s", MESSAGES, (), answer=None), "missing_answer"),
+        (TrainingRow("s", MESSAGES, (), answer=" \n"), "missing_answer"),
+        (TrainingRow("s", MESSAGES, (), answer=" ".join(["w9"] * 13)), "too_long"),
+        (TrainingRow("s", MESSAGES, (np.zeros((4, 4, 3), np.uint8),), answer="w9"), "prompt_refused"),
     ],
 )
-def test_a_row_without_training_tokens_has_a_reason(row: Row, code: str, training_samples: TextSamples) -> None:
+def test_a_row_without_training_tokens_has_a_reason(row: TrainingRow, code: str, training_samples: TextSamples) -> None:
     with pytest.raises(TrainingSampleError) as refused:
         training_samples.training_sample(row, 0)
     assert refused.value.code == code
 
 
 def test_the_longest_row_that_is_allowed_is_taught(training_samples: TextSamples) -> None:
-    assert training_samples.training_sample(Row("s", MESSAGES, (), answer=" ".join(["w9"] * 12)), 0).prefix.length == 16
+    assert (
+        training_samples.training_sample(TrainingRow("s", MESSAGES, (), answer=" ".join(["w9"] * 12)), 0).prefix.length
+        == 16
+    )
 
 
 # --- images --------------------------------------------------------------------------------------------------------

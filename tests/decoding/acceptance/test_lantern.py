@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from decoding.acceptance import Exact, Lantern
 from decoding.acceptance.walk import target_choice
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.noise import Stream
-from decoding.tree import DraftTree, Verdict
+from decoding.tree import AcceptanceResult, DraftTree
 from tests.decoding import blocks, lantern_by_hand
 from tests.decoding.acceptance.test_neighbourhood import plain_spec
 
@@ -42,7 +42,7 @@ def repeated(one: DraftTree, count: int) -> DraftTree:
     return blocks.tree(one.tokens.tolist() * count, one.parents[0].tolist(), one.valid.tolist() * count)
 
 
-def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp: float = 1.5) -> Judgement:
+def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp: float = 1.5) -> VerificationOutput:
     """A random tree of one shape for all rows, siblings of different tokens, some nodes invalid."""
     generator = torch.Generator().manual_seed(seed)
     parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, num_nodes))]
@@ -57,7 +57,7 @@ def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp:
     )
 
 
-def same(one: Verdict, other: Verdict) -> bool:
+def same(one: AcceptanceResult, other: AcceptanceResult) -> bool:
     kept = torch.arange(one.path.shape[1]) < one.n[:, None]
     return one.n.equal(other.n) and one.next.equal(other.next) and bool((one.path == other.path)[kept].all())
 
@@ -105,7 +105,7 @@ def test_greedy_verdicts_equal_a_slow_loop_written_from_the_paper(seed: int, div
 
 def drawn(
     siblings: list[int], delta: float, rows: int = 4000, k: int = 5, **options: Any
-) -> tuple[torch.Tensor, Verdict]:
+) -> tuple[torch.Tensor, AcceptanceResult]:
     """The target's own draws after the root, and the verdicts on `siblings`."""
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), rows)
     logits = logits_of(PROBS, *[{7: 1.0}] * len(siblings)).expand(rows, -1, -1)
@@ -156,7 +156,7 @@ def chi_square(tokens: torch.Tensor, probs: list[float]) -> float:
     return float(((counts - expected)[used] ** 2 / expected[used]).sum() / (int(used.sum()) - 1))
 
 
-def emitted(tree: DraftTree, verdict: Verdict) -> torch.Tensor:
+def emitted(tree: DraftTree, verdict: AcceptanceResult) -> torch.Tensor:
     """The first token that each row puts out."""
     return torch.where(verdict.n > 1, tree.tokens.gather(1, verdict.path[:, 1:2])[:, 0], verdict.next)
 

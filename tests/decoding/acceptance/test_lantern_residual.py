@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decoding.acceptance import Lantern, LanternResidual, Rejection
-from decoding.acceptance.rejection import Trial
-from decoding.contracts import Judgement
+from decoding.acceptance.rejection import RejectionTrial
+from decoding.contracts import VerificationOutput
 from decoding.noise import Stream
 from tests.decoding import blocks, lantern_by_hand
 from tests.decoding.acceptance.test_lantern import NEXT, V, chi_square, emitted, random_case, same
@@ -43,7 +43,7 @@ def weighed(
     rule: LanternResidual, token: int, mass: list[float], drafter: list[float] | None, law: list[float] = Q
 ) -> tuple[float, list[float]]:
     certain = [float(code == token) for code in range(5)]
-    trial = Trial(
+    trial = RejectionTrial(
         torch.tensor([law]),
         torch.tensor([mass]),
         torch.tensor([token]),
@@ -95,7 +95,7 @@ def test_special_tokens_keep_their_probability() -> None:
 # --- the distribution that comes out -------------------------------------------------------------------------------
 
 
-def trial_of(siblings: Tensor, drafter: list[float] | None, temperature: float = 1.0) -> Judgement:
+def trial_of(siblings: Tensor, drafter: list[float] | None, temperature: float = 1.0) -> VerificationOutput:
     """`siblings` (b, s) under every root, judged against Q; `drafter` is what they were drawn from."""
     b, count = siblings.shape
     tokens = torch.cat([torch.zeros(b, 1, dtype=torch.long), siblings], dim=1)
@@ -179,7 +179,7 @@ def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
 # --- what is counted, and zero -------------------------------------------------------------------------------------
 
 
-def drawn_case(seed: int, temperature: float) -> Judgement:
+def drawn_case(seed: int, temperature: float) -> VerificationOutput:
     """A random tree whose nodes hold the distributions from which their children are drawn."""
     case = random_case(seed, rows=5, num_nodes=8, temperature=temperature)
     generator = torch.Generator().manual_seed(seed + 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.acceptance import LVSpec
 from decoding.acceptance.lvspec import VisualMemory
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.tree import DraftTree
 from tests.decoding import blocks
 
@@ -191,7 +191,7 @@ def test_relevance_is_read_from_the_state_that_is_asked_for(
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
-def slow_verdict(judgement: Judgement, visual: Tensor, made: LVSpec) -> tuple[int, int]:
+def slow_verdict(judgement: VerificationOutput, visual: Tensor, made: LVSpec) -> tuple[int, int]:
     """The longest accepted prefix over all branches of row 0, and the fewest relaxed drafts of such: plain loops."""
     drafts: DraftTree = judgement.tree
     tokens, parents = drafts.tokens[0].tolist(), drafts.parents[0].tolist()

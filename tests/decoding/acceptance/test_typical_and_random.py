@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from decoding.acceptance import RandomRelaxation, Typical
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from tests.decoding import blocks
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
 """H = 1.1421 nats, so 0.3 · exp(−H) = 0.0957 and the bound is min(0.09, 0.0957) = 0.09."""
 
 
-def after_root(probs: list[float], draft: int, temperature: float = 0.0) -> Judgement:
+def after_root(probs: list[float], draft: int, temperature: float = 0.0) -> VerificationOutput:
     """One draft under a target with `probs` for tokens 10, 11, … after the root."""
     logits = torch.full((1, 2, blocks.VOCAB_SIZE), -torch.inf)
     logits[0, :, 10 : 10 + len(probs)] = torch.tensor(probs).log()
@@ -82,7 +82,9 @@ def test_specials_are_strict_under_typical_acceptance() -> None:
 # --- random --------------------------------------------------------------------------------------------------------
 
 
-def relax(probability: float, rows: int = 600, position: int = 5, drafts: list[int] | None = None) -> Judgement:
+def relax(
+    probability: float, rows: int = 600, position: int = 5, drafts: list[int] | None = None
+) -> VerificationOutput:
     tokens = drafts or [10, 11, 12]
     drafts_of_all = blocks.chain(*[tokens] * rows)
     return blocks.judgement(drafts_of_all, blocks.wanting(*[[30] * 4] * rows), position=position)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.acceptance.walk import Branches, walk_accepted, walk_choices
-from decoding.tree import DraftTree, Verdict
+from decoding.tree import AcceptanceResult, DraftTree
 from tests.decoding import blocks
 
 #            0
@@ -17,7 +17,7 @@ from tests.decoding import blocks
 FORK = [-1, 0, 0, 1, 1, 2, 3]
 
 
-def accept_all(drafts: DraftTree, choice: torch.Tensor) -> Verdict:
+def accept_all(drafts: DraftTree, choice: torch.Tensor) -> AcceptanceResult:
     accept = torch.ones_like(drafts.valid)[:, None]
     return walk_accepted(drafts, Branches.of(drafts), choice, accept)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from decoding import Request
 from decoding.contexts import Caption, Full, Pooled, TextOnly
 from decoding.contexts.pruned import evenly_spaced, guided, prune
-from decoding.contracts import Probe
+from decoding.contracts import PrefillOutput
 from models.backends.attention import AttentionProbe
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -25,7 +25,7 @@ REQUEST = Request("r", "<s> w5 <image> w6 <image> w7", (toys.picture(1), toys.pi
 
 def build(context: Any, request: Request = REQUEST, family: str = "llava") -> Prefix:
     target = toys.target(family)
-    return context.build(request, Probe(target.encode(request.prompt, request.images, request.videos)), target)  # type: ignore[no-any-return]
+    return context.build(request, PrefillOutput(target.encode(request.prompt, request.images, request.videos)), target)  # type: ignore[no-any-return]
 
 
 def pictured(family: str, num_images: int) -> Request:
@@ -79,7 +79,7 @@ def test_videos_are_one_newline_or_the_words_for_their_middle_frame() -> None:
     words = [20 + int(frame[0, 0, 0]) % 40 for frame in (picture, clips[0].frames[len(clips[0].frames) // 2])]
     assert result.token_ids.tolist() == [1, 7, 5, 10, words[0], 6, 5, 10, words[1], 6, 8]
     with pytest.raises(PromptError, match=r"1 video placeholder\(s\) for 0 video\(s\)"):
-        TextOnly().build(replace(request, videos=()), Probe(gone), toys.target(family))
+        TextOnly().build(replace(request, videos=()), PrefillOutput(gone), toys.target(family))
 
 
 def test_a_pooled_image_has_a_quarter_of_its_columns_each_the_mean_of_four_features() -> None:
@@ -180,7 +180,9 @@ def test_pruning_keeps_all_three_axes_and_the_deepstack_features_of_what_it_keep
 
 def test_an_image_count_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PromptError, match="1 image placeholder"):
-        TextOnly().build(Request("r", "<s> <image> w5", REQUEST.images), Probe(build(Full())), toys.target("llava"))
+        TextOnly().build(
+            Request("r", "<s> <image> w5", REQUEST.images), PrefillOutput(build(Full())), toys.target("llava")
+        )
 
 
 def test_the_attention_probe_equals_eager_attention_weights() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.base import Outcome, PrefillTime
+from decoding.controllers.base import PrefillTime, StepOutcome
 from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, GoodputController
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ class World:
             self.spent_s += seconds
             self.num_tokens += sum(accepted) + num_active
             self.controller.learn(
-                Outcome(choice.levels, seconds, accepted, [choice.levels] * num_active, missed),
+                StepOutcome(choice.levels, seconds, accepted, [choice.levels] * num_active, missed),
                 choice,
             )
 
@@ -113,7 +113,7 @@ class Job:
             left = [tokens for tokens in left if tokens]
             world.chosen.append((choice.levels, choice.reason))
             controller.learn(
-                Outcome(choice.levels, seconds, accepted, offered, prefill=reading, ended=ended),
+                StepOutcome(choice.levels, seconds, accepted, offered, prefill=reading, ended=ended),
                 choice,
             )
             spent_s += seconds + reading.seconds

@@ -10,7 +10,7 @@ import torch
 from decoding import Engine, Method
 from decoding.acceptance import Exact
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
-from decoding.contracts import EngineSpec, Judgement, StepNoise
+from decoding.contracts import EngineSpec, StepNoise, VerificationOutput
 from decoding.drafters import ModelDrafter
 from decoding.drafters import ensemble as ensemble_module
 from decoding.drafters.ensemble import (
@@ -25,7 +25,7 @@ from decoding.drafters.ensemble import (
 )
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
-from decoding.tree import DraftTree, Verdict
+from decoding.tree import AcceptanceResult, DraftTree
 from decoding.trees import Chain, StaticTree
 from models.kv.lanes import SlotBatch
 from tests import toys
@@ -107,8 +107,8 @@ def one_step(
     rows = RowSampling(0 * ones, torch.zeros(1, dtype=torch.long), ones, ones, None, False, 0, False)
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
     states = torch.zeros(1, 1, 2, 2)
-    judgement = Judgement(slots, tree, raw, raw, states, states, noise, rows)
-    verdict = Verdict(
+    judgement = VerificationOutput(slots, tree, raw, raw, states, states, noise, rows)
+    verdict = AcceptanceResult(
         torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([target_token]), torch.zeros(1, 2, dtype=torch.bool)
     )
     if ensemble.learns:
@@ -223,7 +223,7 @@ def test_every_lanes_memory_equals_a_fresh_prefill_of_its_own_prompt() -> None:
                 continue
             held = progress.token_ids[: len(progress.token_ids) - int(drafter._num_pending[slot])]
             target_prefix = made.target.encode(progress.request.prompt, progress.request.images)
-            for lane, prefix in enumerate(drafter.prefixes(progress.request, checks.Probe(target_prefix))):
+            for lane, prefix in enumerate(drafter.prefixes(progress.request, checks.PrefillOutput(target_prefix))):
                 checks.compare_row(drafter.lanes, drafter.lanes.first_row_of(slot) + lane, prefix, held)
                 num_compared += 1
     assert num_compared > 40

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance import Exact, Rejection
-from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Method, Probe, StepNoise
+from decoding.contracts import Acceptance, Drafter, EngineSpec, Method, PrefillOutput, StepNoise, VerificationOutput
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import SingleLane
 from decoding.noise import Noise
@@ -61,7 +61,7 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     ids = torch.arange(4, 4 + LENGTH)
     is_visual = (ids == ids[1]) | (ids == ids[2]) if kind == "vispec" else ids < 0
     prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), is_visual)
-    probe = Probe(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
+    probe = PrefillOutput(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
     drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
     return drafter, slots
 
@@ -76,7 +76,7 @@ def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1)
     tree = grow_tree(method, slots, root, LEVELS, rows, noise, torch.full_like(root, 2))
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
     hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
-    judgement = Judgement(slots, tree, logits, logits, hidden, hidden, noise, rows)
+    judgement = VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
     drafter.commit(judgement, verdict)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.acceptance import Exact
-from decoding.contracts import Level
+from decoding.contracts import DraftLogits
 from decoding.drafters import JacobiDrafter
 from decoding.tree import DraftTree, Frontier
 from decoding.trees import Chain, StaticTree
@@ -32,7 +32,7 @@ def grown(drafter: JacobiDrafter, slots: SlotBatch, num_levels: int) -> DraftTre
     policy = Chain(num_levels)
     frontier: Frontier | None = policy.start(slots, root, num_levels, False)
     while frontier is not None:
-        frontier = policy.grow(Level(drafter.draft(slots, frontier), None, like.rows))
+        frontier = policy.grow(DraftLogits(drafter.draft(slots, frontier), None, like.rows))
     return policy.finish()
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.contracts import Level, Probe
+from decoding.contracts import DraftLogits, PrefillOutput
 from decoding.drafters import SuffixDrafter
 from decoding.drafters.suffix_index import NO_KEY, SEPARATOR, Corpus, SuffixIndex, key_factors
 from decoding.tree import DraftTree, Frontier
@@ -134,7 +134,7 @@ def opened(*texts: list[int], finished: Outputs = (), **options: int) -> tuple[S
     probes = []
     for text in texts:
         ids = torch.tensor(text[:-1])
-        probes.append(Probe(Prefix(ids, torch.zeros(len(ids), 4), torch.arange(len(ids)), ids == 0)))
+        probes.append(PrefillOutput(Prefix(ids, torch.zeros(len(ids), 4), torch.arange(len(ids)), ids == 0)))
     drafter.admit(slots, torch.tensor([text[-1] for text in texts]), probes)
     return drafter, slots
 
@@ -146,7 +146,7 @@ def drafts(drafter: SuffixDrafter, slots: SlotBatch) -> list[list[int]]:
     policy = Chain(4)
     frontier: Frontier | None = policy.start(slots, root, 4, False)
     while frontier is not None:
-        frontier = policy.grow(Level(drafter.draft(slots, frontier), None, like.rows))
+        frontier = policy.grow(DraftLogits(drafter.draft(slots, frontier), None, like.rows))
     tree = policy.finish()
     return [row[1:][mask[1:]].tolist() for row, mask in zip(tree.tokens, tree.valid, strict=True)]
 
@@ -186,7 +186,7 @@ def test_telemetry_counts_matches_their_length_and_their_source() -> None:
     drafter.admit(
         blocks.slots(0),
         torch.tensor([3]),
-        [Probe(Prefix(*[torch.zeros(0, dtype=torch.long)] * 3, torch.zeros(0).bool()))],
+        [PrefillOutput(Prefix(*[torch.zeros(0, dtype=torch.long)] * 3, torch.zeros(0).bool()))],
     )
     assert drafter.extras(0)["suffix_shared_match_rate"] == 0.0
 
@@ -197,7 +197,7 @@ def test_an_engine_that_follows_another_one_continues_with_its_outputs() -> None
     follower.open(blocks.spec(max_levels=4))
     slots = blocks.slots(0)
     nothing = torch.zeros(0, dtype=torch.long)
-    follower.admit(slots, torch.tensor([5]), [Probe(Prefix(nothing, torch.zeros(0, 4), nothing, nothing > 0))])
+    follower.admit(slots, torch.tensor([5]), [PrefillOutput(Prefix(nothing, torch.zeros(0, 4), nothing, nothing > 0))])
     assert drafts(follower, slots) == [[6, 7, 8]]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding.contracts import Level
+from decoding.contracts import DraftLogits
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
 from decoding.trees.chain import Chain
@@ -36,7 +36,7 @@ def grown(policy: Chain, scores: Tensor, depths: Tensor | None) -> DraftTree:
     for level in range(num_levels):
         assert frontier is not None
         assert frontier.depth == level
-        frontier = policy.grow(Level(scores[:, level : level + 1], None, rows, depths))
+        frontier = policy.grow(DraftLogits(scores[:, level : level + 1], None, rows, depths))
     assert frontier is None
     return policy.finish()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decoding.contracts import Level
+from decoding.contracts import DraftLogits
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Frontier
 from decoding.trees import DynamicTree
@@ -39,7 +39,7 @@ def grow(
     frontier: Frontier | None = tree.start(slots, torch.full((b,), 9), num_levels, keep_probs)
     while frontier is not None:
         draws = None if noise is None else noise[frontier.depth].expand(b, 1, -1)
-        frontier = tree.grow(Level(table(frontier), draws, rows_of(b, noise is not None), max_depth))
+        frontier = tree.grow(DraftLogits(table(frontier), draws, rows_of(b, noise is not None), max_depth))
     return tree.finish()
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from decoding.acceptance import Exact
-from decoding.contracts import EngineSpec, Method, Probe, StepNoise
+from decoding.contracts import EngineSpec, Method, PrefillOutput, StepNoise
 from decoding.drafters import EagleDrafter, ParallelEagleDrafter
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
@@ -68,7 +68,7 @@ def opened(network: Eagle3Network, recorded: dict[str, Tensor], tree: DynamicTre
     slots = SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (1,))
     tokens = recorded["tokens"]
     prompt = Prefix(tokens[:-1], torch.zeros(len(tokens) - 1, 32), recorded["positions"], tokens[:-1] < 0)
-    drafter.admit(slots, tokens[-1:], [Probe(prompt, features=recorded["features"][None])])
+    drafter.admit(slots, tokens[-1:], [PrefillOutput(prompt, features=recorded["features"][None])])
     drafter.prefill(slots, [[]])
     return drafter, slots
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from configs.training import LayerCutHead
+from configs.training import LayerCutHeadConfig
 from models.heads.training.layer_cut import LayerCutTask, cut_layers, save_model
 from models.heads.training.teacher import TrainingSample, make_training_sample
 from models.heads.training.trainer import Pace, Trainer, count_right
@@ -138,17 +138,19 @@ def test_transformers_reads_the_checkpoint_of_a_vision_model(family: str, tmp_pa
 @pytest.mark.parametrize(
     ("given", "num_layers", "layers"),
     [
-        (LayerCutHead(), 30, (0, 10, 19, 29)),
-        (LayerCutHead(num_layers=1), 30, (0,)),
-        (LayerCutHead(num_layers=2), 2, (0, 1)),
-        (LayerCutHead(layers=(3, 1)), 4, (3, 1)),
+        (LayerCutHeadConfig(), 30, (0, 10, 19, 29)),
+        (LayerCutHeadConfig(num_layers=1), 30, (0,)),
+        (LayerCutHeadConfig(num_layers=2), 2, (0, 1)),
+        (LayerCutHeadConfig(layers=(3, 1)), 4, (3, 1)),
     ],
 )
-def test_layers_are_spaced_or_named(given: LayerCutHead, num_layers: int, layers: tuple[int, ...]) -> None:
+def test_layers_are_spaced_or_named(given: LayerCutHeadConfig, num_layers: int, layers: tuple[int, ...]) -> None:
     assert given.indices(num_layers) == layers
 
 
-@pytest.mark.parametrize("given", [LayerCutHead(num_layers=5), LayerCutHead(layers=(4,)), LayerCutHead(layers=())])
-def test_layers_that_the_target_lacks_are_refused(given: LayerCutHead) -> None:
+@pytest.mark.parametrize(
+    "given", [LayerCutHeadConfig(num_layers=5), LayerCutHeadConfig(layers=(4,)), LayerCutHeadConfig(layers=())]
+)
+def test_layers_that_the_target_lacks_are_refused(given: LayerCutHeadConfig) -> None:
     with pytest.raises(ValueError, match=r"head\.(num_)?layers"):
         given.indices(4)

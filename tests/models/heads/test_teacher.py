@@ -11,10 +11,10 @@ import torch
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.contracts import Judgement
+from decoding.contracts import VerificationOutput
 from decoding.drafters import EagleDrafter
 from decoding.drafters.merge import Guided, SingleLane
-from decoding.tree import Verdict
+from decoding.tree import AcceptanceResult
 from decoding.trees import Chain
 from models.contract import TargetModel
 from models.heads.training.losses import EagleTask, fresh_eagle
@@ -67,7 +67,7 @@ class Watching(EagleDrafter):
         super().prefill(slots, prefixes)
         self.guesses = [self._output[0].clone()]
 
-    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
         super().commit(judgement, verdict)
         if judgement.tree.num_levels:
             self.guesses.append(self._output[0].clone())
@@ -87,10 +87,10 @@ def watch(target: TargetModel, task: EagleTask, request: Request, length: int) -
 class NoneAccepted(Exact):
     """Takes the target's token alone, so that every step commits one token."""
 
-    def judge(self, judgement: Judgement) -> Verdict:
+    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
         verdict = super().judge(judgement)
         first = judgement.raw[:, 0].argmax(dim=-1)
-        return Verdict(
+        return AcceptanceResult(
             torch.zeros_like(verdict.path), torch.ones_like(verdict.n), first, torch.zeros_like(verdict.relaxed)
         )
 

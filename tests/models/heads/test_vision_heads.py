@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Probe
+from decoding.contracts import EngineSpec, PrefillOutput
 from decoding.drafters import EagleDrafter
 from decoding.tree import Frontier
 from decoding.trees import Chain
@@ -100,10 +100,10 @@ def opened(case: str, others: int = 0) -> tuple[EagleDrafter, SlotBatch, dict[st
     for _ in range(others):
         rows, features = torch.randn(2, length, HIDDEN, generator=generator)
         ids = torch.randint(VOCAB, (length,), generator=generator)
-        probes.append(Probe(Prefix(ids, rows, torch.arange(length), ids < 0), features=features[None]))
+        probes.append(PrefillOutput(Prefix(ids, rows, torch.arange(length), ids < 0), features=features[None]))
     # The target's positions differ from those of the pairs, as with three rotary axes.
     own = Prefix(tokens[:-1], recorded["embeds"], torch.zeros(3, length).long(), recorded["visual"])
-    probes.append(Probe(own, features=recorded["features"][None]))
+    probes.append(PrefillOutput(own, features=recorded["features"][None]))
     drafter.admit(slots, tokens[-1:].expand(count), probes)
     drafter.prefill(slots, [[] for _ in probes])
     return drafter, slots, recorded
@@ -141,13 +141,13 @@ def test_the_state_of_an_image_leaves_with_its_sample() -> None:
     embeds = drafter.network.embed_tokens(tokens[:-1])
     prefix = Prefix(tokens[:-1], embeds, torch.arange(len(tokens) - 1), tokens[:-1] < 0)
     assert bool(drafter._summaries.any())
-    drafter.admit(slots, tokens[-1:], [Probe(prefix, features=features[None])])
+    drafter.admit(slots, tokens[-1:], [PrefillOutput(prefix, features=features[None])])
     drafter.prefill(slots, [[]])
     torch.testing.assert_close(drafter._output[0, 0], recorded["text.hidden"][-1], **CLOSE)
     drafter._encode(slots, tokens[None, :2], features[None, None, :2], torch.tensor([2]))
     fresh, fresh_slots, _ = opened("vispec_llava")
     fresh._summaries.zero_()
-    fresh.admit(fresh_slots, tokens[-1:], [Probe(prefix, features=features[None])])
+    fresh.admit(fresh_slots, tokens[-1:], [PrefillOutput(prefix, features=features[None])])
     fresh.prefill(fresh_slots, [[]])
     fresh._encode(fresh_slots, tokens[None, :2], features[None, None, :2], torch.tensor([2]))
     torch.testing.assert_close(drafter._output, fresh._output)

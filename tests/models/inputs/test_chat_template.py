@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.generate import render_prompt
-from actors.results import RowError
+from actors.results import RowRefused
 from models.inputs.chat_template import ChatTemplate, TemplateRefused, TemplateTooCostly
 from models.inputs.processing import FrontEnd, PromptError
 from models.inputs.template_meter import MAX_ADDED_UNITS, MAX_DEPTH, METER, Meter
@@ -210,7 +210,7 @@ def test_a_template_that_explodes_becomes_an_error_of_the_row(template: str, fam
 def test_a_row_that_makes_a_template_explode_gets_a_stable_code(template: str) -> None:
     ours = front_end(template)
     assert ours.render([{"role": "user", "content": "b" * 2}]) is not None
-    with pytest.raises(RowError) as raised:
+    with pytest.raises(RowRefused) as raised:
         render_prompt(ours.render, [{"role": "user", "content": "a" * 1_000_000}])
     assert raised.value.code == "prompt_refused"
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import LlamaTokenizer, LlavaProcessor, PreTrainedTokenizerFast
 
-from configs.schema import Message, Prompt, RowColumns
+from configs.schema import MessageConfig, PromptConfig, RowColumnsConfig
 from decoding.contexts.text import prompt_tokens
 from decoding.types import Request
 from models.inputs.processing import FrontEnd
@@ -188,8 +188,8 @@ def test_a_text_without_a_chat_template_has_the_tokens_of_the_tokenizer(layout: 
 def test_prompts_and_conversations_of_rows_have_the_tokens_of_apply_chat_template() -> None:
     tokenizer = make_tokenizer("bytes", "<s> $A </s>", TEMPLATES["two tokens"])
     rows = {"word": "it", "talk": json.dumps(CONVERSATIONS[2])}
-    turns = (Message(role="system", text="b"), Message(role="user", text="a {word}"))
-    options = (PromptOptions(Prompt(messages=turns)), PromptOptions(None, RowColumns(messages="talk")))
+    turns = (MessageConfig(role="system", text="b"), MessageConfig(role="user", text="a {word}"))
+    options = (PromptOptions(PromptConfig(messages=turns)), PromptOptions(None, RowColumnsConfig(messages="talk")))
     expected = ([{"role": "system", "content": "b"}, {"role": "user", "content": "a it"}], CONVERSATIONS[2])
     for one, messages in zip(options, expected, strict=True):
         [asked], *_ = one.ask(rows, (), ())

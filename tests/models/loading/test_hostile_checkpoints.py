@@ -21,7 +21,7 @@ from transformers import modeling_utils
 
 import actors.loading.pair
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from models.captioner import Captioner
 from models.heads.files import fingerprint, head_folder, read_json, read_tensors
 from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
@@ -78,7 +78,7 @@ def load(folder: Path) -> Target:
     return Target.load(CheckpointRef(str(folder)), "float32", "cpu")
 
 
-def job_of(folder: Path) -> CaptionJob:
+def job_of(folder: Path) -> CaptionJobConfig:
     data = {
         "source": {"kind": "parquet", "path": "in"},
         "prompt": "Describe.",
@@ -86,7 +86,7 @@ def job_of(folder: Path) -> CaptionJob:
         "method": {"drafter": {"kind": "none"}},
         "sink": {"path": "out"},
     }
-    return validate(CaptionJob, data, "job.yaml")
+    return validate(CaptionJobConfig, data, "job.yaml")
 
 
 def refusal(folder: Path) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from actors.loading import pair
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
@@ -249,7 +249,7 @@ def test_a_rounded_decoder_is_not_compiled(rounding: str) -> None:
 
 def job(
     folder: Path, dtype: str = "bfloat16", quantization: str = "int8", device: str = "cpu", **pool: Any
-) -> CaptionJob:
+) -> CaptionJobConfig:
     if not folder.exists():
         folder.mkdir()
         toys.save("llama", folder)
@@ -262,7 +262,7 @@ def job(
         "pool": pool,
         "sink": {"path": "out"},
     }
-    return CaptionJob.model_validate_json(json.dumps(data))
+    return CaptionJobConfig.model_validate_json(json.dumps(data))
 
 
 def test_a_job_may_have_its_targets_weights_rounded_and_its_drafters_not(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ import pytest
 import ray
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Workers
+from pipeline.manifest import freezing, survey
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import freezing, survey
 from tests.pipeline.cluster.test_partitions import JOB, parts
-from tests.pipeline.sources.shards import write_parquet
+from tests.pipeline.formats.shards import write_parquet
 
 
 def running(folder: str, number: int) -> int:
@@ -46,7 +46,7 @@ def dying(folder: str, number: int) -> int:
     return number
 
 
-def write_sources(folder: Path) -> dict[str, Source]:
+def write_sources(folder: Path) -> dict[str, SourceConfig]:
     """Write sources in two formats, with a file that is cut into ranges, and repeated ids in several files."""
     for number in range(12):
         ids = [f"{number}-{row}" if row % 5 else f"repeated-{row}" for row in range(20)]
@@ -55,13 +55,15 @@ def write_sources(folder: Path) -> dict[str, Source]:
         text = "".join(json.dumps({"k": one, "n": 1}) + "\n\n" for one in ids)
         (folder / f"jsonl/{number:02d}.jsonl").write_text(text * (1 + number % 3))
     (folder / "parquet/05.parquet").write_bytes(b"torn")
-    return {kind: Source(kind=kind, path=str(folder / kind), id_column="k") for kind in ("parquet", "jsonl")}
+    return {kind: SourceConfig(kind=kind, path=str(folder / kind), id_column="k") for kind in ("parquet", "jsonl")}
 
 
 def main(folder: Path) -> None:
     sources = write_sources(folder / "in")
     survey.PARTITION_FILES, survey.PARTITION_IDS, survey.RANGE_BYTES = 2, 25, 300
-    needs = {kind: freezing.needs_of(one, PromptOptions(Prompt(text="{n}")), ("n",)) for kind, one in sources.items()}
+    needs = {
+        kind: freezing.needs_of(one, PromptOptions(PromptConfig(text="{n}")), ("n",)) for kind, one in sources.items()
+    }
     expected = {kind: freezing.freeze_for(one) for kind, one in needs.items()}
     assert expected["jsonl"].files["num_samples"].to_pylist() == [20, 40, 60] * 4
     assert expected["parquet"].files["num_samples"].to_pylist()[5] is None

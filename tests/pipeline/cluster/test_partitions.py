@@ -10,15 +10,15 @@ import pytest
 
 import actors.loading.pair
 from configs.load import ConfigError
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import partitions
 from pipeline.cluster.partitions import Partition, Workers
+from pipeline.manifest import survey
 from pipeline.run.plan import make_plan
-from pipeline.source import survey
 from tests.jobs.stand_ins import FakePairInfo
 from tests.pipeline.attempts import job
 
-JOB = Job(num_cpus=2)
+JOB = JobSectionConfig(num_cpus=2)
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -26,7 +26,7 @@ def parts(count: int) -> list[Partition[int]]:
     return [Partition(number, 10, f"{10 * number}.txt", f"{10 * number + 9}.txt") for number in range(count)]
 
 
-def no_cluster(job: Job) -> None:
+def no_cluster(job: JobSectionConfig) -> None:
     raise ConnectionError("no cluster\nis there")
 
 
@@ -60,7 +60,7 @@ def test_progress_names_files_and_their_rate(monkeypatch, capsys) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" files, ")[0] for line in lines] == [f"survey: {done} of 30" for done in (20, 30)]
     assert "files/s" in lines[0]
-    for quiet in (Job(progress=False), Job(log="json")):
+    for quiet in (JobSectionConfig(progress=False), JobSectionConfig(log="json")):
         list(Workers(quiet).map(str, parts(3), 0.0, "survey"))
     assert capsys.readouterr().err == ""
 
@@ -76,7 +76,7 @@ def test_ray_tasks_return_what_the_calling_process_returns(tmp_path: Path) -> No
 def test_a_cluster_that_cannot_be_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions.ray_session, "session", no_cluster)
     with (
-        Workers(Job(ray_address="auto")) as workers,
+        Workers(JobSectionConfig(ray_address="auto")) as workers,
         pytest.raises(ConfigError, match=r"^job\.ray_address: auto cannot be reached: no cluster"),
     ):
         list(workers.map(str, parts(3), 1e9, "survey"))

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import Sink
+from configs.schema import SinkConfig
 from pipeline.cluster import signals
 from pipeline.output.writer import Writer, _Buffer
 from tests.pipeline.output.test_publishing import press_at, result_table
@@ -117,7 +117,7 @@ def test_ray_does_not_take_the_handler_away_while_it_connects() -> None:
 def test_rows_that_finished_before_a_signal_are_durable_before_the_error_propagates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = Sink(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)
+    sink = SinkConfig(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)
     publisher, writing, stopped = press_at(tmp_path), threading.Event(), threading.Event()
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -128,7 +128,7 @@ def test_rows_that_finished_before_a_signal_are_durable_before_the_error_propaga
     writer = Writer(publisher, sink, call=call, max_tasks=1)
     true = _Buffer.is_full
 
-    def is_full(held: _Buffer, sink: Sink) -> bool:
+    def is_full(held: _Buffer, sink: SinkConfig) -> bool:
         if true(held, sink) and threading.current_thread() is threading.main_thread():
             os.kill(os.getpid(), signal.SIGTERM)  # while the job waits until its third block is taken
         return true(held, sink)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import validate
-from configs.output import ExportJob
-from configs.pool import Job
-from configs.schema import CaptionJob
-from pipeline.exports.run import Report, run_exports
+from configs.output import ExportJobConfig
+from configs.pool import JobSectionConfig
+from configs.schema import CaptionJobConfig
+from pipeline.exports.run import ExportReport, run_exports
 from pipeline.output.recorded_job import read_job
 from tests.pipeline.attempts import job, run
-from tests.pipeline.sources.shards import encode, tar_bytes
+from tests.pipeline.formats.shards import encode, tar_bytes
 
 RED = encode("red")
 CHANGES = ("link", "replace", "unlink", "mkdir", "fsync")
@@ -33,7 +33,7 @@ def images(folder: Path, names: list[str]) -> None:
         path.write_bytes(encode((number, 0, 0)))
 
 
-def image_job(tmp_path: Path, names: list[str], rows_per_file: int = 3, **sections: Any) -> CaptionJob:
+def image_job(tmp_path: Path, names: list[str], rows_per_file: int = 3, **sections: Any) -> CaptionJobConfig:
     """A finished job on image files; the caption of `a.jpg` is `text of a.jpg#0`."""
     images(tmp_path / "in", names)
     source = {"kind": "images", "path": str(tmp_path / "in")}
@@ -52,7 +52,7 @@ def members(count: int) -> list[tuple[str, bytes]]:
 
 def tar_job(
     tmp_path: Path, tars: dict[str, bytes], fails: Callable[[str], bool] = lambda own: False, **source: Any
-) -> CaptionJob:
+) -> CaptionJobConfig:
     """A finished job on tars."""
     (tmp_path / "in").mkdir(parents=True, exist_ok=True)
     for name, data in tars.items():
@@ -67,10 +67,10 @@ def some_tars() -> dict[str, bytes]:
     return {"a.tar": tar_bytes(members(5)), "b/c.tar": tar_bytes(members(3)), "e.tar.gz": tar_bytes(members(2), "w:gz")}
 
 
-def export(output: Path | str, *sections: dict[str, Any]) -> list[Report]:
+def export(output: Path | str, *sections: dict[str, Any]) -> list[ExportReport]:
     """Run exports of an output."""
-    exports = validate(ExportJob, {"exports": list(sections)}, "test").exports
-    return run_exports(read_job(str(output), "--from"), exports, Job(progress=False))
+    exports = validate(ExportJobConfig, {"exports": list(sections)}, "test").exports
+    return run_exports(read_job(str(output), "--from"), exports, JobSectionConfig(progress=False))
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -18,19 +18,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError, validate
-from configs.output import ExportJob
-from configs.pool import Job
+from configs.output import ExportJobConfig
+from configs.pool import JobSectionConfig
 from jobs import export as command
 from pipeline.exports import archives, run
 from pipeline.exports.rows import as_json, json_bytes, rows_of
-from pipeline.exports.run import Report, run_exports
+from pipeline.exports.run import ExportReport, run_exports
 from pipeline.exports.sidecars import _with_object
 from pipeline.output.recorded_job import read_job
 from pipeline.storage.folders import FolderId
 from pipeline.storage.tree import Tree
 from tests.pipeline.attempts import run as run_job
 from tests.pipeline.exports.made import export, files_below, image_job, images, members, records, some_tars, tar_job
-from tests.pipeline.sources.shards import tar_bytes
+from tests.pipeline.formats.shards import tar_bytes
 
 NAMES = ["a.png", "b.png", "s/c.png", "s/d.png"]
 
@@ -39,9 +39,9 @@ def dataset(tmp_path: Path) -> dict[str, Any]:
     return {"kind": "dataset", "path": str(tmp_path / "new")}
 
 
-def accepting(output: Path, section: dict[str, Any]) -> list[Report]:
-    exports = validate(ExportJob, {"exports": [section]}, "test").exports
-    return run_exports(read_job(str(output), "--from"), exports, Job(progress=False), accepts_moved=True)
+def accepting(output: Path, section: dict[str, Any]) -> list[ExportReport]:
+    exports = validate(ExportJobConfig, {"exports": [section]}, "test").exports
+    return run_exports(read_job(str(output), "--from"), exports, JobSectionConfig(progress=False), accepts_moved=True)
 
 
 # --- files of others in an exported folder --------------------------------------------------------------------------
@@ -260,13 +260,13 @@ def test_a_lance_dataset_that_was_replaced_gets_no_column(tmp_path: Path, is_lin
 
     found = replace(found, config=found.config.model_copy(update={"source": source}))
     section = {"kind": "lance", "path": str(tmp_path / "rows.lance")}
-    exports = validate(ExportJob, {"exports": [section]}, "test").exports
-    run_exports(found, exports, Job(progress=False))
+    exports = validate(ExportJobConfig, {"exports": [section]}, "test").exports
+    run_exports(found, exports, JobSectionConfig(progress=False))
     (tmp_path / "rows.lance").rename(tmp_path / "moved.lance")
     if is_link:
         (tmp_path / "rows.lance").symlink_to(tmp_path / "other.lance")
         with pytest.raises(ConfigError, match=r"^exports\.0\.path: .*rows\.lance was replaced by another folder"):
-            run_exports(found, exports, Job(progress=False))
+            run_exports(found, exports, JobSectionConfig(progress=False))
     assert lance.dataset(str(tmp_path / "other.lance")).schema.names == ["id"]
 
 

@@ -15,7 +15,7 @@ from configs.load import ConfigError
 from pipeline.exports import archives
 from tests.pipeline.attempts import job, run
 from tests.pipeline.exports.made import RED, export, members, records, some_tars, tar_job
-from tests.pipeline.sources.shards import tar_bytes
+from tests.pipeline.formats.shards import tar_bytes
 
 MEMBERS = "caption.txt"
 

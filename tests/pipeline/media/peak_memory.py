@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from actors.media import without_fillers
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
+from pipeline.manifest.datasource import SpanDatasource
+from pipeline.manifest.freezing import freeze
 from pipeline.media import image_decoding, prompt_processor
 from pipeline.media.prompt_processor import PromptProcessor
 from pipeline.media.row_weights import Weigher, share_of
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.freezing import freeze
 
 if TYPE_CHECKING:
     from models.inputs.output_size import OutputSizes
@@ -38,7 +38,7 @@ def peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
     return 1024 * resource.getrusage(who).ru_maxrss
 
 
-def in_tasks(source: Source, batch_rows: int) -> tuple[PromptProcessor, OutputSizes]:
+def in_tasks(source: SourceConfig, batch_rows: int) -> tuple[PromptProcessor, OutputSizes]:
     """A processor with the settings of Qwen2.5-VL and a zoo model's tokenizer, loaded; and the sizes of its outputs."""
     from transformers import Qwen2VLImageProcessorPil
 
@@ -57,8 +57,8 @@ def in_tasks(source: Source, batch_rows: int) -> tuple[PromptProcessor, OutputSi
 
 
 def main() -> None:
-    source, batch_rows = Source.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    prompt_options = PromptOptions(Prompt(text="What?"))
+    source, batch_rows = SourceConfig.model_validate_json(sys.argv[1]), int(sys.argv[2])
+    prompt_options = PromptOptions(PromptConfig(text="What?"))
     frozen = freeze(source, prompt_options)
     options = image_decoding.DecodeOptions.of(source, frozen.root, prompt_options)
     outputs: tuple[OutputSizes, bool] | tuple[()] = ()

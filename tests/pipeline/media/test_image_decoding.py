@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from configs.schema import Prompt
+from configs.schema import PromptConfig
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from tests.pipeline.sources.shards import encode
+from tests.pipeline.formats.shards import encode
 
 LIMIT = 10_000
 
@@ -230,7 +230,7 @@ def test_rows_are_decoded_in_order_and_kept_columns_travel() -> None:
     table = read_table(
         [[encode("red")], [encode("blue", (4, 2)), encode("lime")], []], [{"q": "1"}, {"q": "2"}, {"q": "3"}]
     )
-    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(Prompt(text="Q{q}"))))
+    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(PromptConfig(text="Q{q}"))))
     assert decoded.schema.equals(schemas.decoded_schema([pa.field("url", pa.string())]), check_metadata=True)
     assert decoded["sample_id"].to_pylist() == ["s0", "s1", "s2"]
     assert decoded["url"].to_pylist() == ["u0", None, "u2"]
@@ -254,7 +254,7 @@ def test_a_bad_row_gets_its_code_and_its_neighbours_are_untouched() -> None:
         [{"q": "1"}, {"q": "1"}, {"q": "1"}, {"q": None}, {"q": "1"}],
         ["", "", "", "", "missing_id"],
     )
-    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(Prompt(text="{q}"))))
+    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(PromptConfig(text="{q}"))))
     assert decoded["error_type"].to_pylist() == [
         "",
         "not_an_image",
@@ -269,13 +269,15 @@ def test_a_bad_row_gets_its_code_and_its_neighbours_are_untouched() -> None:
 
 
 def test_an_empty_table_keeps_the_schema() -> None:
-    decoded = image_decoding.decode_table(read_table([]), image_decoding.DecodeOptions(PromptOptions(Prompt(text="x"))))
+    decoded = image_decoding.decode_table(
+        read_table([]), image_decoding.DecodeOptions(PromptOptions(PromptConfig(text="x")))
+    )
     assert decoded.num_rows == 0
     assert decoded.schema.equals(schemas.decoded_schema([pa.field("url", pa.string())]), check_metadata=True)
 
 
 def test_a_slice_of_a_table_decodes_its_own_rows() -> None:
     table = read_table([[encode("red")], [encode("blue")], [encode("lime")]]).slice(1, 1)
-    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(Prompt(text="x"))))
+    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(PromptConfig(text="x"))))
     assert decoded["sample_id"].to_pylist() == ["s1"]
     assert image_decoding.pixels(decoded["images"][0].as_py())[0][0, 0].tolist() == [0, 0, 255]

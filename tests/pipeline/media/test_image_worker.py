@@ -14,11 +14,11 @@ from PIL import Image
 from pipeline.media import image_decoding
 from pipeline.media.pixels import DRAFT_FACTOR, decode
 from pipeline.media.video import clips
-from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
+from pipeline.media.video.sampling import FrameSampling
+from pipeline.media.video.worker import NO_VIDEOS, DecodeLimits, DecoderWorker
 from pipeline.rows.schemas import RowError
+from tests.pipeline.formats.shards import encode
 from tests.pipeline.media.test_image_decoding import read_table, saved
-from tests.pipeline.sources.shards import encode
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +31,10 @@ def worker_of() -> Iterator[Make]:
     """Makes workers, whose process may run some code first, and ends them."""
     made: list[DecoderWorker] = []
 
-    def make(limits: Limits | None = None, code: str = "", decoder: str = NO_VIDEOS) -> DecoderWorker:
+    def make(limits: DecodeLimits | None = None, code: str = "", decoder: str = NO_VIDEOS) -> DecoderWorker:
         script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
         command = [sys.executable, "-c", script] if code else None
-        made.append(DecoderWorker(decoder, Sampling(num_frames=1), limits or Limits(), command))
+        made.append(DecoderWorker(decoder, FrameSampling(num_frames=1), limits or DecodeLimits(), command))
         return made[-1]
 
     yield make
@@ -73,7 +73,7 @@ def test_pixels_are_those_that_decoding_here_gives(worker_of: Make) -> None:
 
 
 def test_an_error_of_one_image_leaves_the_process_as_it_is(worker_of: Make) -> None:
-    worker = worker_of(Limits(max_pixels=1000))
+    worker = worker_of(DecodeLimits(max_pixels=1000))
     assert code_of(worker, b"junk") == "not_an_image"
     assert code_of(worker, encode(size=(100, 11))) == "image_too_large"
     assert code_of(worker, encode(size=(20, 20)), 20 * 20 * 3 - 1) == "row_too_large"
@@ -115,27 +115,27 @@ def test_a_row_that_kills_the_process_is_an_error_and_its_neighbours_are_not(
 
 
 def media_prompt():
-    from configs.schema import Prompt
+    from configs.schema import PromptConfig
 
-    return Prompt(text="x")
+    return PromptConfig(text="x")
 
 
 def test_an_image_that_takes_too_long_ends_the_process(worker_of: Make) -> None:
     hang = "import signal\nchild.pixels.decode = lambda *args: signal.pause()"
-    worker = worker_of(Limits(timeout_s=0.2), code=hang)
+    worker = worker_of(DecodeLimits(timeout_s=0.2), code=hang)
     assert code_of(worker, encode()) == "decode_timeout"
     assert worker.pid is None
 
 
 def test_a_process_that_does_not_read_cannot_hold_its_supervisor_up(worker_of: Make) -> None:
     stuck = "import signal\nchild._exactly = lambda *args: signal.pause()"
-    worker = worker_of(Limits(timeout_s=0.2), code=stuck)
+    worker = worker_of(DecodeLimits(timeout_s=0.2), code=stuck)
     assert code_of(worker, encode() + bytes(8 << 20)) == "decode_timeout"
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not count a process's memory")
 def test_a_bomb_is_refused_by_memory_and_the_process_survives(worker_of: Make) -> None:
-    worker = worker_of(Limits(worker_max_bytes=64 << 20))
+    worker = worker_of(DecodeLimits(worker_max_bytes=64 << 20))
     assert code_of(worker, saved(Image.new("RGB", (6000, 6000)), "PNG")) == "image_too_large"
     assert pixels_of(worker, encode()).size > 0
 

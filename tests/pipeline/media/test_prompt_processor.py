@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.media import Media, RowMedia
-from configs.schema import Prompt, RowColumns
-from configs.source import Source, SourceColumns
+from configs.schema import PromptConfig, RowColumnsConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from models.inputs.output_size import Growth, OutputSizes
 from models.inputs.processing import FrontEnd, PromptError
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
@@ -27,7 +27,7 @@ from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.media.prompt_processor import PromptProcessor
 from pipeline.media.row_weights import Weigher
 from pipeline.prompts.row_options import PromptOptions
-from tests.pipeline.sources.shards import encode, read_all, write_parquet
+from tests.pipeline.formats.shards import encode, read_all, write_parquet
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGET = ROOT / "zoo/checkpoints/caption_target"
@@ -50,10 +50,10 @@ def processor_of(front_end: FrontEnd, **options: Any) -> PromptProcessor:
     return PromptProcessor(fetch=lambda: front_end.processor, key=str(id(front_end)), **named)
 
 
-def source_of(folder: Path, columns: dict[str, Any]) -> Source:
+def source_of(folder: Path, columns: dict[str, Any]) -> SourceConfig:
     folder.mkdir(exist_ok=True)
     write_parquet(folder / "x.parquet", columns)
-    return Source(kind="parquet", path=str(folder), columns=SourceColumns(image="image"), id_column="id")
+    return SourceConfig(kind="parquet", path=str(folder), columns=SourceColumnsConfig(image="image"), id_column="id")
 
 
 def tables(
@@ -95,7 +95,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
         **COLUMNS,
         "image": pa.array([one if isinstance(one, list) else [one] if one else [] for one in COLUMNS["image"]]),
     }
-    prompt_options = PromptOptions(Prompt(text="Q: {prompt}"), RowColumns(prompts="ask"))
+    prompt_options = PromptOptions(PromptConfig(text="Q: {prompt}"), RowColumnsConfig(prompts="ask"))
     processor = processor_of(front_end, keeps_pixels=keeps_pixels)
     plain, packed = tables(tmp_path / "in", columns, processor, prompt_options)
     same = [
@@ -140,7 +140,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
 
 def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_path: Path) -> None:
     columns = {"id": ["a", "b"], "image": [encode("red"), encode("blue")]}
-    _, packed = tables(tmp_path / "in", columns, processor_of(front_end), PromptOptions(Prompt(text="What?")))
+    _, packed = tables(tmp_path / "in", columns, processor_of(front_end), PromptOptions(PromptConfig(text="What?")))
     row = Media(packed).of(0)
     assert row.inputs is not None
     for tensor in row.inputs.tensors.values():
@@ -151,7 +151,7 @@ def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_pa
 
 def test_a_sample_whose_outputs_are_too_large_travels_as_pixels(front_end: FrontEnd, tmp_path: Path) -> None:
     columns = {"id": ["a"], "image": [encode("red")]}
-    options = PromptOptions(Prompt(text="What?"))
+    options = PromptOptions(PromptConfig(text="What?"))
     for limit in ({"share_bytes": 64}, {"sizes": OutputSizes(), "batch_rows": SHARE // 200}):
         plain, packed = tables(tmp_path / "in", columns, processor_of(front_end, **limit), options)
         assert packed.equals(plain)
@@ -167,7 +167,7 @@ def test_the_bytes_of_a_block_are_bounded_by_its_weights(front_end: FrontEnd, tm
     shapes = [tuple(int(side) for side in generator.integers(4, 400, 2)) for _ in names]
     source = source_of(tmp_path / "in", {"id": names, "image": [encode("red", shape) for shape in shapes]})
     source = source.model_copy(update={"max_side_px": None, "max_decoded_bytes": 6 << 20})
-    prompt_options = PromptOptions(Prompt(text="What?"))
+    prompt_options = PromptOptions(PromptConfig(text="What?"))
     rows = read_all(source, prompt_options)
     for keeps_pixels in (False, True):
         weigher = Weigher.of(source, 8, prompt_options, sizes, keeps_pixels)
@@ -234,6 +234,6 @@ def test_a_process_loads_its_front_end_once(front_end: FrontEnd, monkeypatch: py
 
 def test_tables_without_a_processor_have_no_outputs(tmp_path: Path) -> None:
     source = source_of(tmp_path / "in", {"id": ["a"], "image": [encode("red")]})
-    prompt_options = PromptOptions(Prompt(text="What?"))
+    prompt_options = PromptOptions(PromptConfig(text="What?"))
     made = image_decoding.decode_table(read_all(source, prompt_options), DecodeOptions.of(source, "", prompt_options))
     assert made["packed_inputs"].null_count == 1

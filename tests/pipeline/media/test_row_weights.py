@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from actors.media import FILLER_INDEX, without_fillers
-from configs.schema import Prompt, RowColumns
-from configs.source import SHARES, Source
+from configs.schema import PromptConfig, RowColumnsConfig
+from configs.source import SHARES, SourceConfig
 from pipeline.media.image_size import size_of
 from pipeline.media.row_weights import Weigher, padded, share_of
 from pipeline.prompts.row_options import PromptOptions
@@ -77,13 +77,15 @@ def read_table(cells: list[list[dict[str, Any]]], fields: list[dict[str, Any]] |
     return pa.table(columns, schema=schemas.read_schema())
 
 
-def weigher(columns: RowColumns | None = None, **source: Any) -> Weigher:
+def weigher(columns: RowColumnsConfig | None = None, **source: Any) -> Weigher:
     bound = 16 << 20
-    made = Source.model_validate_json(
+    made = SourceConfig.model_validate_json(
         json.dumps({"kind": "parquet", "path": "x", "max_decoded_bytes": bound, "max_side_px": None, **source})
     )
     assert share_of(bound) == bound // SHARES
-    return Weigher.of(made, BATCH, PromptOptions(Prompt(text="{prompt}" if columns else "x"), columns or RowColumns()))
+    return Weigher.of(
+        made, BATCH, PromptOptions(PromptConfig(text="{prompt}" if columns else "x"), columns or RowColumnsConfig())
+    )
 
 
 def image(width: int, height: int) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_an_image_that_is_fetched_later_weighs_the_most_it_may() -> None:
 
 
 def test_a_row_counts_for_as_many_as_its_prompts() -> None:
-    asked = weigher(RowColumns(prompts="p"))
+    asked = weigher(RowColumnsConfig(prompts="p"))
     fields = [{"p": ["one"]}, {"p": ["one", "two", "three"]}, {"p": None}, {"p": ["x"] * 100}]
     assert asked.weights(read_table([[]] * 4, fields)) == [1, 3, 1, BATCH]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.manifest.done_bitmap import PathIndex
 from pipeline.output.accounts import Accounts, locate
-from pipeline.source.done_bitmap import PathIndex
 
 COUNTS = np.array([2, 3], np.int64)
 PATHS = PathIndex(pa.chunked_array([pa.array(["a", "b"])]))

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from pipeline.cluster.partitions import IN_PROCESS
+from pipeline.manifest.done_bitmap import DoneBitmap
+from pipeline.manifest.manifest_parts import with_counts
 from pipeline.output import files, inventory
 from pipeline.output.files import list_published
 from pipeline.output.inventory import Inventory
 from pipeline.output.publishing import Fenced
 from pipeline.run import finalize, resume
 from pipeline.run.job_plan import ResumeOptions
-from pipeline.source.done_bitmap import DoneBitmap
-from pipeline.source.manifest_parts import with_counts
 from pipeline.storage.output_dir import DATA, ERRORS
 from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, run, save, start
-from tests.pipeline.sources.shards import tar_bytes
+from tests.pipeline.formats.shards import tar_bytes
 
 
 def state_of(found: Inventory) -> dict[str, Any]:

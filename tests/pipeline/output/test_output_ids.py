@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipeline.formats.kind import no_row_groups
+from pipeline.manifest import ids, manifest
+from pipeline.manifest.manifest import Manifest
 from pipeline.output import output_ids
 from pipeline.output.files import Format
 from pipeline.output.publishing import Publisher
-from pipeline.source import ids, manifest
-from pipeline.source.manifest import Manifest
-from pipeline.sources.kind import no_row_groups
 from pipeline.storage.output_dir import DATA, OutputDir
 
 SCHEMA = pa.schema([("sample_id", pa.string()), ("source", pa.string()), ("row_index", pa.int64())])

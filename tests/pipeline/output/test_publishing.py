@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from configs.schema import Sink
+from configs.schema import SinkConfig
 from pipeline.output.file_numbers import FileNumbers
 from pipeline.output.files import Format, read_found
 from pipeline.output.publishing import WINDOW, Fenced, Publisher
@@ -244,7 +244,7 @@ def test_an_attempt_ends_when_it_sees_a_later_one(tmp_path) -> None:
 
 
 def writer_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Writer:
-    sink = Sink(path=str(path), rows_per_file=rows_per_file, max_unsaved_seconds=max_unsaved_seconds)
+    sink = SinkConfig(path=str(path), rows_per_file=rows_per_file, max_unsaved_seconds=max_unsaved_seconds)
     return Writer(press_at(path, rows_per_file=rows_per_file), sink, **options)
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from configs.load import ConfigError
-from configs.pool import Pool
+from configs.pool import PoolConfig
 from pipeline.pilot import estimate as module
 from pipeline.pilot.estimate import Pilot, draw, estimate
-from pipeline.pilot.verdict import MethodResult, Range, Verdict
+from pipeline.pilot.verdict import MethodResult, PilotVerdict, Range
 
 
 class Spans:
@@ -74,7 +74,7 @@ def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None
 
 def test_alike_rows_scale_up_without_any_doubt() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 0.9), Pool(num_gpus=0.5, max_size=4), None, 3.0)
+    made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=0.5, max_size=4), None, 3.0)
     assert (made.samples.value, made.rows.value) == (5000, 5000)
     assert made.engine_hours.value == pytest.approx(5000 * 0.9 / 3600)
     assert (made.engine_hours.low, made.engine_hours.high) == pytest.approx((1.25, 1.25))
@@ -88,7 +88,7 @@ def test_alike_rows_scale_up_without_any_doubt() -> None:
 
 def test_without_gpus_the_cores_of_an_engine_are_counted_and_nothing_costs_without_a_price() -> None:
     pilot = draw(Spans([10] * 8, num_samples=80), 16)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 36.0), Pool(), threads=2)
+    made = estimate(pilot, results(pilot, lambda span, row: 36.0), PoolConfig(), threads=2)
     assert (made.device, made.device_hours.value) == ("core", pytest.approx(1.6))
     assert made.cost is None
     assert "cost" not in made.show()
@@ -96,15 +96,15 @@ def test_without_gpus_the_cores_of_an_engine_are_counted_and_nothing_costs_witho
 
 def test_several_rows_of_a_sample_count_for_it() -> None:
     pilot = draw(Spans([10] * 8, num_samples=800), 16)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 1.0, rows_each=3, code="broken_image"), Pool(), 1)
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0, rows_each=3, code="broken_image"), PoolConfig(), 1)
     assert (made.samples.value, made.rows.value, made.pilot_rows, made.pilot_errors) == (800, 2400, 48, 48)
     assert made.engine_hours.value == pytest.approx(2400 / 3600)
 
 
 def test_rows_of_one_file_are_alike_so_the_interval_is_as_wide_as_files_differ() -> None:
     pilot = draw(Spans([100] * 24, num_samples=2400), 240)  # type: ignore[arg-type]
-    by_file = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (span % 2)), Pool(), 1)
-    by_row = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (row % 20 < 10)), Pool(), 1)
+    by_file = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (span % 2)), PoolConfig(), 1)
+    by_row = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (row % 20 < 10)), PoolConfig(), 1)
     assert by_file.engine_hours.value == pytest.approx(2.5 * 2400 / 3600)
     width = (by_file.engine_hours.high - by_file.engine_hours.low) / by_file.engine_hours.value
     assert width == pytest.approx(2 * 1.645 * 1.5 / np.sqrt(24) / 2.5, rel=0.15)  # of 24 files, and not of 240 rows
@@ -119,14 +119,14 @@ def test_the_interval_has_about_its_nominal_coverage() -> None:
     for trial in range(100):
         costs = rng.gamma(2.0, 1.0, 24)
         pilot = draw(Spans([10] * 24, num_samples=240), 48)  # type: ignore[arg-type]
-        made = estimate(pilot, results(pilot, lambda span, row, costs=costs: costs[span]), Pool(), 1, seed=trial)
+        made = estimate(pilot, results(pilot, lambda span, row, costs=costs: costs[span]), PoolConfig(), 1, seed=trial)
         held += made.engine_hours.low <= 2.0 * 240 / 3600 <= made.engine_hours.high
     assert 84 <= held <= 97
 
 
 def test_a_single_span_is_drawn_again_row_by_row() -> None:
     pilot = draw(Spans([400], num_samples=400), 100)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 1.0 + 2.0 * (row >= 200)), Pool(), 1)
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0 + 2.0 * (row >= 200)), PoolConfig(), 1)
     assert made.engine_hours.value == pytest.approx(800 / 3600)
     width = (made.engine_hours.high - made.engine_hours.low) / made.engine_hours.value
     assert width == pytest.approx(2 * 1.645 * 1.0 / np.sqrt(100) / 2.0, rel=0.15)
@@ -135,7 +135,7 @@ def test_a_single_span_is_drawn_again_row_by_row() -> None:
 
 def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() -> None:
     pilot = draw(Spans([50, 150] * 500), 48)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 1.0), Pool(), 1)
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0), PoolConfig(), 1)
     assert made.samples.low < 100_000 < made.samples.high
     assert made.engine_hours.low == pytest.approx(made.samples.low / 3600)
     assert "samples           " in made.show()
@@ -143,7 +143,7 @@ def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() 
 
 def test_the_table_and_the_json_say_the_same() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
-    made = estimate(pilot, results(pilot, lambda span, row: 0.9), Pool(num_gpus=1, max_size=1), None, 2.0)
+    made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=1, max_size=1), None, 2.0)
     result = json.loads(made.to_json())
     assert result["device_hours"] == {
         "value": pytest.approx(1.25),
@@ -165,9 +165,9 @@ def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
         MethodResult(name, True, Range(row_s, row_s, row_s), one, length, "")
         for name, row_s, length in (("plain", 0.8, 1.0), ("chain", 0.4, 3.0))
     )
-    verdict = Verdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
+    verdict = PilotVerdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
     rows = results(pilot, lambda span, row: 0.9)
-    made = estimate(pilot, rows, Pool(num_gpus=1), None, 2.0, 0, verdict, "chain")
+    made = estimate(pilot, rows, PoolConfig(num_gpus=1), None, 2.0, 0, verdict, "chain")
     assert made.engine_hours.value == pytest.approx(5000 * 0.4 / 3600)
     assert made.mean_acceptance_length == 3.0
     assert made.verdict is not None
@@ -176,23 +176,23 @@ def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
     )
     assert "too few rows" not in made.show()
     assert json.loads(made.to_json())["verdict"]["recommended"] == "chain"
-    unknown = estimate(pilot, rows, Pool(num_gpus=1), None, 2.0, 0, verdict, "another")
+    unknown = estimate(pilot, rows, PoolConfig(num_gpus=1), None, 2.0, 0, verdict, "another")
     assert unknown.engine_hours.value == pytest.approx(5000 * 0.9 / 3600)
 
 
 def test_the_size_of_the_output_follows_from_the_rows_as_they_would_be_written() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     rows = results(pilot, lambda span, row: 0.9)
-    made = estimate(pilot, rows, Pool(), 1)
+    made = estimate(pilot, rows, PoolConfig(), 1)
     assert made.output_bytes.value == pytest.approx(module._written(rows) / 48 * 5000, rel=0.01)
 
 
 def test_rows_of_several_methods_are_reported_as_a_trial() -> None:
     pilot = draw(Spans([100] * 50), 48)  # type: ignore[arg-type]
     rows = results(pilot, lambda span, row: 0.9)
-    assert "several methods" not in estimate(pilot, rows, Pool(), 1).show()
+    assert "several methods" not in estimate(pilot, rows, PoolConfig(), 1).show()
     names = pa.array(["plain"] * 20 + ["chain"] * 28)
     tried = rows.set_column(rows.schema.get_field_index("method"), "method", names)
     assert "decoded by several methods, which method.auto tries (chain 28, plain 20)" in estimate(
-        pilot, tried, Pool(), 1
+        pilot, tried, PoolConfig(), 1
     ).show().replace("\n", " ")

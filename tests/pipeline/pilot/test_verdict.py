@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from actors.auto.trial import MAX_LONGER, Trial, block_rows
-from actors.results import CandidateResult, Choice, PhaseSeconds
+from actors.auto.trial import MAX_LONGER, MethodTrial, block_rows
+from actors.results import CandidateResult, PhaseSeconds, TrialResult
 from configs.load import validate
-from configs.method import Method
-from configs.pool import Pool
+from configs.method import MethodConfig
+from configs.pool import PoolConfig
 from decoding.types import Request
 from pipeline.pilot.verdict import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     NONE,
+    PilotVerdict,
     Range,
-    Verdict,
     judge,
     mean_of,
     needed_rows,
@@ -42,10 +42,10 @@ def no_collection() -> Iterator[None]:
         yield
 
 
-def tried(workload: Workload, methods: dict[str, int] = CHAIN, seed: int = 0) -> Choice:
+def tried(workload: Workload, methods: dict[str, int] = CHAIN, seed: int = 0) -> TrialResult:
     """The result of a pilot's trial."""
     makers = Makers(lambda _: workload, seed)
-    trial = Trial(makers.candidates(methods), workload.batch, 6, 0, makers.clock, MIN_ROUNDS)
+    trial = MethodTrial(makers.candidates(methods), workload.batch, 6, 0, makers.clock, MIN_ROUNDS)
     for index in range(100_000):
         if trial.choices:
             return trial.choices[0]
@@ -55,7 +55,7 @@ def tried(workload: Workload, methods: dict[str, int] = CHAIN, seed: int = 0) ->
     raise AssertionError("the trial comes to no end")
 
 
-def judged(workload: Workload, methods: dict[str, int] = CHAIN, seed: int = 0) -> Verdict:
+def judged(workload: Workload, methods: dict[str, int] = CHAIN, seed: int = 0) -> PilotVerdict:
     verdict = judge(tried(workload, methods, seed), dict.fromkeys(methods, True), "vision tower", 0.01, 0.0)
     assert verdict is not None
     return verdict
@@ -118,14 +118,14 @@ def test_plain_decoding_alone_has_phases_and_a_ceiling_with_intervals() -> None:
     assert verdict.methods[0].row_s.value == pytest.approx(GOOD_DRAFTER.sample_s(0), rel=0.1)
 
 
-def choice_of(low: float | None, high: float | None, speedup: float | None = 1.5) -> Choice:
+def choice_of(low: float | None, high: float | None, speedup: float | None = 1.5) -> TrialResult:
     plain = CandidateResult("plain", 0.2, 0.19, 0.21, 1.0, 48, "slower", 1.0, 1.0, 1.0)
     chain = CandidateResult("chain-5", 0.13, 0.12, 0.14, 3.0, 48, "chosen", speedup, low, high)
     times = tuple(PhaseSeconds(0.02, 0.03, 0.15 + 0.01 * turn) for turn in range(3))
-    return Choice("chain-5", "first rows", 96, 4, 10.0, (chain, plain), times)
+    return TrialResult("chain-5", "first rows", 96, 4, 10.0, (chain, plain), times)
 
 
-def recommended(choice: Choice, methods: dict[str, bool] = LOSSLESS) -> tuple[str, str]:
+def recommended(choice: TrialResult, methods: dict[str, bool] = LOSSLESS) -> tuple[str, str]:
     verdict = judge(choice, methods, "vision tower")
     assert verdict is not None
     return verdict.recommended, verdict.reason
@@ -190,8 +190,8 @@ def test_means_have_students_interval() -> None:
 # --- the trial of a pilot --------------------------------------------------------------------------------------------
 
 
-def method_of(**values: object) -> Method:
-    return validate(Method, values, "test")
+def method_of(**values: object) -> MethodConfig:
+    return validate(MethodConfig, values, "test")
 
 
 def test_a_pilot_tries_plain_decoding_beside_the_configured_method() -> None:
@@ -214,7 +214,7 @@ def test_larger_pilots_have_more_rounds(num_rows: int, rounds: int) -> None:
 
 
 def test_the_rows_that_a_pilot_needs_are_known_before() -> None:
-    pool = Pool(slots=16, max_size=4, min_size=2)
+    pool = PoolConfig(slots=16, max_size=4, min_size=2)
     assert needed_rows(method_of(drafter={"kind": "lookup"}), pool) == MIN_ROUNDS * 2 * 32
-    assert needed_rows(method_of(), Pool(slots="auto")) is None
+    assert needed_rows(method_of(), PoolConfig(slots="auto")) is None
     assert pilot_pool(pool, 3).model_dump() == pool.model_dump() | {"min_size": 1, "max_size": 1, "torch_threads": 3}

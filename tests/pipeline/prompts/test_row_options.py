@@ -9,17 +9,17 @@ import pytest
 
 from actors.media import Media
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob, Prompt, RowColumns
-from configs.source import Source, SourceColumns
+from configs.schema import CaptionJobConfig, PromptConfig, RowColumnsConfig
+from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
 from tests.actors.fakes import fake_job
-from tests.pipeline.sources.shards import encode, read_all, write_parquet
+from tests.pipeline.formats.shards import encode, read_all, write_parquet
 
 RED, BLUE = encode("red"), encode("blue", (4, 2))
 
 
-def decoded(source: Source, prompt_options: PromptOptions, keep: tuple[str, ...] = ()) -> pa.Table:
+def decoded(source: SourceConfig, prompt_options: PromptOptions, keep: tuple[str, ...] = ()) -> pa.Table:
     return image_decoding.decode_table(
         read_all(source, prompt_options, keep),
         image_decoding.DecodeOptions.of(source, str(source.path), prompt_options),
@@ -34,9 +34,9 @@ def texts(table: pa.Table) -> list[str | None]:
     ]
 
 
-def jsonl(tmp_path, rows: list[dict], **options) -> Source:
+def jsonl(tmp_path, rows: list[dict], **options) -> SourceConfig:
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    return Source(kind="jsonl", path=str(tmp_path), **options)
+    return SourceConfig(kind="jsonl", path=str(tmp_path), **options)
 
 
 def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) -> None:
@@ -46,8 +46,10 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
         "ask": [["one?", "two?"], ["three?"], [], None, ["x", "y"]],
     }
     write_parquet(tmp_path / "x.parquet", columns)
-    source = Source(kind="parquet", path=str(tmp_path), columns=SourceColumns(image="image"), id_column="id")
-    prompt_options = PromptOptions(Prompt(text="Q: {prompt} ({id})"), RowColumns(prompts="ask"))
+    source = SourceConfig(
+        kind="parquet", path=str(tmp_path), columns=SourceColumnsConfig(image="image"), id_column="id"
+    )
+    prompt_options = PromptOptions(PromptConfig(text="Q: {prompt} ({id})"), RowColumnsConfig(prompts="ask"))
     table = decoded(source, prompt_options, keep=("id",))
     assert table["sample_id"].to_pylist() == ["a#0", "a#1", "b#0", "c", "d", "e"]
     assert table["prompt_index"].to_pylist() == [0, 1, 0, None, None, None]
@@ -81,14 +83,14 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
 )
 def test_what_several_prompts_may_be(tmp_path, value, code) -> None:
     source = jsonl(tmp_path, [{"p": value}])
-    table = decoded(source, PromptOptions(Prompt(text="{prompt}"), RowColumns(prompts="p")))
+    table = decoded(source, PromptOptions(PromptConfig(text="{prompt}"), RowColumnsConfig(prompts="p")))
     assert set(table["error_type"].to_pylist()) == {code}
     if not code:
         assert len(texts(table)) == len(json.loads(value) if isinstance(value, str) else value)
 
 
 def test_rows_have_seeds_and_sampling_values_of_their_own_or_the_jobs(tmp_path) -> None:
-    names = RowColumns(seed="s", temperature="t", max_new_tokens="n", top_k="k")
+    names = RowColumnsConfig(seed="s", temperature="t", max_new_tokens="n", top_k="k")
     rows = [
         {"s": 7, "t": 0.5, "n": 9, "k": 0},
         {"s": "8", "t": "1", "n": 9.0},
@@ -117,9 +119,9 @@ def test_rows_have_seeds_and_sampling_values_of_their_own_or_the_jobs(tmp_path) 
     ids=str,
 )
 def test_sampling_values_that_make_no_sense_are_row_errors(tmp_path, row) -> None:
-    names = RowColumns(seed="s", temperature="t", max_new_tokens="n", top_k="k")
+    names = RowColumnsConfig(seed="s", temperature="t", max_new_tokens="n", top_k="k")
     everything = {"s": 1, "t": 1, "n": 1, "k": 1}
-    table = decoded(jsonl(tmp_path, [everything, row, everything]), PromptOptions(Prompt(text="x"), names))
+    table = decoded(jsonl(tmp_path, [everything, row, everything]), PromptOptions(PromptConfig(text="x"), names))
     assert table["error_type"].to_pylist() == ["", "invalid_sampling", ""]
     assert table["sampling"].to_pylist()[1] == ""
 
@@ -137,8 +139,8 @@ def test_conversations_bring_their_own_turns_and_media(tmp_path) -> None:
         {"m": [{"role": "user", "content": [{"type": "image", "url": "../x.png"}]}], "i": "red.png"},
         {"m": [{"role": "user", "content": "no place"}], "i": "red.png"},
     ]
-    source = jsonl(tmp_path, rows, columns=SourceColumns(image="i"))
-    table = decoded(source, PromptOptions(None, RowColumns(messages="m")))
+    source = jsonl(tmp_path, rows, columns=SourceColumnsConfig(image="i"))
+    table = decoded(source, PromptOptions(None, RowColumnsConfig(messages="m")))
     assert table["error_type"].to_pylist() == ["", "", "invalid_value", "invalid_value", ""]
     shapes = [[image.shape for image in image_decoding.pixels(cell)] for cell in table["images"].to_pylist()]
     assert shapes == [[(2, 4, 3), (6, 8, 3)], [(6, 8, 3)], [], [], [(6, 8, 3)]]
@@ -152,15 +154,15 @@ def test_a_conversation_with_uris_needs_no_image_column(tmp_path) -> None:
     rows = [
         {"m": [{"role": "user", "content": [{"type": "image", "url": uri}, "x"]}]} for uri in ("red.png", "../x.png")
     ]
-    table = decoded(jsonl(tmp_path, rows), PromptOptions(None, RowColumns(messages="m")))
+    table = decoded(jsonl(tmp_path, rows), PromptOptions(None, RowColumnsConfig(messages="m")))
     assert table["error_type"].to_pylist() == ["", "uri_refused"]
 
 
 def test_conversations_of_typed_columns_are_read_alike(tmp_path) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     write_parquet(tmp_path / "x.parquet", {"m": pa.array([turns, turns[:1], None])})
-    source = Source(kind="parquet", path=str(tmp_path))
-    table = decoded(source, PromptOptions(None, RowColumns(messages="m")))
+    source = SourceConfig(kind="parquet", path=str(tmp_path))
+    table = decoded(source, PromptOptions(None, RowColumnsConfig(messages="m")))
     assert [len(json.loads(one)) if one else None for one in table["messages"].to_pylist()] == [3, 1, None]
     assert table["error_type"].to_pylist() == ["", "", "missing_column_value"]
 
@@ -176,14 +178,14 @@ def test_conversations_of_typed_columns_are_read_alike(tmp_path) -> None:
 )
 def test_columns_that_do_not_go_together_are_refused(changes, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        validate(CaptionJob, {**fake_job().resolved(), **changes}, "job.yaml")
+        validate(CaptionJobConfig, {**fake_job().resolved(), **changes}, "job.yaml")
 
 
 def test_several_prompts_need_their_place_in_the_template() -> None:
     with pytest.raises(ConfigError, match=r"^columns\.prompts: no template contains \{prompt\}"):
-        PromptOptions(Prompt(text="x"), RowColumns(prompts="p")).fields()
+        PromptOptions(PromptConfig(text="x"), RowColumnsConfig(prompts="p")).fields()
 
 
 def test_columns_that_are_not_in_the_source_are_refused_by_their_dotted_path(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"^columns\.seed: the column 's' is not in"):
-        read_all(jsonl(tmp_path, [{"a": 1}]), PromptOptions(Prompt(text="x"), RowColumns(seed="s")))
+        read_all(jsonl(tmp_path, [{"a": 1}]), PromptOptions(PromptConfig(text="x"), RowColumnsConfig(seed="s")))

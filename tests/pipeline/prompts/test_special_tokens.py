@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.schema import Message, Prompt, RowColumns
+from configs.schema import MessageConfig, PromptConfig, RowColumnsConfig
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from pipeline.prompts.row_options import PromptOptions
@@ -31,11 +31,11 @@ def special_ids(front_end: FrontEnd, prompt_options: PromptOptions, fields: dict
 
 def askings(front_end: FrontEnd) -> list[PromptOptions]:
     tokens = front_end.special_tokens
-    turns = (Message(role="system", text="{q}"), Message(role="user", text="{q}{q}"))
+    turns = (MessageConfig(role="system", text="{q}"), MessageConfig(role="user", text="{q}{q}"))
     return [
-        PromptOptions(Prompt(text="{q}"), special_tokens=tokens),
-        PromptOptions(Prompt(messages=turns), special_tokens=tokens),
-        PromptOptions(None, RowColumns(messages="m"), special_tokens=tokens),
+        PromptOptions(PromptConfig(text="{q}"), special_tokens=tokens),
+        PromptOptions(PromptConfig(messages=turns), special_tokens=tokens),
+        PromptOptions(None, RowColumnsConfig(messages="m"), special_tokens=tokens),
     ]
 
 

@@ -5,17 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Message, Prompt
+from configs.schema import MessageConfig, PromptConfig
 from pipeline.prompts import templates
 from pipeline.rows.schemas import RowError
 
 
 def filled(text: str, /, **fields: object) -> str:
-    return templates.fill(Prompt(text=text), fields, 0)[0]["content"][-1]["text"]
+    return templates.fill(PromptConfig(text=text), fields, 0)[0]["content"][-1]["text"]
 
 
 def test_placeholders_come_in_order_with_the_turn_that_names_them_first() -> None:
-    prompt = Prompt(messages=(Message(role="system", text="{b}"), Message(role="user", text="{a} {b} {{c}}")))
+    prompt = PromptConfig(
+        messages=(MessageConfig(role="system", text="{b}"), MessageConfig(role="user", text="{a} {b} {{c}}"))
+    )
     assert templates.placeholders(prompt) == {"b": "prompt.messages.0.text", "a": "prompt.messages.1.text"}
     assert list(templates.placeholders(prompt)) == ["b", "a"]
 
@@ -50,18 +52,18 @@ def test_an_empty_string_is_a_value() -> None:
 
 @pytest.mark.parametrize("template", ["{", "}", "a {b", "a} b", "{}", "{a{b}}", "{{{a}}"])
 def test_a_lone_brace_is_refused_with_its_dotted_path(template) -> None:
-    prompt = Prompt(messages=(Message(role="user", text="fine"), Message(role="user", text=template)))
+    prompt = PromptConfig(messages=(MessageConfig(role="user", text="fine"), MessageConfig(role="user", text=template)))
     with pytest.raises(ConfigError, match=r"^prompt\.messages\.1\.text: a single"):
         templates.check(prompt)
 
 
 def test_images_go_before_the_text_of_the_first_user_turn() -> None:
-    prompt = Prompt(
+    prompt = PromptConfig(
         messages=(
-            Message(role="system", text="s"),
-            Message(role="user", text="u"),
-            Message(role="assistant", text="a"),
-            Message(role="user", text="v"),
+            MessageConfig(role="system", text="s"),
+            MessageConfig(role="user", text="u"),
+            MessageConfig(role="assistant", text="a"),
+            MessageConfig(role="user", text="v"),
         )
     )
     kinds = [[part["type"] for part in turn["content"]] for turn in templates.fill(prompt, {}, 2)]
@@ -69,18 +71,18 @@ def test_images_go_before_the_text_of_the_first_user_turn() -> None:
 
 
 def test_a_marked_turn_carries_the_images_instead() -> None:
-    turns = (Message(role="user", text="u"), Message(role="user", text="v", images=True))
-    assert templates.image_turn(Prompt(messages=turns)) == 1
-    turns = (Message(role="user", text="u", images=False), Message(role="user", text="v"))
-    assert templates.image_turn(Prompt(messages=turns)) == 1
+    turns = (MessageConfig(role="user", text="u"), MessageConfig(role="user", text="v", images=True))
+    assert templates.image_turn(PromptConfig(messages=turns)) == 1
+    turns = (MessageConfig(role="user", text="u", images=False), MessageConfig(role="user", text="v"))
+    assert templates.image_turn(PromptConfig(messages=turns)) == 1
 
 
 def test_a_prompt_whose_images_would_go_twice_or_nowhere_is_refused() -> None:
-    turns = (Message(role="user", text="u", images=True), Message(role="user", text="v", images=True))
+    turns = (MessageConfig(role="user", text="u", images=True), MessageConfig(role="user", text="v", images=True))
     with pytest.raises(ConfigError, match=r"prompt\.messages\.1\.images"):
-        templates.check(Prompt(messages=turns))
+        templates.check(PromptConfig(messages=turns))
     with pytest.raises(ConfigError, match="no model"):
-        templates.check(Prompt(messages=(Message(role="user", text="u", images=False),)))
+        templates.check(PromptConfig(messages=(MessageConfig(role="user", text="u", images=False),)))
 
 
 def test_lone_surrogates_become_replacement_characters_and_pairs_stay_whole() -> None:
@@ -124,7 +126,7 @@ def test_special_tokens_are_taken_apart(text, expected) -> None:
 
 
 def test_only_what_comes_out_of_columns_is_taken_apart() -> None:
-    prompt = Prompt(text="<image>{a}</s>{b}{c}>")
+    prompt = PromptConfig(text="<image>{a}</s>{b}{c}>")
     [turn] = templates.fill(prompt, {"a": "<image>", "b": "<ima", "c": "ge"}, 0, 0, SPECIAL)
     assert turn["content"][-1]["text"] == "<image>< image></s>< image>"
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from pipeline.reports.drift import DriftWatch
-from pipeline.reports.gallery import Gallery, Row, make_gallery
-from pipeline.reports.live import Digest, Live
-from pipeline.reports.report import Report
+from pipeline.reports.gallery import Gallery, ResultRow, make_gallery
+from pipeline.reports.live import BatchDigest, Live
+from pipeline.reports.report import JobReport
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import ERROR_CODES, result_schema
 
@@ -92,13 +92,13 @@ def error_of(rng: random.Random) -> str:
 
 
 def live_job(
-    batches: Iterator[pa.Table] | Sequence[pa.Table], bound: AcceptanceDrop | None = None, batch_s: float = 1.7
+    batches: Iterator[pa.Table] | Sequence[pa.Table], bound: AcceptanceDropConfig | None = None, batch_s: float = 1.7
 ) -> Live:
     """The state of a job whose batches arrive every `batch_s` seconds."""
     empty = Summary("caption-0123456789abcdef", "eagle+chain+exact", "lossless", 1e-9)
     live = Live(deepcopy(empty), DriftWatch(bound))
     for number, table in enumerate(batches):
-        live.add(Digest.of(table, empty), 25 + batch_s * number)
+        live.add(BatchDigest.of(table, empty), 25 + batch_s * number)
         live.summary.wall_s = 25 + batch_s * (number + 1)
     return live
 
@@ -111,15 +111,15 @@ def picture(seed: int, side_px: int = 320) -> NDArray[np.uint8]:
     return (128 + 90 * np.stack(waves, -1) + rng.normal(0, 12, (side_px, side_px, 3))).clip(0, 255).astype(np.uint8)
 
 
-def pictures(rows: Sequence[Row]) -> Iterator[tuple[str, list[NDArray[np.uint8]]]]:
+def pictures(rows: Sequence[ResultRow]) -> Iterator[tuple[str, list[NDArray[np.uint8]]]]:
     """One image per row, four frames for every fifth."""
     for number, row in enumerate(rows):
         if not row["error_type"]:
             yield row["sample_id"], [picture(7 * number + frame) for frame in range(1 if number % 5 else 4)]
 
 
-def report_of(live: Live, gallery: Gallery | None = None, state: str = "done", **values: Any) -> Report:
-    return Report(
+def report_of(live: Live, gallery: Gallery | None = None, state: str = "done", **values: Any) -> JobReport:
+    return JobReport(
         title=live.summary.job_id,
         output="s3://bucket/captions",
         state=state,

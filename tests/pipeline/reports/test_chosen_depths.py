@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from decoding.controllers.base import Choice
+from decoding.controllers.base import DepthChoice
 from decoding.stats import Choices
 from pipeline.reports.chosen_depths import ChosenDepths
 from pipeline.reports.summary import Summary, combine
 
 
-def row(choices: list[tuple[int, Choice]]) -> str:
+def row(choices: list[tuple[int, DepthChoice]]) -> str:
     """The extras of a row that took part in these steps, as they lie in the file."""
     counted = Choices()
     for num_active, choice in choices:
@@ -20,14 +20,14 @@ def row(choices: list[tuple[int, Choice]]) -> str:
 
 FIRST = row(
     [
-        (8, Choice(0, "start")),
-        (7, Choice(5, "start", 30.0, 10.0)),
-        (3, Choice(5, "best", 60.0, 20.0)),
-        (3, Choice(2, "explore", 40.0, 20.0)),
-        (3, Choice(0, "last")),
+        (8, DepthChoice(0, "start")),
+        (7, DepthChoice(5, "start", 30.0, 10.0)),
+        (3, DepthChoice(5, "best", 60.0, 20.0)),
+        (3, DepthChoice(2, "explore", 40.0, 20.0)),
+        (3, DepthChoice(0, "last")),
     ]
 )
-SECOND = row([(5, Choice(0, "best", 10.0, 10.0)), (5, Choice(0, "best", 50.0, 40.0))])
+SECOND = row([(5, DepthChoice(0, "best", 10.0, 10.0)), (5, DepthChoice(0, "best", 50.0, 40.0))])
 
 
 def summed(*rows: str | None) -> ChosenDepths:
@@ -52,7 +52,7 @@ def test_a_rows_extras_say_how_deep_its_trees_were_and_why() -> None:
 
 def test_without_choices_nothing_is_reported() -> None:
     counted = Choices()
-    counted.add(4, Choice(5, "fixed"))
+    counted.add(4, DepthChoice(5, "fixed"))
     assert counted.extras() == {}
     assert summed(None, "", "{}", '{"note": 1}').lines() == []
 

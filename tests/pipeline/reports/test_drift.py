@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from pipeline.reports.drift import (
     ALL,
     MAX_GROUPS,
@@ -28,7 +28,7 @@ from pipeline.reports.drift import (
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import live_job, result_row, tables
 
-BOUND = AcceptanceDrop(max_drop=0.25, min_rows=200)
+BOUND = AcceptanceDropConfig(max_drop=0.25, min_rows=200)
 
 
 def rows_of(steps: list[int], accepted: list[int]) -> Moments:
@@ -82,7 +82,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_its_quantile_says(monkeyp
 def test_even_sources_give_no_alarm_in_many_jobs() -> None:
     rng = np.random.default_rng(5)
     for _ in range(50):
-        watch = DriftWatch(AcceptanceDrop(max_drop=0.05, min_rows=50))
+        watch = DriftWatch(AcceptanceDropConfig(max_drop=0.05, min_rows=50))
         assert [event for _ in range(40) for event in watch.add("m", "a", drawn(rng, 50, 0.5))] == []
 
 

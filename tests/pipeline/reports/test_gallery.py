@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.reports import gallery
 from pipeline.reports.gallery import MAX_FILES, choose_rows, make_gallery
-from pipeline.reports.live import Digest
+from pipeline.reports.live import BatchDigest
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import result_schema
 from pipeline.storage.output_dir import OutputDir
@@ -79,12 +79,12 @@ def test_an_audited_row_has_two_texts_and_its_loss_and_another_row_has_one() -> 
 
 def test_a_batch_with_an_audited_row_reports_it() -> None:
     table = pa.Table.from_pylist(rows_of(range(10), audited=(7,)), schema=SCHEMA)
-    samples = Digest.of(table, Summary("j", "m", "lossy", 1.0)).samples
+    samples = BatchDigest.of(table, Summary("j", "m", "lossy", 1.0)).samples
     assert numbers_of_ids(samples) == [0, 5, 7]
 
 
 def test_a_batch_without_rows_reports_none() -> None:
-    digest = Digest.of(SCHEMA.empty_table(), Summary("j", "m", "lossy", 1.0))
+    digest = BatchDigest.of(SCHEMA.empty_table(), Summary("j", "m", "lossy", 1.0))
     assert (digest.samples, digest.errors, digest.summary.num_samples) == ((), {}, 0)
 
 

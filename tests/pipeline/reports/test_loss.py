@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from configs.acceptance import Audit
+from configs.acceptance import AuditConfig
 from pipeline.reports import loss
 from pipeline.reports.loss import Losses, fewest_rows, loss_interval, sum_of, verdict
 
@@ -77,7 +77,7 @@ def test_only_number_and_sum_count_and_not_order_or_attempts(losses: list[float]
 
 
 def test_the_budget_is_exceeded_if_the_loss_certainly_is_or_is_not_shown_to_hold_in_time() -> None:
-    audit = Audit(share=0.1, max_loss=0.1, min_rows=200)
+    audit = AuditConfig(share=0.1, max_loss=0.1, min_rows=200)
     assert verdict(audit, Losses()) == ""
     assert verdict(audit, Losses(20, 2.0)) == "", "the upper end is far above, and 20 rows are few"
     certain = verdict(audit, Losses(20, 12.0))
@@ -91,7 +91,7 @@ def test_the_budget_is_exceeded_if_the_loss_certainly_is_or_is_not_shown_to_hold
 
 @pytest.mark.parametrize(("max_loss", "confidence"), [(0.5, 0.5), (0.05, 0.95), (0.001, 0.99)])
 def test_the_fewest_rows_are_the_first_that_can_show_the_budget(max_loss: float, confidence: float) -> None:
-    audit = Audit(share=1.0, max_loss=max_loss, confidence=confidence)
+    audit = AuditConfig(share=1.0, max_loss=max_loss, confidence=confidence)
     fewest = fewest_rows(audit)
     assert loss_interval(fewest, 0.0, confidence)[1] <= max_loss
     assert fewest == 1 or loss_interval(fewest - 1, 0.0, confidence)[1] > max_loss

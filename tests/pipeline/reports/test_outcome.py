@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.reports.outcome import MIN_JUDGED_ROWS, Outcome, judge, judge_json
+from pipeline.reports.outcome import MIN_JUDGED_ROWS, JobOutcome, judge, judge_json
 from pipeline.rows.schemas import ERROR_ADVICE, ERROR_CODES
 
-DONE, TOO_MANY, NOTHING = Outcome.DONE, Outcome.TOO_MANY_ERRORS, Outcome.NO_RESULT
+DONE, TOO_MANY, NOTHING = JobOutcome.DONE, JobOutcome.TOO_MANY_ERRORS, JobOutcome.NO_RESULT
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ DONE, TOO_MANY, NOTHING = Outcome.DONE, Outcome.TOO_MANY_ERRORS, Outcome.NO_RESU
     ],
 )
 def test_a_job_is_judged_by_its_rows(
-    num_rows: int, num_failed: int, max_error_share: float | None, expected: Outcome
+    num_rows: int, num_failed: int, max_error_share: float | None, expected: JobOutcome
 ) -> None:
     errors = {"context_too_long": num_failed} if num_failed else {}
     found = judge(num_rows, errors, {}, max_error_share)

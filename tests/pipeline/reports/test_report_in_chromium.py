@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from configs.pool import AcceptanceDrop
+from configs.pool import AcceptanceDropConfig
 from docgen.screenshot import BROWSER, BROWSERS
 from pipeline.reports.gallery import MAX_ROWS, MAX_ROWS_LIMITED, make_gallery
-from pipeline.reports.report import Report, render
+from pipeline.reports.report import JobReport, render
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import live_job, picture, pictures, report_of, result_row, tables
 
@@ -40,7 +40,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def page_of_10_000_rows() -> str:
-    live = live_job(tables(10_000), AcceptanceDrop())
+    live = live_job(tables(10_000), AcceptanceDropConfig())
     rows = [row for table in tables(1_000) for row in table.to_pylist()][:MAX_ROWS]
     return render(
         report_of(live, make_gallery(rows, pictures), config={"source": {"kind": "parquet"}}, versions={"torch": "1"})
@@ -72,7 +72,7 @@ def has_run(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.dataset.ran !== undefined"))
 
 
-def report_with(text: str) -> Report:
+def report_with(text: str) -> JobReport:
     """A report in which every text of the data is `text`."""
     import random
 
@@ -84,7 +84,7 @@ def report_with(text: str) -> Report:
         row |= {"sample_id": f"{text}{number}", "method": text}
         if not row["error_type"]:
             row["generated_text"] = text
-    bound = AcceptanceDrop(min_rows=16)
+    bound = AcceptanceDropConfig(min_rows=16)
     live = live_job([pa.Table.from_pylist([row], schema=result_schema()) for row in _encodable(rows)], bound)
     live.summary.job_id = live.summary.method = live.summary.verify_mode = text
     live.summary.drifts = [text]

@@ -14,7 +14,7 @@ import pytest
 from ray._private import services
 
 from configs.load import ConfigError
-from configs.pool import Job
+from configs.pool import JobSectionConfig
 from pipeline.cluster import ray_session
 from pipeline.resources import gcs
 
@@ -130,6 +130,6 @@ def test_ray_does_not_connect_to_a_cluster_that_does_not_answer(monkeypatch: pyt
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
     with (
         pytest.raises(ConfigError, match=r"^workers\.ray_address: .* cannot be reached: "),
-        ray_session.session(Job(ray_address=closed_port()), dotted="workers.ray_address"),
+        ray_session.session(JobSectionConfig(ray_address=closed_port()), dotted="workers.ray_address"),
     ):
         pass

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.pool import EnginePool
+from configs.pool import EnginePoolConfig
 from pipeline.run.job_plan import BATCHES_PER_ACTOR, MOST_BATCH_ROWS, ROWS_PER_SLOT, choose_batch_rows
 from tests.pipeline.attempts import job, plan_of
 
@@ -35,7 +35,7 @@ from tests.pipeline.attempts import job, plan_of
     ],
 )
 def test_rows_of_a_batch(pool: dict[str, Any], num_samples: int | None, rows_per_sample: int, batch_rows: int) -> None:
-    assert choose_batch_rows(EnginePool(**pool), num_samples, rows_per_sample, 512) == batch_rows
+    assert choose_batch_rows(EnginePoolConfig(**pool), num_samples, rows_per_sample, 512) == batch_rows
 
 
 @given(
@@ -48,7 +48,7 @@ def test_rows_of_a_batch(pool: dict[str, Any], num_samples: int | None, rows_per
 def test_slots_are_fed_and_batches_are_bounded(
     slots: int, in_flight: int, actors: int, num_samples: int, rows_per_sample: int
 ) -> None:
-    pool = EnginePool(slots=slots, max_batches_in_flight=in_flight, max_size=actors)
+    pool = EnginePoolConfig(slots=slots, max_batches_in_flight=in_flight, max_size=actors)
     rows = choose_batch_rows(pool, num_samples, rows_per_sample, MOST_BATCH_ROWS)
     assert in_flight * rows * rows_per_sample >= ROWS_PER_SLOT * slots
     assert rows * rows_per_sample <= max(MOST_BATCH_ROWS, rows_per_sample * (1 + ROWS_PER_SLOT * slots))

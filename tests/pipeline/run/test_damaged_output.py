@@ -13,23 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
+from pipeline.manifest.manifest_parts import COUNTS
 from pipeline.output.files import Format, write_checksum
 from pipeline.output.publishing import Publisher
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.resume import is_complete
-from pipeline.source.manifest_parts import COUNTS
 from pipeline.storage.output_dir import CONTENT, OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
-from tests.pipeline.sources.shards import encode, tar_bytes
+from tests.pipeline.formats.shards import encode, tar_bytes
 
 NUM_SHARDS = 3
 SHARDS = [Shard(number, NUM_SHARDS) for number in range(NUM_SHARDS)]
 
 
-def config_in(folder: Path, num_files: int = 1, count: int = 30) -> CaptionJob:
+def config_in(folder: Path, num_files: int = 1, count: int = 30) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     for number in range(num_files):
         (folder / f"in/{number}.txt").write_text("".join(f"line {row}\n" for row in range(count)))
@@ -101,13 +101,15 @@ def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
     data = edit(path)
     edit_note(note, data)
     path.write_bytes(data)
-    assert any(line.startswith("data/part-000001.parquet: it") for line in audit(OutputDir(config.sink.path)).problems)
+    assert any(
+        line.startswith("data/part-000001.parquet: it") for line in check_output(OutputDir(config.sink.path)).problems
+    )
     plan = plan_of(config)
     assert [one.relative for one in plan.earlier.inventory.strange] == ["data/part-000001.parquet"]
     assert not is_complete(plan)
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == before
-    assert audit(OutputDir(config.sink.path)).problems == []
+    assert check_output(OutputDir(config.sink.path)).problems == []
 
 
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note, right_note])
@@ -120,12 +122,14 @@ def test_a_note_alone_that_is_wrong_is_written_again_and_its_file_is_kept(
     note = tmp_path / "out/_job/files/data/part-000001.parquet.json"
     before, inode = note.read_bytes(), (tmp_path / "out/data/part-000001.parquet").stat().st_ino
     edit_note(note, b"other bytes")
-    assert not audit(OutputDir(config.sink.path)).is_complete or audit(OutputDir(config.sink.path)).problems
+    assert (
+        not check_output(OutputDir(config.sink.path)).is_complete or check_output(OutputDir(config.sink.path)).problems
+    )
     assert not is_complete(plan_of(config))
     run(config)
     assert note.read_bytes() == before
     assert (tmp_path / "out/data/part-000001.parquet").stat().st_ino == inode
-    assert audit(OutputDir(config.sink.path)).problems == []
+    assert check_output(OutputDir(config.sink.path)).problems == []
 
 
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note])
@@ -135,7 +139,7 @@ def test_a_file_of_an_older_version_without_a_note_is_not_signed(
     config = config_in(tmp_path)
     run(config)
     as_old_output(tmp_path / "out")
-    assert audit(OutputDir(config.sink.path)).problems == []
+    assert check_output(OutputDir(config.sink.path)).problems == []
     path, note = tmp_path / "out/data/part-000001.parquet", tmp_path / "out/_job/files/data/part-000001.parquet.json"
     path.write_bytes(rewritten(path))
     edit_note(note, b"")
@@ -153,7 +157,7 @@ def test_an_output_of_an_older_version_resumes(tmp_path: Path, num_batches: int 
     assert plan.earlier.inventory.strange == []
     assert plan.datasource.num_samples == {None: 0, 0: 30, 3: 18}[num_batches]
     assert at_rest(tmp_path / "out") == (every_id(), set())
-    assert audit(OutputDir(config.sink.path)).problems == []
+    assert check_output(OutputDir(config.sink.path)).problems == []
 
 
 def test_digests_of_spool_files_are_removed_with_them(tmp_path: Path) -> None:
@@ -221,13 +225,13 @@ def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case:
     output.write_bytes(relative, data)
     write_checksum(output, relative, data, table.num_rows)
     problem = f"{relative}: {min(len(table), 10) if case == 'a file twice' else 2 if 'two' in case else 1} rows are in"
-    assert any(line.startswith(problem) for line in audit(output).problems)
+    assert any(line.startswith(problem) for line in check_output(output).problems)
     plan = plan_of(config)
     assert [one.relative for one in plan.earlier.inventory.strange] == [relative]
     assert not is_complete(plan)
     run(config)
     assert at_rest(tmp_path / "out") == (every_id(), set())
-    assert audit(output).problems == []
+    assert check_output(output).problems == []
 
 
 # --- shards ---------------------------------------------------------------------------------------------------------
@@ -252,14 +256,16 @@ def test_rows_of_another_shard_in_a_file_of_my_name_are_not_accepted(
         views[0].record(relative, data)
         write_checksum(views[0], relative, data, table.num_rows)
     views[0].write_bytes(relative, data)
-    [line] = [one for one in audit(OutputDir(config.sink.path)).problems if one.startswith(f"shard 0/3: {relative}")]
+    [line] = [
+        one for one in check_output(OutputDir(config.sink.path)).problems if one.startswith(f"shard 0/3: {relative}")
+    ]
     assert "rows of other shards" in line or not with_note
     plan = run(config, shard=SHARDS[0])
     [strange] = plan.earlier.inventory.strange
     assert strange.relative == relative
     assert strange.problem == "it holds 10 rows of other shards" or not with_note
     assert at_rest(tmp_path / "out") == (every_id(), set())
-    assert audit(OutputDir(config.sink.path)).problems == []
+    assert check_output(OutputDir(config.sink.path)).problems == []
 
 
 @pytest.mark.parametrize("shard", [SHARDS[1], SHARDS[2]])
@@ -321,7 +327,7 @@ def test_damaged_settings_of_shards_are_one_sentence(tmp_path: Path, content: by
     with pytest.raises(ConfigError, match=r"^sink\.path: .*content\.json is damaged: .*; remove it") as refused:
         plan_of(config, shard=SHARDS[1])
     assert "\n" not in str(refused.value)
-    assert any(line.startswith("_job/content.json: ") for line in audit(OutputDir(config.sink.path)).problems)
+    assert any(line.startswith("_job/content.json: ") for line in check_output(OutputDir(config.sink.path)).problems)
     (tmp_path / "out" / CONTENT).unlink()
     run(config, shard=SHARDS[1])
     assert (tmp_path / "out" / CONTENT).exists()
@@ -338,7 +344,9 @@ def test_a_damaged_turn_is_named_with_the_way_out(tmp_path: Path, content: bytes
     turn = tmp_path / "out/_job/turns/000000.json"
     before = turn.read_bytes()
     turn.write_bytes(content)
-    assert any(line.startswith("_job/turns/000000.json: ") for line in audit(OutputDir(config.sink.path)).problems)
+    assert any(
+        line.startswith("_job/turns/000000.json: ") for line in check_output(OutputDir(config.sink.path)).problems
+    )
     with pytest.raises(
         ConfigError, match=r"turns/000000\.json is damaged: .*; write into it the shard and the attempt"
     ):
@@ -358,7 +366,7 @@ def test_a_count_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / COUNTS / f"00000000-{10**13}").write_bytes(b"-")
     with pytest.raises(ConfigError, match=rf"counts/00000000-{10**13} is damaged: it counts 10,000,000,000,000 rows"):
         plan_of(config)
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert any(line.startswith(f"_job/counts/00000000-{10**13}: it counts") for line in found.problems)
     assert found.num_rows == {"data": 1, "errors": 0}
 
@@ -401,7 +409,7 @@ def test_a_folder_of_the_output_that_became_a_link_is_refused(tmp_path: Path, fo
     with pytest.raises(ConfigError, match=rf"out/{folder} is no folder of the output"):
         start(plan)
     with pytest.raises(ConfigError, match=rf"out/{folder} is no folder of the output"):
-        audit(OutputDir(config.sink.path))
+        check_output(OutputDir(config.sink.path))
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

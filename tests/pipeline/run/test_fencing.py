@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.files import checksum_name, spool_name
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.writer import Writer
 from pipeline.reports.summary import Summary
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import ResumeOptions
@@ -28,7 +28,7 @@ NUM_ROWS = 30
 RETRY = ResumeOptions(retry_errors=True)
 
 
-def config_in(folder: Path) -> CaptionJob:
+def config_in(folder: Path) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True)
     (folder / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(NUM_ROWS)))
     return job({"kind": "text", "path": str(folder / "in"), "span_max_rows": 8}, folder / "out")
@@ -42,7 +42,7 @@ def fails_on(ending: str) -> Callable[[str], bool]:
     return lambda own: own.endswith(ending)
 
 
-def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
+def ready_to_settle(config: CaptionJobConfig) -> tuple[Plan, Begun]:
     """Attempt 2 before its end, with something of each kind to do: superseded errors, late spool files, strange files,
     a checksum that lacks."""
     old_plan, old = start(plan_of(config))
@@ -59,7 +59,7 @@ def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
     return plan, begun
 
 
-def take_over(config: CaptionJob) -> None:
+def take_over(config: CaptionJobConfig) -> None:
     """A whole later attempt."""
     run(config, RETRY, fails_on("a.txt#17"))
 
@@ -86,7 +86,7 @@ class Delay:
         patch.setattr(Publisher, "check_alone", check)
 
 
-def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]], attempt: int) -> int:
+def num_checks(folder: Path, prepare: Callable[[CaptionJobConfig], Callable[[], Any]], attempt: int) -> int:
     """How often an undisturbed act looks."""
     act = prepare(config_in(folder))
     with pytest.MonkeyPatch.context() as patch:
@@ -96,13 +96,13 @@ def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]],
     return counted.num_seen
 
 
-def settling(config: CaptionJob) -> Callable[[], Any]:
+def settling(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = ready_to_settle(config)
     fingerprints = fingerprints_of(plan.output)  # those that were known before the later attempt
     return lambda: finalize(plan, begun.publisher, fingerprints, begun.next_numbers)
 
 
-def saving(config: CaptionJob) -> Callable[[], Any]:
+def saving(config: CaptionJobConfig) -> Callable[[], Any]:
     # One task at a time: others that run beside a delayed one may still spool, into the attempt's own folder.
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
@@ -116,12 +116,12 @@ def saving(config: CaptionJob) -> Callable[[], Any]:
     return act
 
 
-def saving_in_parallel(config: CaptionJob) -> Callable[[], Any]:
+def saving_in_parallel(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = start(plan_of(config))
     return lambda: save(plan, begun, make_rows(plan, 1))
 
 
-def beginning(config: CaptionJob) -> Callable[[], Any]:
+def beginning(config: CaptionJobConfig) -> Callable[[], Any]:
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1, fails_on("7"))
     save(old_plan, old, batches[:3])
@@ -131,7 +131,7 @@ def beginning(config: CaptionJob) -> Callable[[], Any]:
     return lambda: start(plan)
 
 
-def closing(config: CaptionJob) -> Callable[[], Any]:
+def closing(config: CaptionJobConfig) -> Callable[[], Any]:
     plan, begun = start(plan_of(config, limit=NUM_ROWS))
     save(plan, begun, make_rows(plan, 1))
 
@@ -157,7 +157,7 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
         act = prepare(config)
         left: dict[str, bytes] = {}
 
-        def overtake(config: CaptionJob = config, left: dict[str, bytes] = left) -> None:
+        def overtake(config: CaptionJobConfig = config, left: dict[str, bytes] = left) -> None:
             take_over(config)
             left |= snapshot(Path(config.sink.path))
 
@@ -195,7 +195,7 @@ def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, 
         output = Path(config.sink.path)
         good, bad = at_rest(output)
         assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {place}"
-        found = audit(OutputDir(config.sink.path))
+        found = check_output(OutputDir(config.sink.path))
         assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
 
 
@@ -273,10 +273,10 @@ def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_pat
     former = output.read_bytes(checksum_name("errors/part-000000.parquet"))
     end(plan, begun)
     output.write_bytes(checksum_name("errors/part-000000.parquet"), former)  # as if killed before it was noted
-    assert any("part-000000" in line for line in audit(output).problems)
+    assert any("part-000000" in line for line in check_output(output).problems)
     (tmp_path / "in/b.txt").write_text("one more\n")
     run(config)
-    assert audit(output).problems == []
+    assert check_output(output).problems == []
 
 
 def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
@@ -295,5 +295,5 @@ def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> No
     run(config)
     output = OutputDir(config.sink.path)
     output.write_bytes("_job/config.yaml", b"sampling: {num_images_per_prompt: 7}")  # a late copy of another attempt's
-    assert audit(output).num_missing == 0
+    assert check_output(output).num_missing == 0
     assert read_earlier(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.results import RowError
+from actors.results import RowRefused
 from pipeline.run.plan_text import first_usable
 
 
@@ -14,7 +14,7 @@ def row(sample_id: str, code: str = "") -> dict[str, Any]:
 
 def show(shown: dict[str, Any]) -> str:
     if shown["sample_id"] == "b":
-        raise RowError("prompt_refused", "the template takes too many steps")
+        raise RowRefused("prompt_refused", "the template takes too many steps")
     return "a prompt"
 
 

@@ -14,27 +14,27 @@ import pytest
 import yaml
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob, Prompt
-from configs.source import Source
+from configs.schema import CaptionJobConfig, PromptConfig
+from configs.source import SourceConfig
+from pipeline.manifest.done_bitmap import PathIndex
+from pipeline.manifest.freezing import freeze
 from pipeline.output import checksums
 from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan_text import source_lines
 from pipeline.run.resume import is_complete, resume_lines
-from pipeline.source.done_bitmap import PathIndex
-from pipeline.source.freezing import freeze
 from pipeline.storage import listing
 from pipeline.storage.listing import Skipped
 from pipeline.storage.output_dir import OutputDir
 from pipeline.synthesis import rows
 from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
+from tests.pipeline.formats.shards import encode, tar_bytes, write_parquet
 from tests.pipeline.run.test_resume import SOURCES
-from tests.pipeline.sources.shards import encode, tar_bytes, write_parquet
 
 RED = encode("red")
 
@@ -53,7 +53,7 @@ def named_tars(folder: Path, *files: list[str]) -> dict[str, Any]:
     return {"kind": "webdataset", "path": str(folder), "id_column": "name", "span_max_rows": 1}
 
 
-def check_repeats(config: CaptionJob) -> None:
+def check_repeats(config: CaptionJobConfig) -> None:
     """Of the source below, the rows of 1.tar and 2.tar that repeat an id are error rows and all others results."""
     output = Path(config.sink.path)
     good, bad = at_rest(output)
@@ -65,7 +65,7 @@ def check_repeats(config: CaptionJob) -> None:
     assert {row["generated_text"] for row in rows.values()} == {""}
     assert rows_in(output / "data")["a"]["source"] == "0.tar"
     (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
-    found = audit(OutputDir(str(output)))
+    found = check_output(OutputDir(str(output)))
     assert found.is_complete
     assert not found.problems
 
@@ -496,7 +496,8 @@ def test_other_names_of_jpeg_are_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(RED)
     assert (
         freeze(
-            Source.model_validate({"kind": "images", "path": str(tmp_path)}), PromptOptions(Prompt(text="?"))
+            SourceConfig.model_validate({"kind": "images", "path": str(tmp_path)}),
+            PromptOptions(PromptConfig(text="?")),
         ).num_files
         == 1
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.events import Events
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.reports.drift import DriftWatch
 from pipeline.reports.live import Live
 from pipeline.reports.summary import NO_WAITS, Summary
@@ -15,9 +16,8 @@ from pipeline.run import plan as planning
 from pipeline.run import reporting
 from pipeline.run.plan import Plan
 from pipeline.run.reporting import ReportWriter
-from pipeline.source.datasource import SpanDatasource
 from tests.pipeline.attempts import end, job, make_rows, plan_of, save, start, write_summary
-from tests.pipeline.sources.shards import encode
+from tests.pipeline.formats.shards import encode
 
 NUM_IMAGES = 5
 

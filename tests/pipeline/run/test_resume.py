@@ -21,7 +21,7 @@ from pipeline.run.resume import is_complete, resume_lines
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
-from tests.pipeline.sources.shards import encode, tar_bytes, write_parquet
+from tests.pipeline.formats.shards import encode, tar_bytes, write_parquet
 
 RED = encode("red")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from jobs import check
 from pipeline.storage import retries
 from pipeline.storage.output_dir import OutputDir
@@ -26,7 +26,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config(s3: S3, tmp_path: Path) -> CaptionJob:
+def config(s3: S3, tmp_path: Path) -> CaptionJobConfig:
     make_bucket(BUCKET)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(30)))
@@ -47,7 +47,7 @@ EVERY = sorted(f"a.txt#{row}" for row in range(30))
 
 @pytest.mark.parametrize("kind", ["refuse", "done"])
 def test_puts_that_are_refused_or_carried_out_and_refused_leave_every_row_once(
-    s3: S3, config: CaptionJob, kind: str
+    s3: S3, config: CaptionJobConfig, kind: str
 ) -> None:
     faults = [Fault(kind, "PUT", "/data/part", times=3), Fault(kind, "PUT", "/spool/", times=3)]
     with s3.failing(*faults, Fault("refuse", "GET", "/spool/", times=2), Fault("refuse", "HEAD", "", times=2)):
@@ -57,7 +57,7 @@ def test_puts_that_are_refused_or_carried_out_and_refused_leave_every_row_once(
     assert output.list_files("_job/spool") == []
 
 
-def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: CaptionJob) -> None:
+def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: CaptionJobConfig) -> None:
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
     begun.publisher.spool(0, batches[:2])
@@ -69,7 +69,7 @@ def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: Cap
     assert sorted(ids(output) + ids(output, "errors")) == EVERY
 
 
-def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3: S3, config: CaptionJob) -> None:
+def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3: S3, config: CaptionJobConfig) -> None:
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))
     with s3.failing(Fault("cut", "GET", "/data/part", times=10_000)), pytest.raises(Exception, match=r"\S"):
@@ -78,7 +78,7 @@ def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3:
     assert sorted(ids(OutputDir(config.sink.path))) == EVERY
 
 
-def test_a_torn_file_on_a_store_is_copied_aside_and_its_place_stays_taken(s3: S3, config: CaptionJob) -> None:
+def test_a_torn_file_on_a_store_is_copied_aside_and_its_place_stays_taken(s3: S3, config: CaptionJobConfig) -> None:
     run(config)
     output = OutputDir(config.sink.path)
     output.write_bytes("data/part-000001.parquet", b"torn")
@@ -92,7 +92,7 @@ def test_a_torn_file_on_a_store_is_copied_aside_and_its_place_stays_taken(s3: S3
     assert output.read_bytes(f"_job/aside/data/{aside[1]}") == b"torn"
 
 
-def test_the_check_reads_an_object_store(s3: S3, config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_reads_an_object_store(s3: S3, config: CaptionJobConfig, capsys: pytest.CaptureFixture[str]) -> None:
     run(config)
     output = OutputDir(config.sink.path)
     output.write_json("_job/config.yaml", config.resolved())

@@ -12,20 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.output import output_ids, turns
 from pipeline.output.files import list_published
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.turns import Turns, take_turn
-from pipeline.run.audit import audit
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard
 from tests.covering import by_tier
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+from tests.pipeline.formats.shards import write_parquet
 from tests.pipeline.run.test_recovery import named_tars
-from tests.pipeline.sources.shards import write_parquet
 
 NAMES = [["a", "b", "c", "b"], ["a", "d", "c", "e"], ["e", "a", "f", "d"]]
 """Ids by file. `b` occurs twice in the first file; `a`, `c`, `d` and `e` occur in several files."""
@@ -33,7 +33,7 @@ SHARDS = [Shard(number, 3) for number in range(3)]
 ORDERS = list(itertools.permutations(range(3)))
 
 
-def tar_job(folder: Path, names: list[list[str]] = NAMES) -> CaptionJob:
+def tar_job(folder: Path, names: list[list[str]] = NAMES) -> CaptionJobConfig:
     """A job whose shards have one tar each."""
     return job(named_tars(folder / "in", *names), folder / "out", sink={"rows_per_file": 2})
 
@@ -47,10 +47,10 @@ def owners(names: list[list[str]], order: tuple[int, ...]) -> dict[str, str]:
     return kept
 
 
-def check(config: CaptionJob, names: list[list[str]]) -> None:
+def check(config: CaptionJobConfig, names: list[list[str]]) -> None:
     """Every id has one row, every other sample is an error row with the name of its place, and the audit is clean."""
     good, bad = at_rest(Path(config.sink.path))
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.problems, found.waiting, found.num_missing) == ([], [], 0)
     wanted = {name for one in names for name in one}
     assert len(good) + len(bad) == sum(map(len, names))

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.files import Format
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
-from pipeline.run.audit import audit
-from pipeline.run.checks import open_output
+from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
+from pipeline.run.plan_checks import open_output
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from tests.covering import by_tier
@@ -27,7 +27,7 @@ NUM_SHARDS = 3
 SHARDS = [Shard(number, NUM_SHARDS) for number in range(NUM_SHARDS)]
 
 
-def config_in(folder: Path, num_rows: tuple[int, ...] = (17, 1, 22), **sections: object) -> CaptionJob:
+def config_in(folder: Path, num_rows: tuple[int, ...] = (17, 1, 22), **sections: object) -> CaptionJobConfig:
     (folder / "in").mkdir(parents=True, exist_ok=True)
     for number, count in enumerate(num_rows):
         if not (folder / f"in/{number}.txt").exists():
@@ -39,12 +39,12 @@ def test_shards_write_one_output_that_opens_as_it_is(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     for shard in (SHARDS[2], SHARDS[0]):
         run(config, fails=lambda own: own.endswith("#7"), shard=shard)
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.problems, found.num_missing) == ([], 13)
     assert "shard 1/3: not started; run the job with --shard 1/3" in found.waiting
     assert found.missing[0] == "0.txt#13"
     run(config, fails=lambda own: own.endswith("#7"), shard=SHARDS[1])
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.problems, found.num_missing, found.waiting, found.is_complete) == ([], 0, [], True)
     assert found.num_rows == {"data": 38, "errors": 2}
     good, bad = at_rest(tmp_path / "out")
@@ -62,7 +62,7 @@ def test_a_finished_shard_has_nothing_left_and_an_empty_one_is_complete(tmp_path
     for shard in SHARDS:
         run(config, shard=shard)
         assert plan_of(config, shard=shard).datasource.num_spans == 0
-    assert audit(OutputDir(config.sink.path)).is_complete
+    assert check_output(OutputDir(config.sink.path)).is_complete
     assert len(at_rest(tmp_path / "out")[0]) == 2
 
 
@@ -100,7 +100,7 @@ def test_kills_and_overlapping_attempts_of_shards_cost_no_row_and_double_none(tm
             left = set(SHARDS)
     for shard in SHARDS:
         run(config, shard=shard)
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.problems, found.num_missing, found.waiting) == ([], 0, [])
     good, bad = at_rest(tmp_path / "out")
     wanted = {
@@ -153,7 +153,7 @@ def test_foreign_files_beside_shards_are_named(tmp_path: Path) -> None:
     (tmp_path / "out/data/shard-0003-part-000000.parquet").write_bytes(b"x")
     (tmp_path / "out/data/part-000000.parquet").write_bytes(b"x")
     (tmp_path / "out/data/shard-0001-part-000044.parquet").write_bytes(b"x")
-    problems = audit(OutputDir(config.sink.path)).problems
+    problems = check_output(OutputDir(config.sink.path)).problems
     assert any(line.startswith("data/shard-0003-part-000000.parquet: it belongs to no shard") for line in problems)
     assert any(line.startswith("data/part-000000.parquet: it belongs to no shard") for line in problems)
     assert any(line.startswith("shard 1/3: data/part-000044.parquet: it is torn") for line in problems)
@@ -167,11 +167,11 @@ def test_a_limit_and_a_dry_run_take_the_first_samples_of_the_shard(tmp_path: Pat
     assert first == plan.datasource.read(0)["sample_id"].to_pylist()[:2]
     for shard in SHARDS:
         run(config, shard=shard, limit=3)
-    found = audit(OutputDir(config.sink.path))
+    found = check_output(OutputDir(config.sink.path))
     assert (found.num_missing, found.num_rows["data"]) == (0, 9)
     for shard in SHARDS:
         run(config, shard=shard)
-    assert audit(OutputDir(config.sink.path)).num_rows["data"] == 40
+    assert check_output(OutputDir(config.sink.path)).num_rows["data"] == 40
 
 
 def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_broken_file_counts_in_its_own_shard(tmp_path: Path) -> None:
         write_summary(plan, done, Publisher(plan.output, Format(plan.schema), 1, plan.identity.fingerprint))
         numbers.append(done.num_broken_files)
     assert numbers == [0, 0, 1]
-    assert audit(OutputDir(config.sink.path)).is_complete
+    assert check_output(OutputDir(config.sink.path)).is_complete
 
 
 def test_a_folder_with_other_files_is_refused_and_one_with_shards_is_not(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 import actors.loading.image_pair
 import actors.loading.pair
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from configs.synthesis import SynthesizeJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from pipeline.storage import checkpoint_cache, checkpoints
-from pipeline.storage.checkpoints import Known, check, fetched, replaced, sites
+from pipeline.storage.checkpoints import CheckpointRevisions, check, fetched, replaced, sites
 from tests import toys
 from tests.toys.image_checkpoints import ImageFolders, write_checkpoints
 
@@ -72,7 +72,7 @@ def toy(folder: Path) -> Path:
     return folder
 
 
-def caption_job(target: str, drafter: str | None = None, revision: str | None = None) -> CaptionJob:
+def caption_job(target: str, drafter: str | None = None, revision: str | None = None) -> CaptionJobConfig:
     model: dict[str, Any] = {"target": {"path": target, "dtype": "float32", "device": "cpu", "revision": revision}}
     if drafter is not None:
         model["drafter"] = {"path": drafter, "dtype": "float32", "device": "cpu"}
@@ -83,7 +83,7 @@ def caption_job(target: str, drafter: str | None = None, revision: str | None = 
         "method": {"drafter": {"kind": "none" if drafter is None else "model"}},
         "sink": {"path": "out"},
     }
-    return validate(CaptionJob, data, "job.yaml")
+    return validate(CaptionJobConfig, data, "job.yaml")
 
 
 # --- texts ---------------------------------------------------------------------------------------------------------
@@ -139,9 +139,7 @@ def test_shipped_models_are_found_from_any_folder_under_their_relative_paths(
 
 def test_a_model_that_is_not_installed_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "IS_INSTALLED", True)
-    reason = (
-        r"^model\.target: zoo/checkpoints/gone: this model is part of a checkout only; .* zoo/checkpoints/"
-    )
+    reason = r"^model\.target: zoo/checkpoints/gone: this model is part of a checkout only; .* zoo/checkpoints/"
     with pytest.raises(ConfigError, match=reason):
         check(caption_job("zoo/checkpoints/gone"), actors.loading.pair.check, True)
 
@@ -191,19 +189,19 @@ def test_what_no_drafter_needs_is_not_asked_for() -> None:
     contexts = [{"kind": "full"}, {"kind": "caption", "path": "owner/small"}]
     data = json.loads(job.model_dump_json())
     data["method"] |= {"contexts": contexts}
-    captioned = validate(CaptionJob, data, "job.yaml")
+    captioned = validate(CaptionJobConfig, data, "job.yaml")
     assert [site.where for site in sites(captioned)][2:] == ["method.contexts.1"]
     changed = replaced(captioned, ("method", "contexts", "1"), {"path": "/elsewhere"})
     assert [site.section.path for site in sites(changed)][2:] == ["/elsewhere"]
     assert changed.method.contexts[0] == captioned.method.contexts[0]
     data["method"] = {"drafter": {"kind": "lookup"}}
-    assert [site.where for site in sites(validate(CaptionJob, data, "job.yaml"))] == ["model.target"]
+    assert [site.where for site in sites(validate(CaptionJobConfig, data, "job.yaml"))] == ["model.target"]
 
 
 # --- images and training --------------------------------------------------------------------------------------------
 
 
-def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJob:
+def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJobConfig:
     data = {
         "source": SOURCE,
         "prompt": "{caption}",
@@ -211,7 +209,7 @@ def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJob:
         "method": {"drafter": {"kind": "eagle"}, "tree": {"kind": "chain", "length": 2}},
         "sink": {"path": "out"},
     }
-    return validate(SynthesizeJob, data, "job.yaml")
+    return validate(SynthesizeJobConfig, data, "job.yaml")
 
 
 def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders: ImageFolders, here: Path) -> None:
@@ -238,8 +236,8 @@ def test_an_image_pair_of_a_store_is_the_one_of_its_folders(memory: Any, folders
 def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -> None:
     url = upload(memory, toy(tmp_path / "target"), "target")
     data = {"source": SOURCE, "prompt": "", "answer_column": "a", "target": {"path": url}, "output": {"path": "out"}}
-    job = validate(TrainDrafterJob, data, "job.yaml")
-    pinned, found = check(job, lambda own: Known({"target": "of an outline"}), True)
+    job = validate(TrainDrafterJobConfig, data, "job.yaml")
+    pinned, found = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
     assert found.revisions == {"target": pinned.target.revision}
     assert (Path(fetched(pinned).target.path) / "model.safetensors").read_bytes() == (
         tmp_path / "target/model.safetensors"
@@ -270,9 +268,9 @@ class Hub:
             raise self.header_error
 
 
-def given_revision(job: CaptionJob) -> Known:
+def given_revision(job: CaptionJobConfig) -> CheckpointRevisions:
     """What loaders report for a hub id: the given commit, or a branch that they could not resolve."""
-    return Known({"target": job.model.target.revision or "main"})
+    return CheckpointRevisions({"target": job.model.target.revision or "main"})
 
 
 def test_a_branch_of_the_hub_is_pinned_to_its_commit(
@@ -310,7 +308,7 @@ def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: 
     with pytest.raises(ConfigError, match=message):
         check(caption_job("owner/name", revision="main"), given_revision, True)
     kept = {"target": COMMIT}
-    job, _ = check(caption_job("owner/name"), lambda own: Known(kept), True)
+    job, _ = check(caption_job("owner/name"), lambda own: CheckpointRevisions(kept), True)
     assert job.model.target.revision == COMMIT
 
 

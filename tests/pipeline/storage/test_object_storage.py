@@ -14,16 +14,16 @@ import pytest
 import s3fs
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Fetch, Source, SourceColumns
+from configs.schema import PromptConfig
+from configs.source import FetchConfig, SourceColumnsConfig, SourceConfig
+from pipeline.manifest import datasource, freezing
 from pipeline.media import image_decoding
 from pipeline.prompts.row_options import PromptOptions
-from pipeline.source import datasource, freezing
 from pipeline.storage import access, retries
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.retries import RetryPolicy
 from tests.object_store import ACCESS_KEY, S3, SECRET_KEY, Fault, make_bucket
-from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes
+from tests.pipeline.formats.shards import encode, outcomes, read_all, tar_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +55,8 @@ def parquet_bytes(columns: dict) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def text_source(path: str, **options) -> Source:
-    return Source(kind="text", path=path, **options)
+def text_source(path: str, **options) -> SourceConfig:
+    return SourceConfig(kind="text", path=path, **options)
 
 
 def prompts_of(table: pa.Table) -> list[str]:
@@ -73,7 +73,7 @@ def test_prefixes_globs_and_lists_are_listed_like_folders(bucket) -> None:
     root = f"s3://{BUCKET}/listing"
 
     def paths(path) -> list[str]:
-        return freezing.freeze(text_source(path), PromptOptions(Prompt(text="{text}"))).files["path"].to_pylist()
+        return freezing.freeze(text_source(path), PromptOptions(PromptConfig(text="{text}"))).files["path"].to_pylist()
 
     assert paths(root) == ["a/1.txt", "a/b/2.txt", "a/b/c/3.txt", "d/6.txt"]
     assert paths(f"{root}/a/") == ["1.txt", "b/2.txt", "b/c/3.txt"]
@@ -111,7 +111,7 @@ def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind, 
     impatient = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 0.2}}
     monkeypatch.setitem(access._OPTIONS, "s3", {**access._OPTIONS["s3"], **impatient})
     url = put(bucket, "faults/a.txt", TEXT)
-    frozen = freezing.freeze(text_source(url, span_max_rows=30), PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(text_source(url, span_max_rows=30), PromptOptions(PromptConfig(text="{text}")))
     spans = datasource.SpanDatasource(text_source(url, span_max_rows=30), frozen, ("text",))
     for task in spans.get_read_tasks(1):
         with s3.failing(Fault(kind, "GET", "faults/a.txt", times=2), Fault(kind, "HEAD", "faults/a.txt", times=2)):
@@ -124,7 +124,7 @@ def test_a_store_that_stays_broken_costs_rows_and_not_the_job(s3: S3, bucket) ->
     good, bad = put(bucket, "broken/a.txt", TEXT), put(bucket, "broken/b.txt", TEXT)
     assert good != bad
     source = text_source(f"s3://{BUCKET}/broken")
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{text}")))
     with s3.failing(Fault("refuse", "GET", "b.txt", 1000), Fault("refuse", "HEAD", "b.txt", 1000)):
         table = datasource.read_first(source, frozen, ("text",), 200)
     codes = outcomes(table)
@@ -180,8 +180,8 @@ def test_a_cut_in_the_middle_of_a_parquet_file_or_a_tar_changes_nothing(s3: S3, 
     put(bucket, "cut/p/a.parquet", parquet_bytes({"i": [data] * 20, "q": [str(row) for row in range(20)]}))
     put(bucket, "cut/t/a.tar", tar_bytes([(f"{row}.png", data) for row in range(20)]))
     sources = (
-        Source(kind="parquet", path=f"s3://{BUCKET}/cut/p", columns=SourceColumns(image="i")),
-        Source(kind="webdataset", path=f"s3://{BUCKET}/cut/t"),
+        SourceConfig(kind="parquet", path=f"s3://{BUCKET}/cut/p", columns=SourceColumnsConfig(image="i")),
+        SourceConfig(kind="webdataset", path=f"s3://{BUCKET}/cut/t"),
     )
     for source in sources:
         whole = read_all(source)
@@ -203,10 +203,12 @@ def test_images_by_uri_come_from_the_store_and_only_its_own_failures_cost_their_
         "../x.png",
     ]
     put(bucket, "pictures/rows.parquet", parquet_bytes({"i": names}))
-    fetch = Fetch(max_attempts=2)
-    columns = SourceColumns(image="i")
-    source = Source(kind="parquet", path=f"s3://{BUCKET}/pictures", columns=columns, uri_schemes=("s3",), fetch=fetch)
-    prompt_options = PromptOptions(Prompt(text="x"))
+    fetch = FetchConfig(max_attempts=2)
+    columns = SourceColumnsConfig(image="i")
+    source = SourceConfig(
+        kind="parquet", path=f"s3://{BUCKET}/pictures", columns=columns, uri_schemes=("s3",), fetch=fetch
+    )
+    prompt_options = PromptOptions(PromptConfig(text="x"))
     options = image_decoding.DecodeOptions.of(source, f"s3://{BUCKET}/pictures", prompt_options)
     rows = read_all(source)
     assert image_decoding.decode_table(rows, options)["error_type"].to_pylist() == [
@@ -302,7 +304,7 @@ def test_no_credential_is_in_any_message(s3: S3, bucket, output, caplog) -> None
         access.reason_of(OSError(f"denied for {ACCESS_KEY} with {SECRET_KEY} at https://x/?X-Amz-Signature=f00"))
     ]
     source = text_source(f"s3://{BUCKET}/secret")
-    frozen = freezing.freeze(source, PromptOptions(Prompt(text="{text}")))
+    frozen = freezing.freeze(source, PromptOptions(PromptConfig(text="{text}")))
     with s3.failing(*(Fault("refuse", method, "", 1000) for method in ("GET", "HEAD", "PUT"))):
         messages += datasource.read_first(source, frozen, ("text",), 100)["error_message"].to_pylist()
         for refused in (output.check_writable, lambda: output.take_attempt({}), lambda: read_all(source, "{text}")):

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.source import Source
-from configs.synthesis import ImageColumns, ImagePrompt, ImageSampling
+from configs.source import SourceConfig
+from configs.synthesis import ImageColumnsConfig, ImagePromptConfig, ImageSamplingConfig
+from pipeline.formats.kind import Needs
+from pipeline.manifest.datasource import read_first
+from pipeline.manifest.freezing import freeze_for
 from pipeline.prompts.sampling import read_sampling
 from pipeline.rows import schemas
 from pipeline.rows.schemas import ERROR_CODES, RowError
-from pipeline.source.datasource import read_first
-from pipeline.source.freezing import freeze_for
-from pipeline.sources.kind import Needs
 from pipeline.synthesis.conditions import check_features_type, read_features, read_label
 from pipeline.synthesis.prompts import MAX_PROMPT_CHARS, ConditionShape, PrepareOptions, prepare_table
 
@@ -35,8 +35,8 @@ NUMBERS = np.arange(6, dtype=np.float32).reshape(2, WIDTH) / 4
 
 
 def options(prompt: str | None = "{caption}", condition: ConditionShape = TEXT, **columns: Any) -> PrepareOptions:
-    text = ImagePrompt(text=prompt) if prompt is not None else None
-    return PrepareOptions(text, ImageColumns(**columns), ImageSampling(), 7, condition)
+    text = ImagePromptConfig(text=prompt) if prompt is not None else None
+    return PrepareOptions(text, ImageColumnsConfig(**columns), ImageSamplingConfig(), 7, condition)
 
 
 def table(fields: list[dict[str, Any]], errors: list[str] | None = None, **columns: pa.Array) -> pa.Table:
@@ -226,14 +226,14 @@ def test_a_label_that_the_target_has_no_class_for_is_the_rows_error(value: Any) 
     assert refused.value.code == "invalid_condition"
 
 
-ALL_COLUMNS = ImageColumns(seed="s", temperature="t", top_k="k", top_p="p", guidance_scale="g")
+ALL_COLUMNS = ImageColumnsConfig(seed="s", temperature="t", top_k="k", top_p="p", guidance_scale="g")
 
 
 def test_a_rows_own_values_win_and_missing_ones_are_the_jobs() -> None:
     fields = {"s": 2**63 - 1, "t": 0, "k": "50", "p": "0.5", "g": None}
-    found = read_sampling(fields, ALL_COLUMNS, ImageSampling(guidance_scale=3.0), 7)
+    found = read_sampling(fields, ALL_COLUMNS, ImageSamplingConfig(guidance_scale=3.0), 7)
     assert found == {"seed": 2**63 - 1, "temperature": 0.0, "top_k": 50, "top_p": 0.5, "guidance_scale": 3.0}
-    assert read_sampling({}, ALL_COLUMNS, ImageSampling(), 7)["seed"] == 7
+    assert read_sampling({}, ALL_COLUMNS, ImageSamplingConfig(), 7)["seed"] == 7
 
 
 BAD_VALUES: list[tuple[str, Any]] = [
@@ -248,7 +248,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
 def test_a_rows_own_value_out_of_range_is_its_error_and_names_the_field(column: str, value: Any) -> None:
     names = {"s": "seed", "t": "temperature", "k": "top_k", "p": "top_p", "g": "guidance_scale"}
     with pytest.raises(RowError) as refused:
-        read_sampling({column: value}, ALL_COLUMNS, ImageSampling(), 7)
+        read_sampling({column: value}, ALL_COLUMNS, ImageSamplingConfig(), 7)
     assert refused.value.code == "invalid_sampling"
     assert refused.value.message.startswith(f"{names[column]}: ")
 
@@ -291,7 +291,7 @@ def test_half_of_a_surrogate_pair_anywhere_in_a_line_is_a_replacement_character_
         {"id": "e", "caption": "\ud83d\ude00"},
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    source = Source(kind="jsonl", path=str(tmp_path), id_column="id")
+    source = SourceConfig(kind="jsonl", path=str(tmp_path), id_column="id")
     wanted = {"caption": "prompt.text", "heat": "columns.temperature", "seed": "columns.seed"}
     frozen = freeze_for(Needs(source, wanted, ("mine",), with_images=False))
     read = read_first(source, frozen, tuple(wanted), 10, with_images=False)
@@ -321,7 +321,7 @@ def test_captions_in_tars_are_read_with_and_without_images_beside_them(tmp_path:
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    source = Source(kind="webdataset", path=str(tmp_path), max_image_bytes=1)
+    source = SourceConfig(kind="webdataset", path=str(tmp_path), max_image_bytes=1)
     frozen = freeze_for(Needs(source, {"txt": "prompt.text", "seed": "columns.seed"}))
     read = read_first(source, frozen, ("txt", "seed"), 10, with_images=False)
     found = prepare(read, options("{txt}", seed="seed"))

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from actors.training.samples import Row
+from actors.training.samples import TrainingRow
 from configs.load import ConfigError, validate
-from configs.schema import CaptionJob
-from configs.training import TrainDrafterJob
+from configs.schema import CaptionJobConfig
+from configs.training import TrainDrafterJobConfig
+from pipeline.manifest.manifest import PARTS
 from pipeline.rows.schemas import result_schema
 from pipeline.run.job_plan import ResumeOptions
-from pipeline.source.manifest import PARTS
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 from pipeline.training import answers as answer_files
@@ -52,17 +52,17 @@ def source(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def config(source: dict[str, Any], tmp_path: Path) -> CaptionJob:
+def config(source: dict[str, Any], tmp_path: Path) -> CaptionJobConfig:
     return asking(source, tmp_path / "captions")
 
 
-def asking(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJob:
+def asking(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJobConfig:
     sink = {"keep_tokens": True, **sections.pop("sink", {})}
     return job(source, output, **{"prompt": {"text": "say: {text}"}, "sink": sink, **sections})
 
 
 def publish(
-    config: CaptionJob,
+    config: CaptionJobConfig,
     wanted: Iterable[str] = EVERY,
     tokens: Tokens = tokens_of,
     seed: int | None = None,
@@ -83,17 +83,17 @@ def publish(
     save(plan, begun, [table.slice(first, 2) for first in range(0, table.num_rows, 2)])
 
 
-def training(config: CaptionJob, **sections: Any) -> TrainDrafterJob:
+def training(config: CaptionJobConfig, **sections: Any) -> TrainDrafterJobConfig:
     data = {
         "source": {"kind": "job_output", "path": config.sink.path},
         "target": {"path": "fake"},
         "output": {"path": f"{Path(config.source.paths[0]).parent}/head"},
         **sections,
     }
-    return validate(TrainDrafterJob, data, "a test")
+    return validate(TrainDrafterJobConfig, data, "a test")
 
 
-def begun(config: CaptionJob, folder: Path, **limits: Any) -> Inputs:
+def begun(config: CaptionJobConfig, folder: Path, **limits: Any) -> Inputs:
     return open_inputs(training(config, training=limits)).begun(OutputDir(str(folder)))
 
 
@@ -115,19 +115,19 @@ def every(ids: Iterable[str]) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_answers_find_their_rows_in_whatever_order_they_were_published(
-    seed: int | None, config: CaptionJob, tmp_path: Path
+    seed: int | None, config: CaptionJobConfig, tmp_path: Path
 ) -> None:
     publish(config, seed=seed)
     inputs = begun(config, tmp_path / "head")
     assert taught(inputs) == every(EVERY)
     assert inputs.describe()["answers"]["num_rows"] == 12
     (first, *_) = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(("<image>",)), None)
-    assert isinstance(first, Row)
+    assert isinstance(first, TrainingRow)
     assert first.messages[0]["content"] == [{"type": "text", "text": "say: what of a.txt 0?"}]
     assert first.answer_ids == (10, 7, 30, 2)
 
 
-def test_rows_without_an_answer_are_not_read(config: CaptionJob, tmp_path: Path) -> None:
+def test_rows_without_an_answer_are_not_read(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, ["a.txt#1", "a.txt#6", "b.txt#0"])
     inputs = begun(config, tmp_path / "head")
     assert taught(inputs) == every(["a.txt#1", "a.txt#6", "b.txt#0"])
@@ -140,7 +140,9 @@ def test_rows_without_an_answer_are_not_read(config: CaptionJob, tmp_path: Path)
     assert taught(open_inputs(training(config)).resumed(OutputDir(str(tmp_path / "other")))) == every(["b.txt#4"])
 
 
-def test_errors_and_answers_that_teach_nothing_are_left_out_and_counted(config: CaptionJob, tmp_path: Path) -> None:
+def test_errors_and_answers_that_teach_nothing_are_left_out_and_counted(
+    config: CaptionJobConfig, tmp_path: Path
+) -> None:
     def tokens(own: str) -> list[int] | None:
         return {"a.txt#0": [], "a.txt#1": [2], "a.txt#2": list(range(17)), "a.txt#3": list(range(16))}.get(
             own, tokens_of(own)
@@ -177,13 +179,13 @@ def test_rows_of_files_whose_number_of_rows_is_unknown_are_joined(tmp_path: Path
     assert inputs.manifest.files["path"].to_pylist() == ["x.tar", "z.tar"]
     assert taught(inputs) == {own: [int(own[-1]), 5] for own in wanted}
     found = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
-    assert all(isinstance(row, Row) for row in found)
-    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, Row)}.items() <= {
+    assert all(isinstance(row, TrainingRow) for row in found)
+    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, TrainingRow)}.items() <= {
         (index, 5): index for index in range(5)
     }.items()
 
 
-def test_rows_of_shards_are_joined_from_all_of_them(config: CaptionJob, tmp_path: Path) -> None:
+def test_rows_of_shards_are_joined_from_all_of_them(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, shard=Shard(0, 2))
     inputs = begun(config, tmp_path / "one")
     some = taught(inputs)
@@ -208,7 +210,7 @@ def test_an_output_in_an_object_store_is_read_like_a_folder(source: dict[str, An
 
 
 @pytest.mark.parametrize("most", [2, 5, 11, 12, 13])
-def test_at_most_max_rows_are_chosen_and_always_the_same(most: int, config: CaptionJob, tmp_path: Path) -> None:
+def test_at_most_max_rows_are_chosen_and_always_the_same(most: int, config: CaptionJobConfig, tmp_path: Path) -> None:
     found = []
     for seed, rows_per_file in ((None, 10), (1, 10), (2, 1)):
         shutil.rmtree(tmp_path / "captions", ignore_errors=True)
@@ -220,7 +222,7 @@ def test_at_most_max_rows_are_chosen_and_always_the_same(most: int, config: Capt
 
 
 def test_without_max_rows_the_bound_is_that_of_the_module(
-    config: CaptionJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: CaptionJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(config)
     few = taught(begun(config, tmp_path / "few", max_rows=4))
@@ -228,7 +230,7 @@ def test_without_max_rows_the_bound_is_that_of_the_module(
     assert taught(begun(config, tmp_path / "bound")) == few
 
 
-def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJobConfig, tmp_path: Path) -> None:
     """What is chosen of few answers and not of more was pushed out by an answer that is before it."""
     publish(config, EVERY[:8])
     before = taught(begun(config, tmp_path / "one", max_rows=4))
@@ -241,7 +243,7 @@ def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJob,
 # --- what is frozen ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_keeps_its_answers_while_the_job_goes_on(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_run_keeps_its_answers_while_the_job_goes_on(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     output = claim_output(made, open_inputs(made), "t0")
@@ -258,7 +260,7 @@ def test_a_run_keeps_its_answers_while_the_job_goes_on(config: CaptionJob, tmp_p
     assert record["source"]["answers"]["num_rows"] == 3
 
 
-def test_a_run_whose_stored_answers_are_others_is_refused(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_run_whose_stored_answers_are_others_is_refused(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     output = claim_output(made, open_inputs(made), "t0")
@@ -276,7 +278,7 @@ def test_a_run_whose_stored_answers_are_others_is_refused(config: CaptionJob, tm
         open_inputs(made).resumed(output)
 
 
-def test_a_run_does_not_resume_on_an_output_that_was_made_anew(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_on_an_output_that_was_made_anew(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     claim_output(made, open_inputs(made), "t0")
@@ -286,7 +288,7 @@ def test_a_run_does_not_resume_on_an_output_that_was_made_anew(config: CaptionJo
         claim_output(made, open_inputs(made), "t0")
 
 
-def test_rows_that_changed_under_their_answers_are_refused(config: CaptionJob, tmp_path: Path) -> None:
+def test_rows_that_changed_under_their_answers_are_refused(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config)
     inputs = begun(config, tmp_path / "head")
     path = tmp_path / "source/a.txt"
@@ -358,7 +360,7 @@ def test_clips_are_refused(tmp_path: Path) -> None:
         open_inputs(training(config))
 
 
-def test_another_revision_of_the_target_is_refused(config: CaptionJob) -> None:
+def test_another_revision_of_the_target_is_refused(config: CaptionJobConfig) -> None:
     publish(config)
     made = training(config)
     open_inputs(made).check_target(made, "t0")
@@ -366,7 +368,7 @@ def test_another_revision_of_the_target_is_refused(config: CaptionJob) -> None:
         open_inputs(made).check_target(made, "t1")
 
 
-def test_mixed_configurations_are_refused(config: CaptionJob, source: dict[str, Any], tmp_path: Path) -> None:
+def test_mixed_configurations_are_refused(config: CaptionJobConfig, source: dict[str, Any], tmp_path: Path) -> None:
     publish(config, EVERY[:6])
     other = asking(source, config.sink.path, prompt="else: {text}")
     publish(other, resume=ResumeOptions(allow_mixed=True))
@@ -374,7 +376,7 @@ def test_mixed_configurations_are_refused(config: CaptionJob, source: dict[str, 
         begun(config, tmp_path / "head")
 
 
-def test_a_folder_that_is_no_output_is_refused(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_output_is_refused(config: CaptionJobConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="captions is no output of a job: it holds no manifest"):
         open_inputs(training(config))
     (tmp_path / "captions/data").mkdir(parents=True)
@@ -383,7 +385,7 @@ def test_a_folder_that_is_no_output_is_refused(config: CaptionJob, tmp_path: Pat
         open_inputs(training(config))
 
 
-def test_a_synthesis_output_is_refused(config: CaptionJob) -> None:
+def test_a_synthesis_output_is_refused(config: CaptionJobConfig) -> None:
     publish(config)
     output = OutputDir(config.sink.path)
     record = output.read_attempt(1)
@@ -393,7 +395,7 @@ def test_a_synthesis_output_is_refused(config: CaptionJob) -> None:
         open_inputs(training(config))
 
 
-def test_an_output_without_answers_yet_is_refused(config: CaptionJob, tmp_path: Path) -> None:
+def test_an_output_without_answers_yet_is_refused(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, [])
     with pytest.raises(ConfigError, match="holds no answers to learn from"):
         begun(config, tmp_path / "head")
@@ -402,7 +404,7 @@ def test_an_output_without_answers_yet_is_refused(config: CaptionJob, tmp_path: 
         begun(config, tmp_path / "head")
 
 
-def test_a_torn_or_foreign_result_file_is_refused(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_torn_or_foreign_result_file_is_refused(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config)
     part = tmp_path / "captions/data/part-000000.parquet"
     whole = part.read_bytes()
@@ -423,14 +425,14 @@ def test_a_torn_or_foreign_result_file_is_refused(config: CaptionJob, tmp_path: 
         {"image": {"columns": {"codes": "c", "label": "l"}}},
     ],
 )
-def test_what_the_job_has_recorded_cannot_be_given(given: dict[str, Any], config: CaptionJob) -> None:
+def test_what_the_job_has_recorded_cannot_be_given(given: dict[str, Any], config: CaptionJobConfig) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: a source of kind job_output has its own"):
         training(config, **given)
-    again = TrainDrafterJob.model_validate_json(training(config).model_dump_json())  # as workers get it
+    again = TrainDrafterJobConfig.model_validate_json(training(config).model_dump_json())  # as workers get it
     assert again == training(config)
 
 
-def test_a_head_is_not_written_into_the_output_or_its_source(config: CaptionJob, tmp_path: Path) -> None:
+def test_a_head_is_not_written_into_the_output_or_its_source(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config)
     for folder in ("captions/head", "source/head"):
         made = training(config, output={"path": str(tmp_path / folder)})
@@ -438,6 +440,6 @@ def test_a_head_is_not_written_into_the_output_or_its_source(config: CaptionJob,
             claim_output(made, open_inputs(made), "t0")
 
 
-def test_a_caption_job_does_not_read_an_output_of_this_kind(config: CaptionJob) -> None:
+def test_a_caption_job_does_not_read_an_output_of_this_kind(config: CaptionJobConfig) -> None:
     with pytest.raises(ConfigError, match=r"source\.kind"):
-        validate(CaptionJob, {**config.resolved(), "source": {"kind": "job_output", "path": "out"}}, "a test")
+        validate(CaptionJobConfig, {**config.resolved(), "source": {"kind": "job_output", "path": "out"}}, "a test")

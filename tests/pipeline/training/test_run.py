@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.training.samples import Row
+from actors.training.samples import TrainingRow
 from configs.load import ConfigError, validate
-from configs.training import TrainDrafterJob
+from configs.training import TrainDrafterJobConfig
 from models.llamagen.shape import GptShape
+from pipeline.manifest.datasource import SpanDatasource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
-from pipeline.source.datasource import SpanDatasource
 from pipeline.training import run
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 
@@ -28,13 +28,13 @@ SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
 SPECIAL = ("</s>", "<image>")
 
 
-def job(path: Path, **changes: Any) -> TrainDrafterJob:
+def job(path: Path, **changes: Any) -> TrainDrafterJobConfig:
     kind = "jsonl" if path.suffix == ".jsonl" else "parquet"
     data = {"source": {"kind": kind, "path": str(path), "id_column": "id"}, "target": {"path": "x"}}
-    return validate(TrainDrafterJob, data | {"output": {"path": "x"}} | changes, "a test")
+    return validate(TrainDrafterJobConfig, data | {"output": {"path": "x"}} | changes, "a test")
 
 
-def rows_of(made: TrainDrafterJob) -> list[Row | str]:
+def rows_of(made: TrainDrafterJobConfig) -> list[TrainingRow | str]:
     manifest = freeze_source(made)
     table = SpanDatasource(made.source, manifest, tuple(placeholders(made.prompt))).read(0)
     options = DecodeOptions.of(made.source, manifest.root, PromptOptions(made.prompt, special_tokens=SPECIAL))
@@ -56,8 +56,8 @@ def write(folder: Path, kind: str, columns: dict[str, list[Any]]) -> Path:
 def test_prompts_and_answers_bring_no_special_tokens_with_them(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path, kind, {"id": ["a", "b"], "q": ["<image> what", "x"], "a": ["no</s> more", None]})
     found = rows_of(job(path, prompt="say {q}", answer_column="a"))
-    assert isinstance(found[0], Row)
-    assert isinstance(found[1], Row)
+    assert isinstance(found[0], TrainingRow)
+    assert isinstance(found[1], TrainingRow)
     assert found[0].messages[0]["content"] == [{"type": "text", "text": "say < image> what"}]
     assert (found[0].answer, found[1].answer) == ("no< /s> more", None)
 
@@ -71,7 +71,7 @@ def test_codes_and_conditions_come_typed_or_as_text(kind: str, tmp_path: Path) -
     assert found[2] == "invalid_condition"
     for place in (0, 1):
         row = found[place]
-        assert isinstance(row, Row)
+        assert isinstance(row, TrainingRow)
         assert row.codes is not None
         assert row.codes.tolist() == codes[place]
         assert isinstance(row.condition, np.ndarray)
@@ -84,7 +84,7 @@ def test_codes_and_conditions_come_typed_or_as_text(kind: str, tmp_path: Path) -
 def test_codes_that_are_no_whole_numbers_are_none(codes: Any, tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": ["a"], "codes": pa.array([codes]), "label": [1]})  # type: ignore[dict-item]
     (row,) = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
-    assert isinstance(row, Row)
+    assert isinstance(row, TrainingRow)
     assert row.codes is None
 
 
@@ -125,5 +125,5 @@ def test_the_best_weights_are_those_of_the_best_first_choice_and_for_images_of_t
     fields = {"job": made, "trainer": trainer, "_best": None, "_history": [], "_log": lambda line: None}
     state: Any = SimpleNamespace(**fields, learner=MagicMock(), _feed=MagicMock())
     for trainer.step in (1, 2, 3):
-        run.Run._measure(state)
+        run.TrainingRun._measure(state)
     assert state._best["weights"] == state._best["step"] == kept

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from actors.losses import loss_of
 from actors.margins import MARGINS
-from pipeline.verify.compare import SCHEMA, Comparison, first_difference
+from pipeline.verify.compare import SCHEMA, RowComparison, first_difference
 from pipeline.verify.rows import RECORDED
 
 
@@ -25,8 +25,8 @@ def row(name: str, tokens: list[int] | None, text: str | None = None, error: str
     }
 
 
-def compared(old: list[dict[str, Any]], *new: list[dict[str, Any]], metric: str = "exact") -> Comparison:
-    found = Comparison(pa.Table.from_pylist(old, RECORDED), loss_of(metric, "--metric"))
+def compared(old: list[dict[str, Any]], *new: list[dict[str, Any]], metric: str = "exact") -> RowComparison:
+    found = RowComparison(pa.Table.from_pylist(old, RECORDED), loss_of(metric, "--metric"))
     schema = pa.schema([*RECORDED, ("error_type", pa.string()), ("error_message", pa.string())])
     for rows in new:
         found.add(pa.Table.from_pylist(rows, schema))

@@ -7,11 +7,11 @@ import random
 import pyarrow as pa
 import pytest
 
-from configs.schema import CaptionJob
+from configs.schema import CaptionJobConfig
 from pipeline.output.recorded_job import read_job
 from pipeline.verify import rows as rows_module
 from pipeline.verify.bounds import detection_probability
-from pipeline.verify.rows import RECORDED, Choice, count_chosen, has_tokens, rounds
+from pipeline.verify.rows import RECORDED, SampleShare, count_chosen, has_tokens, rounds
 from tests.pipeline.attempts import job, run
 
 NAMES = [("a.txt", row) for row in range(700)] + [("b.txt", row) for row in range(300)]
@@ -21,25 +21,25 @@ def table(names: list[tuple[str, int]]) -> pa.Table:
     return pa.table({"source": [one for one, _ in names], "row_index": pa.array([row for _, row in names], pa.int64())})
 
 
-def chosen(choice: Choice, names: list[tuple[str, int]], *part: int) -> set[tuple[str, int]]:
+def chosen(choice: SampleShare, names: list[tuple[str, int]], *part: int) -> set[tuple[str, int]]:
     found = choice.chosen(table(names), *part)
     return set(zip(found["source"].to_pylist(), found["row_index"].to_pylist(), strict=True))
 
 
 def test_a_choice_depends_on_seed_and_place_only() -> None:
     shuffled = random.Random(0).sample(NAMES, len(NAMES))
-    one = chosen(Choice(0.1, 3), NAMES)
-    assert one == chosen(Choice(0.1, 3), shuffled)
-    assert one & set(NAMES[:50]) == chosen(Choice(0.1, 3), NAMES[:50]), "other rows change nothing"
-    assert one < chosen(Choice(0.2, 3), NAMES), "a larger share has the rows of a smaller one"
-    assert len(one & chosen(Choice(0.1, 4), NAMES)) < 30, "another seed chooses others"
-    assert chosen(Choice(1.0, 3), NAMES) == set(NAMES)
+    one = chosen(SampleShare(0.1, 3), NAMES)
+    assert one == chosen(SampleShare(0.1, 3), shuffled)
+    assert one & set(NAMES[:50]) == chosen(SampleShare(0.1, 3), NAMES[:50]), "other rows change nothing"
+    assert one < chosen(SampleShare(0.2, 3), NAMES), "a larger share has the rows of a smaller one"
+    assert len(one & chosen(SampleShare(0.1, 4), NAMES)) < 30, "another seed chooses others"
+    assert chosen(SampleShare(1.0, 3), NAMES) == set(NAMES)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
 def test_a_row_is_chosen_with_the_stated_probability_over_seeds(share: float) -> None:
     num_seeds, row = 3000, [("a.txt", 17), ("a.txt", 18), ("b.txt", 17)]
-    found = [chosen(Choice(share, seed), row) for seed in range(num_seeds)]
+    found = [chosen(SampleShare(share, seed), row) for seed in range(num_seeds)]
     for num_faulty in (1, 3):
         hits = sum(bool(one & set(row[:num_faulty])) for one in found) / num_seeds
         expected = detection_probability(share, num_faulty)
@@ -48,7 +48,10 @@ def test_a_row_is_chosen_with_the_stated_probability_over_seeds(share: float) ->
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_rounds_cut_the_choice_into_parts_without_overlap(share: float) -> None:
-    whole, parts = chosen(Choice(share, 5), NAMES), [chosen(Choice(share, 5), NAMES, part, 4) for part in range(4)]
+    whole, parts = (
+        chosen(SampleShare(share, 5), NAMES),
+        [chosen(SampleShare(share, 5), NAMES, part, 4) for part in range(4)],
+    )
     assert set.union(*parts) == whole
     assert sum(map(len, parts)) == len(whole)
     assert all(0.15 < len(one) / len(whole) < 0.35 for one in parts)
@@ -57,11 +60,11 @@ def test_rounds_cut_the_choice_into_parts_without_overlap(share: float) -> None:
 def test_results_are_read_in_rounds(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()  # type: ignore[operator]
     (tmp_path / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(60)))  # type: ignore[operator]
-    config: CaptionJob = job({"kind": "text", "path": f"{tmp_path}/in"}, f"{tmp_path}/out")
+    config: CaptionJobConfig = job({"kind": "text", "path": f"{tmp_path}/in"}, f"{tmp_path}/out")
     run(config, fails=lambda own: own == "a.txt#7")
     output = read_job(f"{tmp_path}/out", "OUTPUT")
     monkeypatch.setattr(rows_module, "ROUND_SAMPLES", 10)
-    choice = Choice(0.5, 1)
+    choice = SampleShare(0.5, 1)
     num_rows, num_chosen = count_chosen(output, choice)
     assert num_rows == 59
     found = list(rounds(output, choice, num_chosen))

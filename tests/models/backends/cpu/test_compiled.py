@@ -18,7 +18,7 @@ from decoding.contexts import Full
 from decoding.drafters import LayerSkipDrafter, ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.backends.cpu import layer_graph, packing
-from models.backends.cpu.compiled import CompiledDecoder, Kind, can_compile
+from models.backends.cpu.compiled import CompiledDecoder, ForwardKind, can_compile
 from models.backends.memory import free_bytes
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
@@ -159,7 +159,7 @@ def test_a_compiled_pair_gives_the_output_of_the_uncompiled_pair() -> None:
         results.append(outcome(checks.run(engine_of(target, drafter), wanted)))
         if compiles:
             assert target._run is not None
-            assert Kind(False, False, False) in target._run.compiled
+            assert ForwardKind(False, False, False) in target._run.compiled
     assert results[0] == results[1]
 
 
@@ -183,7 +183,7 @@ def test_some_layers_share_the_graph_and_the_packed_weights_of_all_and_equal_unc
             some: Any = method.drafter
             if compiles:
                 assert some._runner._graph is target._run._graph  # type: ignore[union-attr]
-                assert Kind(False, False, False) in some._runner.compiled
+                assert ForwardKind(False, False, False) in some._runner.compiled
                 # The frame of these layers was proven, so their forwards skip the decoder's own code.
                 assert all(frame is not None for frame in some._runner._frames.values())
     assert results[:2] == results[2:]

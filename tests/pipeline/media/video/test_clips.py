@@ -17,17 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.load import ConfigError
-from configs.schema import Prompt
-from configs.source import Source
+from configs.schema import PromptConfig
+from configs.source import SourceConfig
+from pipeline.manifest import freezing
+from pipeline.manifest.datasource import read_first
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
-from pipeline.source import freezing
-from pipeline.source.datasource import read_first
 from tests.pipeline.media.video.files import encode_sound, encode_video, number_in
 
-PROMPT = Prompt(text="What moves?")
+PROMPT = PromptConfig(text="What moves?")
 VIDEO = {"num_frames": 3}
 LONG = encode_video(48, codec="libx264", options={"preset": "ultrafast"})
 SHORT = encode_video(6, first=100)
@@ -39,9 +39,11 @@ def _no_process_is_left():
     clips.close_worker()
 
 
-def decoded(folder: Path, kind: str, prompt: Prompt = PROMPT, keep: tuple[str, ...] = (), **options: Any) -> pa.Table:
+def decoded(
+    folder: Path, kind: str, prompt: PromptConfig = PROMPT, keep: tuple[str, ...] = (), **options: Any
+) -> pa.Table:
     """All rows of a source as the actor would get them."""
-    source = Source(kind=kind, path=str(folder), **{"video": VIDEO, **options})
+    source = SourceConfig(kind=kind, path=str(folder), **{"video": VIDEO, **options})
     frozen = freezing.freeze(source, PromptOptions(prompt), keep)
     fields = tuple(freezing.needs_of(source, PromptOptions(prompt), keep).fields)
     table = read_first(source, frozen, fields, 10**6)
@@ -121,7 +123,7 @@ def test_members_of_a_tar_are_read_where_they_lie(compressed, tmp_path) -> None:
     members = {"1.mp4": LONG, "1.txt": b"one", "2.mp4": SHORT[:-200], "3.json": b"{}", "4.webm": SHORT, "4.png": PNG}
     name = "shard.tar.gz" if compressed else "shard.tar"
     write_tar(folder / name, members, "w:gz" if compressed else "w")
-    source = Source(kind="webdataset", path=str(folder), video=VIDEO)
+    source = SourceConfig(kind="webdataset", path=str(folder), video=VIDEO)
     frozen = freezing.freeze(source, PromptOptions(PROMPT), ())
     cells = read_first(source, frozen, (), 100)["videos"].to_pylist()
     assert [[ref["bytes"] is None for ref in cell] for cell in cells] == [[not compressed]] * 2 + [[], [not compressed]]
@@ -135,7 +137,7 @@ def test_members_of_a_tar_are_read_where_they_lie(compressed, tmp_path) -> None:
 
 
 def encode_png() -> bytes:
-    from tests.pipeline.sources.shards import encode
+    from tests.pipeline.formats.shards import encode
 
     return encode("red")
 
@@ -207,7 +209,7 @@ def test_files_that_are_none_or_vanish_are_row_errors(tmp_path) -> None:
     folder.mkdir()
     (folder / "a.mp4").write_bytes(SHORT)
     (folder / "b.mp4").write_bytes(SHORT)
-    source = Source(kind="videos", path=str(folder), video=VIDEO)
+    source = SourceConfig(kind="videos", path=str(folder), video=VIDEO)
     frozen = freezing.freeze(source, PromptOptions(PROMPT), ())
     (folder / "a.mp4").unlink()
     os.mkfifo(folder / "a.mp4")
@@ -226,7 +228,7 @@ def test_remote_files_are_copied_while_they_are_decoded_and_then_gone(tmp_path, 
     store.pipe("/bucket/a.mp4", LONG)
     store.pipe("/bucket/b.mp4", SHORT + bytes(200))
     monkeypatch.setattr(clips.tempfile, "tempdir", str(tmp_path))
-    source = Source(kind="videos", path="memory://bucket/*.mp4", video={**VIDEO, "max_video_bytes": len(LONG)})
+    source = SourceConfig(kind="videos", path="memory://bucket/*.mp4", video={**VIDEO, "max_video_bytes": len(LONG)})
     options = clips.MediaOptions.of(source, "memory://bucket")
     refs = [{"bytes": None, "uri": None, "path": name, "offset": None, "size": None} for name in ("a.mp4", "b.mp4")]
     for ref in refs:
@@ -247,7 +249,7 @@ def test_a_videos_source_has_no_columns(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"source.columns.video: source.kind 'videos' has no video column"):
         decoded(tmp_path, "videos", columns={"video": "v"})
     with pytest.raises(ConfigError, match="has no columns"):
-        decoded(tmp_path, "videos", prompt=Prompt(text="{name}?"))
+        decoded(tmp_path, "videos", prompt=PromptConfig(text="{name}?"))
 
 
 def test_some_frames_of_a_row_are_evenly_spaced_over_all_its_clips() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.media.pixels import MediaError, fitting
-from pipeline.media.video.container import Video, nal_kinds, probe
+from pipeline.media.video.container import VideoStream, nal_kinds, probe
 from pipeline.media.video.decode import read_frames
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
@@ -54,9 +54,9 @@ WANTED = [(0, 59), (7, 8, 30, 31), (23, 24, 25), (46,), (11, 13, 35, 37, 47, 49)
 def video_of(tmp_path_factory):
     """The probed video of a name, written once."""
     folder = tmp_path_factory.mktemp("videos")
-    made: dict[str, Video] = {}
+    made: dict[str, VideoStream] = {}
 
-    def get(name: str) -> Video:
+    def get(name: str) -> VideoStream:
         if name not in made:
             options = dict(ALL[name])
             path = folder / name
@@ -140,7 +140,7 @@ def test_decord_really_gives_wrong_frames_there(name, video_of) -> None:
 # --- times ---
 
 
-def probed(data: bytes, folder: Path, name: str = "video") -> Video:
+def probed(data: bytes, folder: Path, name: str = "video") -> VideoStream:
     (folder / name).write_bytes(data)
     return probe(str(folder / name), 10**6)
 
@@ -266,7 +266,7 @@ def test_a_frame_that_is_never_decoded_is_named_by_its_time(tmp_path) -> None:
     video = probed(encode_video(24), tmp_path)
     ticks = list(video.ticks)
     ticks[10] += 1  # a packet's time that no frame has
-    broken = Video(**{**vars(video), "ticks": tuple(ticks)})
+    broken = VideoStream(**{**vars(video), "ticks": tuple(ticks)})
     with pytest.raises(MediaError, match=r"the frame at 0\.41\d* s cannot be decoded") as caught:
         list(read_frames(broken, (10,), "pyav", None))
     assert caught.value.code == "broken_video"

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import DecoderWorker, Limits
+from pipeline.media.video.sampling import FrameSampling
+from pipeline.media.video.worker import DecodeLimits, DecoderWorker
 from pipeline.rows.schemas import RowError
 from tests.pipeline.media.video.damaged import CODES, DAMAGED, HEADER_ONLY, MP4, NONE
 from tests.pipeline.media.video.files import encode_video
 
-LIMITS = Limits(max_pixels=4096 * 4096, timeout_s=20.0, worker_max_bytes=512 << 20)
+LIMITS = DecodeLimits(max_pixels=4096 * 4096, timeout_s=20.0, worker_max_bytes=512 << 20)
 
 
 @pytest.fixture(scope="module")
 def worker():
-    made = DecoderWorker("auto", Sampling(num_frames=4), LIMITS)
+    made = DecoderWorker("auto", FrameSampling(num_frames=4), LIMITS)
     yield made
     made.close()
 
@@ -85,6 +85,6 @@ def test_flat_and_wide_videos_are_shown(worker, tmp_path) -> None:
 def test_a_video_whose_frames_need_more_memory_than_allowed_is_too_large(decoder, tmp_path) -> None:
     data = encode_video(2, codec="libx264", size=(2048, 2048), options={"preset": "ultrafast"})
     assert len(data) < 500_000
-    poor = DecoderWorker(decoder, Sampling(num_frames=2), Limits(max_side_px=64, worker_max_bytes=8 << 20))
+    poor = DecoderWorker(decoder, FrameSampling(num_frames=2), DecodeLimits(max_side_px=64, worker_max_bytes=8 << 20))
     assert outcome(poor, data, tmp_path) == "video_too_large"
     poor.close()

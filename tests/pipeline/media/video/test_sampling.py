@@ -6,66 +6,66 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.media.pixels import MediaError
-from pipeline.media.video.sampling import Sampling, windows
+from pipeline.media.video.sampling import FrameSampling, windows
 
 TENTHS = [number / 10 for number in range(100)]
 
 
 def test_a_count_takes_both_ends_and_equal_distances() -> None:
-    [clip] = windows(TENTHS, 10.0, Sampling(num_frames=4))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(num_frames=4))
     assert clip.indices == (0, 33, 66, 99)
     assert (clip.start_s, clip.end_s, clip.rate_fps) == (0.0, 10.0, 0.4)
-    assert windows(TENTHS, 10.0, Sampling(num_frames=1))[0].indices == (0,)
+    assert windows(TENTHS, 10.0, FrameSampling(num_frames=1))[0].indices == (0,)
 
 
 def test_a_video_with_fewer_frames_than_asked_for_shows_each_once() -> None:
-    [clip] = windows([0.0, 0.5, 1.0], 1.5, Sampling(num_frames=8))
+    [clip] = windows([0.0, 0.5, 1.0], 1.5, FrameSampling(num_frames=8))
     assert clip.indices == (0, 1, 2)
     assert clip.rate_fps == 2.0
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 64, 99])
 def test_counts_are_spaced_as_qwen3_vl_spaces_them(count) -> None:
-    [clip] = windows(TENTHS, 10.0, Sampling(num_frames=count))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(num_frames=count))
     assert list(clip.indices) == np.linspace(0, 99, count).round().astype(int).tolist()
 
 
 def test_a_rate_takes_what_is_shown_at_each_moment() -> None:
-    [clip] = windows(TENTHS, 10.0, Sampling(fps=2.0))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(fps=2.0))
     assert clip.indices == tuple(range(0, 100, 5))
     assert clip.rate_fps == 2.0
-    [clip] = windows([0.0, 0.1, 2.0, 2.9], 3.0, Sampling(fps=1.0))
+    [clip] = windows([0.0, 0.1, 2.0, 2.9], 3.0, FrameSampling(fps=1.0))
     assert clip.indices == (0, 1, 2)
 
 
 def test_a_rate_above_the_videos_own_and_one_beyond_the_limit_are_spaced_evenly() -> None:
-    [clip] = windows(TENTHS, 10.0, Sampling(fps=30.0, max_frames=500))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(fps=30.0, max_frames=500))
     assert clip.indices == tuple(range(100))
     assert clip.rate_fps == 10.0
-    [clip] = windows(TENTHS, 10.0, Sampling(fps=5.0, max_frames=3))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(fps=5.0, max_frames=3))
     assert clip.indices == (0, 50, 99)
     assert clip.rate_fps == pytest.approx(0.3)
 
 
 def test_moments_take_the_frame_that_is_shown_then() -> None:
-    [clip] = windows(TENTHS, 10.0, Sampling(timestamps_s=(0.0, 0.25, 9.99)))
+    [clip] = windows(TENTHS, 10.0, FrameSampling(timestamps_s=(0.0, 0.25, 9.99)))
     assert clip.indices == (0, 2, 99)
     with pytest.raises(MediaError, match=r"no frame is shown at 10\.1 s: the video ends at 10 s"):
-        windows(TENTHS, 10.0, Sampling(timestamps_s=(10.1,)))
+        windows(TENTHS, 10.0, FrameSampling(timestamps_s=(10.1,)))
 
 
 def test_windows_share_the_video_and_a_short_rest_joins_the_last() -> None:
-    spans = [(clip.start_s, clip.end_s) for clip in windows(TENTHS, 10.0, Sampling(num_frames=2, clip_s=4.0))]
+    spans = [(clip.start_s, clip.end_s) for clip in windows(TENTHS, 10.0, FrameSampling(num_frames=2, clip_s=4.0))]
     assert spans == [(0.0, 4.0), (4.0, 8.0), (8.0, 10.0)]
-    spans = [(clip.start_s, clip.end_s) for clip in windows(TENTHS, 10.0, Sampling(num_frames=2, clip_s=4.5))]
+    spans = [(clip.start_s, clip.end_s) for clip in windows(TENTHS, 10.0, FrameSampling(num_frames=2, clip_s=4.5))]
     assert spans == [(0.0, 4.5), (4.5, 10.0)]
-    clips = windows(TENTHS, 10.0, Sampling(num_frames=3, clip_s=5.0))
+    clips = windows(TENTHS, 10.0, FrameSampling(num_frames=3, clip_s=5.0))
     assert [clip.indices for clip in clips] == [(0, 24, 49), (50, 74, 99)]
-    assert len(windows(TENTHS, 10.0, Sampling(num_frames=3, clip_s=60.0))) == 1
+    assert len(windows(TENTHS, 10.0, FrameSampling(num_frames=3, clip_s=60.0))) == 1
 
 
 def test_a_window_without_a_new_frame_shows_the_current_frame() -> None:
-    clips = windows([0.0, 0.5, 9.0], 10.0, Sampling(num_frames=4, clip_s=2.0))
+    clips = windows([0.0, 0.5, 9.0], 10.0, FrameSampling(num_frames=4, clip_s=2.0))
     assert [clip.indices for clip in clips] == [(0, 1), (1,), (1,), (1,), (2,)]
 
 
@@ -73,9 +73,9 @@ times = st.lists(st.integers(1, 5000), min_size=0, max_size=60).map(
     lambda gaps: [0.0, *(float(sum(gaps[: i + 1])) / 1000 for i in range(len(gaps)))]
 )
 ways = st.one_of(
-    st.builds(Sampling, num_frames=st.integers(1, 40), clip_s=st.one_of(st.none(), st.floats(0.1, 20.0))),
+    st.builds(FrameSampling, num_frames=st.integers(1, 40), clip_s=st.one_of(st.none(), st.floats(0.1, 20.0))),
     st.builds(
-        Sampling,
+        FrameSampling,
         fps=st.floats(0.05, 60.0),
         max_frames=st.integers(1, 40),
         clip_s=st.one_of(st.none(), st.floats(0.1, 20.0)),

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from configs.source import Video as VideoConfig
+from configs.source import VideoConfig as VideoConfig
 from pipeline.media.pixels import MediaError
 from pipeline.media.video import container, shots
-from pipeline.media.video.sampling import Sampling, Shots, windows
-from pipeline.media.video.worker import DecoderWorker, Limits
+from pipeline.media.video.sampling import FrameSampling, Shots, windows
+from pipeline.media.video.worker import DecodeLimits, DecoderWorker
 from pipeline.rows.schemas import RowError
 from pipeline.storage.shard import Shard
 from tests.pipeline.attempts import job, rows_in, run
@@ -115,7 +115,7 @@ def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s
     video = container.probe(str(path), 10**8)
     found = shots.shot_edges(video, Shots(max_s=max_s))
     assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(found)
-    clips = windows(video.times_s, video.end_s, Sampling(num_frames=1000), found)
+    clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), found)
     assert [index for clip in clips for index in clip.indices] == list(range(len(frames)))
     sizes = [clip.end_s - clip.start_s for clip in clips]
     assert min(sizes) >= 1.0 - 1e-6 or len(sizes) == 1
@@ -127,8 +127,8 @@ def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s
 # --- in the decoding process ----
 
 
-def decode(path: Path, limits: Limits = Limits(), **options: Any) -> list[Any]:  # noqa: B008
-    worker = DecoderWorker("auto", Sampling(num_frames=2, shots=Shots(**options)), limits)
+def decode(path: Path, limits: DecodeLimits = DecodeLimits(), **options: Any) -> list[Any]:  # noqa: B008
+    worker = DecoderWorker("auto", FrameSampling(num_frames=2, shots=Shots(**options)), limits)
     try:
         return worker.decode(str(path))
     finally:
@@ -161,7 +161,7 @@ def test_hostile_films_are_row_errors(tmp_path) -> None:
     with pytest.raises(RowError, match=r"max_shots \(1\)"):
         decode(tmp_path / "a.mp4", max_count=1)
     with pytest.raises(RowError) as error:
-        decode(tmp_path / "a.mp4", replace(Limits(), timeout_s=1e-6))
+        decode(tmp_path / "a.mp4", replace(DecodeLimits(), timeout_s=1e-6))
     assert error.value.code == "decode_timeout"
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.media.video.sampling import Sampling
-from pipeline.media.video.worker import DecoderWorker, Limits, WorkerError
+from pipeline.media.video.sampling import FrameSampling
+from pipeline.media.video.worker import DecodeLimits, DecoderWorker, WorkerError
 from pipeline.rows.schemas import RowError
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
 pytestmark = pytest.mark.slow
 
-FOUR = Sampling(num_frames=4)
-WIDE = Limits()
+FOUR = FrameSampling(num_frames=4)
+WIDE = DecodeLimits()
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def worker_of():
     """Makes workers and ends them."""
     made: list[DecoderWorker] = []
 
-    def make(sampling: Sampling = FOUR, limits: Limits = WIDE, decoder: str = "auto", code: str = "") -> DecoderWorker:
+    def make(
+        sampling: FrameSampling = FOUR, limits: DecodeLimits = WIDE, decoder: str = "auto", code: str = ""
+    ) -> DecoderWorker:
         """A worker; with `code`, that is run in its process after the decoders' module is imported."""
         command = None
         if code:
@@ -58,7 +60,7 @@ def code_of(worker: DecoderWorker, path: str) -> str:
 
 
 def test_clips_come_with_their_frames_and_exact_times(worker_of, good) -> None:
-    [clip] = worker_of(limits=Limits(max_side_px=64)).decode(good)
+    [clip] = worker_of(limits=DecodeLimits(max_side_px=64)).decode(good)
     assert (clip.num_frames, clip.height, clip.width) == (4, 24, 64)
     assert (clip.clip_index, clip.num_clips, clip.start_s, clip.end_s, clip.fps) == (0, 1, 0.0, 2.0, 2.0)
     assert [number_in(frame) for frame in frames_of(clip)] == [0, 16, 31, 47]
@@ -66,7 +68,7 @@ def test_clips_come_with_their_frames_and_exact_times(worker_of, good) -> None:
 
 
 def test_windows_become_clips_whose_times_begin_at_zero(worker_of, good) -> None:
-    clips = worker_of(Sampling(num_frames=3, clip_s=0.5)).decode(good)
+    clips = worker_of(FrameSampling(num_frames=3, clip_s=0.5)).decode(good)
     assert [(clip.clip_index, clip.num_clips, clip.start_s, clip.end_s) for clip in clips] == [
         (0, 4, 0.0, 0.5),
         (1, 4, 0.5, 1.0),
@@ -84,7 +86,7 @@ def test_windows_become_clips_whose_times_begin_at_zero(worker_of, good) -> None
 
 
 def test_one_process_serves_many_videos_and_is_replaced_after_its_share(worker_of, good) -> None:
-    worker = worker_of(limits=Limits(worker_max_videos=3))
+    worker = worker_of(limits=DecodeLimits(worker_max_videos=3))
     for _ in range(7):
         worker.decode(good)
     assert worker.num_started == 3
@@ -93,7 +95,7 @@ def test_one_process_serves_many_videos_and_is_replaced_after_its_share(worker_o
 def test_a_process_that_has_grown_is_replaced(worker_of, good) -> None:
     leak = "kept = []\nprobe = child.probe\ndef leaking(*args):\n    kept.append(bytearray(b'x' * (40 << 20)))\n"
     leak += "    return probe(*args)\nchild.probe = leaking"
-    worker = worker_of(limits=Limits(worker_max_bytes=256 << 20), code=leak)
+    worker = worker_of(limits=DecodeLimits(worker_max_bytes=256 << 20), code=leak)
     for _ in range(8):
         worker.decode(good)
     assert 2 <= worker.num_started <= 8
@@ -134,14 +136,14 @@ def test_a_crash_in_the_middle_of_an_answer_costs_one_video(worker_of, good) -> 
 
 def test_a_hang_costs_one_video_and_its_time(worker_of, good) -> None:
     hang = "import signal\nprobe = child.probe\nchild.probe = lambda *args: signal.pause()"
-    worker = worker_of(limits=Limits(timeout_s=0.3), code=hang)
+    worker = worker_of(limits=DecodeLimits(timeout_s=0.3), code=hang)
     assert code_of(worker, good) == "decode_timeout"
     assert worker.pid is None
 
 
 def test_the_system_ends_a_process_whose_supervisor_is_gone(worker_of, good) -> None:
     hang = "import signal\nchild.GRACE_S = 0.1\nchild.probe = lambda *args: signal.pause()"
-    worker = worker_of(limits=Limits(timeout_s=0.1), code=hang)
+    worker = worker_of(limits=DecodeLimits(timeout_s=0.1), code=hang)
     worker._running()
     process = worker._process
     os.write(worker._requests, child_request(worker, good))
@@ -167,7 +169,7 @@ def test_a_process_goes_when_its_supervisor_closes_its_end(worker_of, good) -> N
 def test_a_bomb_is_refused_and_the_process_survives(worker_of, good) -> None:
     bomb = "import numpy as np\nprobe = child.probe\ndef large(path, max_pixels):\n"
     bomb += "    np.zeros(1 << 30, np.uint8).fill(1)\n    return probe(path, max_pixels)\nchild.probe = large"
-    worker = worker_of(limits=Limits(worker_max_bytes=512 << 20), code=bomb)
+    worker = worker_of(limits=DecodeLimits(worker_max_bytes=512 << 20), code=bomb)
     with pytest.raises(RowError, match="worker_max_bytes") as caught:
         worker.decode(good)
     assert caught.value.code == "video_too_large"
@@ -193,8 +195,8 @@ def test_no_secret_reaches_the_process_that_reads_hostile_files(worker_of, good,
 
 def test_more_frames_than_allowed_are_refused_before_they_pile_up(worker_of, good) -> None:
     frame_bytes = files.WIDTH * files.HEIGHT * 3
-    assert len(worker_of(limits=Limits(max_decoded_bytes=4 * frame_bytes)).decode(good)) == 1
-    worker = worker_of(limits=Limits(max_decoded_bytes=4 * frame_bytes - 1))
+    assert len(worker_of(limits=DecodeLimits(max_decoded_bytes=4 * frame_bytes)).decode(good)) == 1
+    worker = worker_of(limits=DecodeLimits(max_decoded_bytes=4 * frame_bytes - 1))
     with pytest.raises(
         RowError, match=r"4 frames of 128 x 48 in 1 clip\(s\) are more than source.video.max_decoded_bytes"
     ):
@@ -202,13 +204,13 @@ def test_more_frames_than_allowed_are_refused_before_they_pile_up(worker_of, goo
 
 
 def test_a_moment_outside_the_video_is_the_rows_error(worker_of, good) -> None:
-    assert code_of(worker_of(Sampling(timestamps_s=(1.0, 2.5))), good) == "no_such_frame"
-    [clip] = worker_of(Sampling(timestamps_s=(0.0, 1.0))).decode(good)
+    assert code_of(worker_of(FrameSampling(timestamps_s=(1.0, 2.5))), good) == "no_such_frame"
+    [clip] = worker_of(FrameSampling(timestamps_s=(0.0, 1.0))).decode(good)
     assert [number_in(frame) for frame in frames_of(clip)] == [0, 24]
 
 
 def test_memory_stays_flat_over_hundreds_of_videos(worker_of, good) -> None:
-    worker = worker_of(Sampling(num_frames=2), Limits(max_side_px=32, worker_max_videos=50))
+    worker = worker_of(FrameSampling(num_frames=2), DecodeLimits(max_side_px=32, worker_max_videos=50))
     seen = []
     for _ in range(200):
         worker.decode(good)

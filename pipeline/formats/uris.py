@@ -1,0 +1,173 @@
+"""Checks URIs of media in rows and fetches them in parallel. A scheme must be in `source.uri_schemes`; a URI without
+one is a path below the source root. Local files, with symlinks resolved, must be below the source root or a folder of
+`source.local_roots`."""
+
+from __future__ import annotations
+
+import base64
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, unquote_to_bytes
+
+from configs.load import ConfigError
+from configs.source import SourceConfig
+from files.local import OutsideRoots
+from pipeline.formats import web
+from pipeline.formats.limits import DATA_URI_FACTOR
+from pipeline.rows.schemas import RowError
+from pipeline.storage import access
+from pipeline.storage.retries import RetryPolicy, retried
+
+FIRST_WAIT_S = 0.5
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Fetches the URIs of one source; `root` is the source root as a URL. Small when pickled."""
+
+    source: SourceConfig
+    root: str
+
+    def fetch(self, uris: Iterable[str], max_bytes: int | None = None) -> dict[str, bytes | RowError]:
+        """Return bytes or an error by URI; repeated URIs are fetched once."""
+        names = list(dict.fromkeys(uris))
+        limit = self.source.max_image_bytes if max_bytes is None else max_bytes
+
+        def fetch_or_error(uri: str) -> bytes | RowError:
+            try:
+                return self._fetch(uri, limit)
+            except RowError as error:
+                return error
+
+        with ThreadPoolExecutor(self.source.fetch.max_parallel) as pool:
+            return dict(zip(names, pool.map(fetch_or_error, names), strict=True))
+
+    def _fetch(self, uri: str, max_bytes: int) -> bytes:
+        scheme = self.check(uri)
+        if scheme == "data":
+            return read_data_uri(uri, max_bytes)
+        if scheme in ("http", "https"):
+            return self._fetch_web(uri, max_bytes)
+        filesystem, path = self.locate(uri)
+        roots = self.roots if access.is_local(filesystem) else None
+        return read_file(filesystem, path, access.shown(uri), max_bytes, self._retries, roots)
+
+    def check(self, uri: str) -> str:
+        """Return the scheme of a URI (empty for a path); RowError `uri_refused` if the URI is not allowed."""
+        scheme = scheme_of(uri)
+        if "\0" in uri or ("::" in uri and scheme != "data"):
+            raise _refused(uri, "it is no plain path or URL")
+        if scheme and scheme not in self.source.uri_schemes:
+            raise _refused(uri, f"{scheme!r} is not in source.uri_schemes")
+        return scheme
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The resolved local folders below which URIs may name files."""
+        filesystem, root = access.open_url(self.root, "source.path")
+        source_roots = (root,) if access.is_local(filesystem) else ()
+        return tuple(os.path.realpath(folder) for folder in (*source_roots, *self.source.local_roots))
+
+    @property
+    def _retries(self) -> RetryPolicy:
+        return RetryPolicy(self.source.fetch.max_attempts, FIRST_WAIT_S)
+
+    def locate(self, uri: str) -> tuple[Any, str]:
+        """Return the file system and path of a URI that is neither a `data:` nor an HTTP URI; RowError `uri_refused`
+        for a path that leaves the root, `unreadable_image` if there is no driver."""
+        if scheme_of(uri):
+            try:
+                return access.open_url(uri, "source.uri_schemes")
+            except ConfigError as error:
+                raise RowError("unreadable_image", str(error)) from None
+            except Exception as error:
+                message = f"{access.shown(uri)!r} cannot be opened: {access.reason_of(error)}"
+                raise RowError("unreadable_image", message) from None
+        filesystem, root = access.open_url(self.root, "source.path")
+        if uri.startswith("/"):
+            if "file" in self.source.uri_schemes and access.is_local(filesystem):
+                return filesystem, uri
+            raise _refused(uri, "it is absolute; paths are relative to the source root")
+        relative = posixpath.normpath(uri)
+        # Below an HTTP root, the path is part of a URL, in which percent-encoded dots also lead to parent folders.
+        is_web = scheme_of(self.root) in ("http", "https")
+        for candidate in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
+            if candidate == ".." or candidate.startswith(("../", "/")):
+                raise _refused(uri, "it leaves the source root")
+        return filesystem, access.join(root, relative)
+
+    def _fetch_web(self, uri: str, max_bytes: int) -> bytes:
+        fetch = self.source.fetch
+        limits = web.FetchLimits(self.source.uri_schemes, fetch.private_hosts, max_bytes, fetch.timeout_s)
+        try:
+            return retried(lambda: web.fetch(uri, limits), self._retries)
+        except web.Refused as refusal:
+            raise _refused(uri, str(refusal)) from None
+        except web.TooLarge:
+            raise RowError("image_too_large", f"{access.shown(uri)} has more than {max_bytes} bytes") from None
+        except Exception as error:
+            missing = isinstance(error, web.StatusError) and error.status in (404, 410)
+            code = "missing_image" if missing else "unreadable_image"
+            raise RowError(code, f"{access.shown(uri)} cannot be read: {access.reason_of(error)}") from None
+
+
+def read_file(
+    filesystem: Any,
+    path: str,
+    name: str,
+    max_bytes: int,
+    retries: RetryPolicy | None = None,
+    roots: Sequence[str] | None = None,
+) -> bytes:
+    """Read one image file; RowError `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`."""
+    with row_errors(name):
+        data = access.read_bounded(filesystem, path, max_bytes, retries, roots)
+    if data is None:
+        raise RowError("image_too_large", f"{name} has more than {max_bytes} bytes")
+    return data
+
+
+@contextmanager
+def row_errors(name: str) -> Iterator[None]:
+    """Convert any failure to read a file to a RowError."""
+    try:
+        yield
+    except RowError:
+        raise
+    except FileNotFoundError:
+        raise RowError("missing_image", f"{name} does not exist") from None
+    except OutsideRoots as refusal:
+        raise RowError("uri_refused", f"{name!r}: {access.reason_of(refusal)}") from None
+    except Exception as error:  # drivers raise errors of no common class
+        raise RowError("unreadable_image", f"{name} cannot be read: {access.reason_of(error)}") from None
+
+
+def scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, including `data`; empty for a path."""
+    return "data" if uri[:5].lower() == "data:" else access.uri_scheme(uri)
+
+
+def read_data_uri(uri: str, max_bytes: int) -> bytes:
+    """Decode a `data:` URI to bytes; RowError `invalid_value` or `image_too_large`."""
+    head, comma, body = uri.partition(",")
+    if len(body) > DATA_URI_FACTOR * max_bytes:
+        raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")
+    try:
+        if not comma:
+            raise ValueError("it has no comma")
+        data = unquote_to_bytes(body)
+        data = base64.b64decode(data, validate=True) if head.endswith(";base64") else data
+    except ValueError as error:
+        raise RowError("invalid_value", f"a data URI cannot be read: {error}") from None
+    if len(data) > max_bytes:
+        raise RowError("image_too_large", f"a data URI has {len(data)} bytes, more than {max_bytes}")
+    return data
+
+
+def _refused(uri: str, why: str) -> RowError:
+    return RowError("uri_refused", f"{access.shown(uri)!r}: {why}")

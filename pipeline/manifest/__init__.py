@@ -1,0 +1,1 @@
+"""Freezes the listing of a source: manifest, spans, ids, done bitmap, shards, datasource."""

@@ -1,0 +1,91 @@
+"""Finds, installs and checks the classes and functions of a user's modules that a job file names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.contexts import FullContextConfig
+from configs.drafters import ModelDrafterConfig
+from configs.external import ExternalPartConfig
+from configs.load import ConfigError
+from configs.method import MethodConfig
+from configs.schema import CaptionJobConfig
+from configs.synthesis import SynthesizeJobConfig
+from files.external_code import ExternalCode, ExternalCodeError, find, install, is_external
+
+if TYPE_CHECKING:
+    from decoding.conformance.suite import Suite
+
+METRIC = "audit.metric"
+"""Its digest is recorded, but outputs with another one are resumed: a metric changes no generated token."""
+
+
+def parts_of(methods: Mapping[str, MethodConfig]) -> Iterator[tuple[str, str]]:
+    """Yield the dotted path and the name of every external part of methods."""
+    for where, method in methods.items():
+        for name in ("drafter", "tree", "acceptance"):
+            if isinstance(part := getattr(method, name), ExternalPartConfig):
+                yield f"{where}.{name}", part.kind
+
+
+def external_names(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, str]:
+    """Return the names of all external code of a job by dotted path."""
+    names = dict(parts_of(config.method.places))
+    if isinstance(config, CaptionJobConfig) and config.audit is not None and is_external(config.audit.metric):
+        names[METRIC] = config.audit.metric
+    return names
+
+
+def find_external(names: Mapping[str, str], folder: Path | None) -> dict[str, ExternalCode]:
+    """Find external code by dotted path: beside the job file, whose folder is `folder`, in the working directory, and
+    among installed modules. Raises ConfigError."""
+    folders = [*([folder] if folder is not None else []), Path.cwd()]
+    found = {}
+    for where, name in names.items():
+        try:
+            found[where] = find([name], folders)
+        except ExternalCodeError as error:
+            raise ConfigError(f"{where}: {name}: {error}") from None
+    return found
+
+
+def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str, str]:
+    """Find external code as `find_external`, import it from its recorded text in this process and in the workers that
+    it starts, and return name and SHA-256 by dotted path. Raises ConfigError."""
+    found = find_external(names, folder)
+    for code in found.values():
+        install(code.files)
+    return {where: f"{name} sha256:{digest}" for where, code in found.items() for name, digest in code.digests.items()}
+
+
+def suite_of(method: MethodConfig) -> Suite:
+    """Return the checks of a method on the toy target. A drafter with a checkpoint is replaced by a toy model. Raises
+    ConfigError if a part cannot be made."""
+    from actors.loading.method import build_method
+    from decoding.conformance import toys
+    from decoding.conformance.suite import Suite
+
+    needs_model = method.needs_checkpoint
+    if needs_model:
+        method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
+    model = toys.similar() if needs_model else None
+    build_method(method, model, toys.target())
+    return Suite(lambda target: build_method(method, model, target), (lambda prefix: [prefix]) if needs_model else None)
+
+
+def check_contracts(methods: Mapping[str, MethodConfig]) -> None:
+    """Run the quick checks of the methods with external parts on a small random target. Raises ConfigError for the
+    first deviation."""
+    for where, method in methods.items():
+        if not (names := ", ".join(name for _, name in parts_of({where: method}))):
+            continue
+        from decoding.conformance.suite import QUICK, run
+
+        for result in run(suite_of(method), QUICK):
+            if result.problem:
+                raise ConfigError(
+                    f"{where}: {names} fails the check {result.name!r} on a small random target: {result.problem}; "
+                    "check-method runs all checks"
+                )

@@ -1,1 +1,0 @@
-"""Reads a source: manifest, spans, ids, done bitmap, datasource."""
