@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic_core import PydanticKnownError
 
+from configs.external import ExternalName
 from configs.section import Section, without_credentials
+from files.external_code import is_external
 
 DEFAULT_NUM_FRAMES = 8
+
+
+BuiltInKind = Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+
+
+def _known_kind(value: Any) -> str:
+    """Accept the built-in kinds and names of external code; the message of another value lists the built-in ones."""
+    kinds = get_args(BuiltInKind)
+    if isinstance(value, str) and (value in kinds or is_external(value)):
+        return value
+    names = ", ".join(repr(kind) for kind in kinds[:-1])
+    raise PydanticKnownError("literal_error", {"expected": f"{names} or {kinds[-1]!r}"})
+
+
+SourceKindName = Annotated[str, PlainValidator(_known_kind, json_schema_input_type=BuiltInKind | ExternalName)]
+"""A built-in source kind, or a `SourceKind` of a user's module."""
 
 
 class VideoConfig(Section):
@@ -111,10 +130,10 @@ these take two shares each, because a task has rows of one share and one further
 class SourceConfig(Section):
     """The input data: format, location, columns, and limits of its rows."""
 
-    kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+    kind: SourceKindName
     """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
-    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed); see
-    [sources](../guides/sources.md)."""
+    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed), or a
+    [format of yours](../guides/extend.md#formats) as `module:name`; see [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
     """A file, folder or glob, as a local path or any fsspec URL; or a list of them in one store."""
     columns: SourceColumnsConfig = SourceColumnsConfig()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from configs.drafters import DraftVocabularyConfig
+from configs.external import BUILT_IN
 from configs.schema import SHORT_PROMPT, CheckpointConfig, PromptConfig, WeightsConfig
 from configs.section import NumGpus, Place, Section
 from configs.source import JobOutputConfig, SourceConfig
@@ -227,11 +228,19 @@ class TrainingOutputConfig(Section):
     """Type of the written weights; `auto` is the target's type."""
 
 
+def _source_tag(section: Any) -> str:
+    kind = section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)
+    return "job_output" if kind == "job_output" else BUILT_IN
+
+
 class TrainDrafterJobConfig(Section):
     """A training job: a drafter for a target (a head of EAGLE, EAGLE-3 or Medusa, a block drafter, or some of the
     target's layers), trained on the rows of a source."""
 
-    source: Annotated[SourceConfig | JobOutputConfig, Field(discriminator="kind")]
+    source: Annotated[
+        Annotated[SourceConfig, Tag(BUILT_IN)] | Annotated[JobOutputConfig, Tag("job_output")],
+        Discriminator(_source_tag),
+    ]
     prompt: Annotated[PromptConfig, SHORT_PROMPT] = PromptConfig(text="")
     answer_column: str | None = None
     """The column with the text that the drafter learns to predict; set it or `image`, and neither with a `job_output`.

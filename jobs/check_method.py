@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = new_parser("check-method", __doc__ or "", "my.yaml")
+    parser = new_parser("check-method", __doc__ or "", "my_method.yaml method.tree.length=3")
     add_job_file(parser, "a job file, or a file with a section method; or the name of a shipped job file")
     return parser
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ def requests(count: int, sampling: Sampling) -> list[Request]:
     return made
 
 
+@cache
 def expected(request: Request) -> tuple[int, ...]:
     """Return the tokens of the target alone: of `generate` if the request is greedy, else of the reference."""
     inputs = toys.front_end().encode(request.prompt, (), ())
@@ -95,6 +97,10 @@ class Suite:
     def __init__(self, make: MakeMethod, own: Callable[[Prefix], list[Prefix]] | None = None) -> None:
         self._make, self._own = make, own or (lambda _: [])
         self.rules: list[CheckedAcceptanceValues] = []
+
+    def make_method(self) -> Method:
+        """Return a new method over the toy target."""
+        return self._make(toys.target())
 
     def checked(self, target: Target) -> Method:
         """Return a new method whose parts run inside proxies that check shapes and values."""

@@ -33,6 +33,8 @@ def parts_of(methods: Mapping[str, MethodConfig]) -> Iterator[tuple[str, str]]:
 def external_names(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, str]:
     """Return the names of all external code of a job by dotted path."""
     names = dict(parts_of(config.method.places))
+    if is_external(config.source.kind):
+        names["source.kind"] = config.source.kind
     if isinstance(config, CaptionJobConfig) and config.audit is not None and is_external(config.audit.metric):
         names[METRIC] = config.audit.metric
     return names
@@ -71,8 +73,11 @@ def suite_of(method: MethodConfig) -> Suite:
     if needs_model:
         method = method.model_copy(update={"drafter": ModelDrafterConfig(), "contexts": (FullContextConfig(),)})
     model = toys.similar() if needs_model else None
-    build_method(method, model, toys.target())
-    return Suite(lambda target: build_method(method, model, target), (lambda prefix: [prefix]) if needs_model else None)
+    suite = Suite(
+        lambda target: build_method(method, model, target), (lambda prefix: [prefix]) if needs_model else None
+    )
+    suite.make_method()
+    return suite
 
 
 def check_contracts(methods: Mapping[str, MethodConfig]) -> None:
