@@ -27,9 +27,13 @@ def version() -> str:
 
 def command(name: str) -> list[str]:
     """Return the words that run the command `name`, such as `train-drafter`: `draftfleet NAME` if this code is
-    installed or was started by that command, else `python -m jobs.MODULE`."""
-    if IS_INSTALLED or Path(sys.argv[0]).name == "draftfleet":
+    installed or was started by that command, `python -m draftfleet NAME` if it was started so, else `python -m
+    jobs.MODULE`."""
+    started = Path(sys.argv[0])
+    if IS_INSTALLED or started.name == "draftfleet":
         return ["draftfleet", name]
+    if started == ROOT / "draftfleet/__main__.py":
+        return ["python", "-m", "draftfleet", name]
     return ["python", "-m", f"jobs.{name.replace('-', '_')}"]
 
 
