@@ -27,10 +27,12 @@ def new_parser(name: str, doc: str, example: str) -> argparse.ArgumentParser:
     )
 
 
-def add_job_file(parser: argparse.ArgumentParser) -> None:
+JOB_FILE = "the job's YAML: a path, or the name of a shipped job file, such as demo_folder"
+
+
+def add_job_file(parser: argparse.ArgumentParser, about: str = JOB_FILE) -> None:
     """Add the job file and the overrides of its values; `take_job_file` reads them."""
     add = parser.add_argument_group("job").add_argument
-    about = "the job's YAML: a path, or the name of a shipped job file, such as demo_folder"
     add("job_file", nargs="?", metavar="JOB", help=about)
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     add("--config", type=Path, metavar="JOB", help="the same as JOB")

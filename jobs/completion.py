@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[type[BaseModel], ...]] = {
     "estimate": (CaptionJobConfig, SynthesizeJobConfig),
     "verify": (CaptionJobConfig,),
     "export": (ExportJobConfig,),
+    "check-method": (CaptionJobConfig,),
     "submit": (CaptionJobConfig, SynthesizeJobConfig, TrainDrafterJobConfig),
     "train-drafter": (TrainDrafterJobConfig,),
 }

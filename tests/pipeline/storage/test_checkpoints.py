@@ -139,9 +139,7 @@ def test_shipped_models_are_found_from_any_folder_under_their_relative_paths(
 
 def test_a_model_that_is_not_installed_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "IS_INSTALLED", True)
-    reason = (
-        r"^model\.target: zoo/checkpoints/gone: this model is part of a checkout only; .* zoo/checkpoints/"
-    )
+    reason = r"^model\.target: zoo/checkpoints/gone: this model is part of a checkout only; .* zoo/checkpoints/"
     with pytest.raises(ConfigError, match=reason):
         check(caption_job("zoo/checkpoints/gone"), actors.loading.pair.check, True)
 
