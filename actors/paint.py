@@ -31,11 +31,11 @@ def load_painter(config: SynthesizeJobConfig, num_threads: int | None) -> VqPain
     """Load the VQ model; imports torch, inside the actor's process."""
     import torch
 
-    import actors.loading.image_pair
+    from actors.loading import image_pair
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    return actors.loading.image_pair.load_painter(config)
+    return image_pair.load_painter(config)
 
 
 class Paint:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from configs.external import BUILT_IN, EXTERNAL
-from configs.presets import preset, replacement_of, resolve_methods
+from configs.presets import find_job, preset, replacement_of, resolve_methods
 from configs.section import REMOVED, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
 
@@ -125,15 +125,17 @@ def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
 
 
 def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...] = ()) -> JobModel:
-    """Read one job file, apply overrides in order, resolve named methods, and validate the result.
+    """Read one job file, apply overrides in order, resolve named methods, and validate the result. `path` may be the
+    name of a preset or of a shipped job file.
 
     Raises:
         ConfigError: the file or an override is invalid.
     """
     if not Path(path).exists() and (successor := replacement_of(path)):
         raise ConfigError(f"{path}: was replaced; use {successor}")
+    path, defaults = find_job(path)
     data = read_yaml(path)
-    for override in overrides:
+    for override in (*defaults, *overrides):
         if override.startswith("method."):
             resolve_methods(data, str(path))
         apply_override(data, override)

@@ -110,6 +110,30 @@ def preset(name: str) -> tuple[Path, tuple[str, ...]]:
     return JOBS / f"{name}.yaml", ()
 
 
+def find_job(path: str | Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the job file and the overrides of a preset for a name such as `demo_caption`; other paths as they are.
+
+    A name has no `/` and no suffix `.yaml`, and no file in the working directory has it.
+
+    Raises:
+        ConfigError: no preset and no job file has this name.
+    """
+    name = str(path)
+    if "/" in name or name.endswith((".yaml", ".yml")) or Path(name).is_file():
+        return Path(name), ()
+    try:
+        return preset(name)
+    except KeyError:
+        close = difflib.get_close_matches(name, job_names(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "the reference of presets lists the names"
+        raise ConfigError(f"{name}: no file and no shipped job file has this name; {hint}") from None
+
+
+def job_names() -> list[str]:
+    """Return the names of all presets and shipped job files, sorted."""
+    return sorted({*PRESETS, *(path.stem for path in JOBS.glob("*.yaml"))})
+
+
 def resolve_methods(data: dict[str, Any], origin: str) -> None:
     """Replace the method names in `method` and in `method.auto.candidates` by their sections, in place.
 

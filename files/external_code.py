@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from files.installation import IS_INSTALLED, ROOT
 from files.local import read_regular
 
 PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -28,9 +29,8 @@ PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 MAX_FILES = 256
 MAX_BYTES = 4 << 20
 """Maximum number and size of the files of one name; sources are sent to every worker process."""
-_PREFIX = __name__.removesuffix("files.external_code")
 _CHECKOUT = "actors benchmarks configs decoding docgen draftfleet files jobs models pipeline zoo"
-OWN = ("draftfleet",) if _PREFIX else tuple(_CHECKOUT.split())
+OWN = ("draftfleet",) if IS_INSTALLED else tuple(_CHECKOUT.split())
 """Packages whose names are taken: those of a checkout, or the installed package."""
 
 
@@ -93,10 +93,9 @@ def _user_paths() -> Iterator[str]:
 def _root_of(name: str, module: str, roots: Sequence[Path]) -> Path | None:
     """Return the folder that has the module's top-level package; None if it is installed."""
     top = module.partition(".")[0]
-    own = Path(__file__).resolve().parents[1]
     here = next((root for root in roots if _file_of(top, root) is not None), None)
     if top in OWN:
-        if here is not None and here != own:
+        if here is not None and here != ROOT:
             raise ExternalCodeError(f"{_place(top, here)} would shadow the package {top!r} of draftfleet; rename it")
         return None
     if here is None:

@@ -1,4 +1,4 @@
-"""`python -m jobs.caption`: run one caption job from a YAML file; write captions and telemetry of all source rows."""
+"""`python -m jobs.caption JOB`: run one caption job from a YAML file; write captions and telemetry of all rows."""
 
 from __future__ import annotations
 
@@ -74,17 +74,18 @@ def export(plan: Plan) -> list[str]:
 
 
 COMMAND = Command(
-    module="jobs.caption",
+    name="caption",
     verb="captioning",
     doc=f"{__doc__}\n\n{in_help(AUDITED_JOB)}",
     model=CaptionJobConfig,
+    example="demo_folder source.path=PICTURES sink.path=out/mine --limit 20",
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,
     build=results,
     export=export,
 )
-main = COMMAND.main
+main, parser = COMMAND.main, COMMAND.parser
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from configs.load import ConfigError
+from jobs.arguments import new_parser
 from pipeline.run.check import check_output
 from pipeline.storage import access, retries
 from pipeline.storage.first_touch import check_stores
@@ -19,11 +20,16 @@ from pipeline.storage.output_dir import OutputDir
 COMPLETE, INCOMPLETE, REFUSED, UNSOUND = 0, 1, 2, 3
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = new_parser("check", __doc__ or "", "out/mine")
+    parser.add_argument("output", help="the output directory, as sink.path has it")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Check one output and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.check", description=__doc__)
-    parser.add_argument("output", help="the output directory, as sink.path has it")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         with retries.planning():
             check_stores("OUTPUT", [arguments.output])

@@ -1,4 +1,4 @@
-"""`python -m jobs.check_method`: check a method, and the classes of yours that it names, on a small random model.
+"""`python -m jobs.check_method JOB`: check a method, and the classes of yours that it names, on a small random model.
 
 The file is a job file, or one with a section `method` alone. Checks compare tokens with those of transformers'
 `generate` and of a reference, and what every part returns with its interface. Exit status: 0 if all checks pass, 1 if
@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from configs.load import ConfigError, apply_override, validate
 from configs.method import MethodConfig
-from configs.presets import resolve_methods
+from configs.presets import find_job, resolve_methods
 from configs.yaml_file import read_yaml
+from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.run.external_parts import install_external, parts_of, suite_of
 
@@ -41,21 +42,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE if all(passed) else FAILED
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = new_parser("check-method", __doc__ or "", "my_method.yaml method.tree.length=3")
+    add_job_file(parser, "a job file, or a file with a section method; or the name of a shipped job file")
+    return parser
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; argparse exits with status 2 if it is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.check_method", description=__doc__)
-    parser.add_argument("--config", required=True, type=Path, help="a job file, or a file with a section method")
-    parser.add_argument("overrides", nargs="*", metavar="method.field=value", help="values that replace the YAML's")
-    return parser.parse_intermixed_args(argv)
+    known = parser()
+    return take_job_file(known, known.parse_intermixed_args(argv))
 
 
 def read_methods(path: Path, overrides: Sequence[str]) -> dict[str, MethodConfig]:
     """Return the methods of a file by dotted path: one, or the candidates of `auto`. Raises ConfigError."""
+    path, defaults = find_job(path)
     data = read_yaml(path)
-    resolve_methods(data, str(path))
-    for override in overrides:
-        if not override.startswith("method."):
+    for override in (*(one for one in defaults if one.startswith("method")), *overrides):
+        if not override.startswith(("method.", "method=")):
             raise ConfigError(f"override {override!r}: only values of the section method are taken")
+        resolve_methods(data, str(path))
         apply_override(data, override)
     resolve_methods(data, str(path))
     if "method" not in data:

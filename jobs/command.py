@@ -19,6 +19,8 @@ from actors.losses import MetricError
 from actors.results import torch_threads
 from actors.serving.journal import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
+from files.installation import command
+from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TOO_LOSSY, TOO_MANY_ERRORS
 from pipeline.cluster import signals
 from pipeline.cluster.signals import Stop
@@ -68,9 +70,10 @@ class Command(Generic[Config, AnyPlan]):
     `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """
 
-    module: str
+    name: str
     verb: str
     doc: str
+    example: str
     model: type[Config]
     make_plan: Callable[[Config, int | None, bool, ResumeOptions, Shard, Path | None], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
@@ -125,22 +128,28 @@ class Command(Generic[Config, AnyPlan]):
             print(resume.resume_lines(plan)[-1], *self.export(plan), sep="\n")
         return self._judged(resume.verdict_of(plan))
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the command line; argparse exits with status 2 if it is invalid."""
-        parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.doc)
-        add = parser.add_argument
-        add("--config", required=True, type=Path, help="the job's YAML")
-        add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+    def parser(self) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = new_parser(self.name, self.doc, self.example)
+        add_job_file(parser)
+        add = parser.add_argument_group("before a run").add_argument
         add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
         about = "run N samples from all over; say what the job would take"
         add("--estimate", type=positive, metavar="N", help=about)
         add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
+        add = parser.add_argument_group("rows").add_argument
         add("--limit", type=positive, metavar="N", help="only the first N samples (of the shard)")
         about = "run only shard I (from 0) of the N shards of the job, each of which has a driver"
         add("--shard", default=f"{WHOLE}", metavar="I/N", help=about)
+        add = parser.add_argument_group("resume").add_argument
         for flag, about in SWITCHES.items():
             add(flag, action="store_true", help=about)
-        return parser.parse_intermixed_args(argv)
+        return parser
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse the command line; argparse exits with status 2 if it is invalid."""
+        parser = self.parser()
+        return take_job_file(parser, parser.parse_intermixed_args(argv))
 
     def _estimate(self, plan: AnyPlan, arguments: argparse.Namespace) -> int:
         """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
@@ -219,7 +228,7 @@ class Command(Generic[Config, AnyPlan]):
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
         shard = ["--shard", arguments.shard] if Shard.parse(arguments.shard) != WHOLE else []
         switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
-        words = ["python", "-m", self.module, "--config", str(arguments.config), *kept, *limit, *shard, *switches]
+        words = [*command(self.name), "--config", str(arguments.config), *kept, *limit, *shard, *switches]
         return shlex.join([*words, *([f"sink.path={output}"] if output else [])])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from configs.load import ConfigError, load_job
 from configs.output import ExportJobConfig
 from configs.pool import JobSectionConfig
+from jobs.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
 from pipeline.output.recorded_job import read_job
@@ -24,17 +25,23 @@ from pipeline.storage import access
 DONE, FAILED, REFUSED, ROWS_REFUSED = 0, 1, 2, 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the exports from the command line and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.export", description=__doc__)
-    add = parser.add_argument
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = new_parser("export", __doc__ or "", "--from out/mine --config EXPORTS.yaml")
+    add = parser.add_argument_group("output").add_argument
     add("--from", dest="output", required=True, metavar="OUT", help="the output directory of the job, its sink.path")
-    add("--config", type=Path, help="a YAML with exports; by default the job's own sink.exports")
-    add("--ray-address", default="local", help="the Ray cluster of long exports; by default this machine")
     about = "the source, or the folder of an export, was moved: write into the folder that its path names now"
     add("--accept-moved", action="store_true", help=about)
+    add = parser.add_argument_group("exports").add_argument
+    add("--config", type=Path, help="a YAML with exports; by default the job's own sink.exports")
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
-    arguments = parser.parse_intermixed_args(argv)
+    add("--ray-address", default="local", help="the Ray cluster of long exports; by default this machine")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the exports from the command line and return the exit status."""
+    arguments = parser().parse_intermixed_args(argv)
     with signals.caught() as stop:
         try:
             job = read_job(arguments.output, "--from")

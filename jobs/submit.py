@@ -1,6 +1,7 @@
-"""`python -m jobs.submit`: submit a job of this checkout to a cluster through Ray's Jobs API; follow, query or stop it.
+"""`python -m jobs.submit JOB`: submit a job to a cluster through Ray's Jobs API; follow, query or stop it.
 
-The checkout is uploaded, so the cluster needs only the dependencies of this project. Exit status: that of the job if it
+A checkout is uploaded, so the cluster needs only its dependencies. An installed package uploads the job file only, and
+the nodes need the same version. Exit status: that of the job if it
 is followed to its end (1 if it was stopped), else 0; 2 if nothing was submitted.
 """
 
@@ -17,7 +18,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from configs.load import ConfigError, load_job
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
+from files.installation import IS_INSTALLED, version
+from jobs.arguments import add_job_file, new_parser, take_job_file
+from jobs.cli import VERSION_VARIABLE
 from jobs.command import is_set, positive
 from jobs.exit_status import DONE, FAILED, REFUSED
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, ClusterJob
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
+from pipeline.run.external_parts import archived, external_names
 from pipeline.run.plan_checks import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
@@ -59,10 +64,13 @@ class Submission:
     stem: str
     job_file: Path
     passed_on: tuple[str, ...]
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of external code to ship beside the job file, by relative path."""
 
     def entrypoint(self, place: str) -> str:
         """Return the command that the cluster runs, with the job file at `place`."""
-        return shlex.join(["python", "-m", f"jobs.{self.kind}", "--config", place, *self.passed_on])
+        words = ["draftfleet", self.kind] if IS_INSTALLED else ["python", "-m", f"jobs.{self.kind}"]
+        return shlex.join([*words, "--config", place, *self.passed_on])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,29 +86,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; argparse exits with status 2 if it is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.submit", description=__doc__)
-    add = parser.add_argument
-    add("--config", type=Path, help="the job's YAML, on this machine")
-    add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    example = "caption_webdataset --address http://HEAD:8265 source.path=s3://BUCKET/*.tar sink.path=s3://BUCKET/out"
+    parser = new_parser("submit", __doc__ or "", example)
+    add_job_file(parser)
+    add = parser.add_argument_group("submission").add_argument
     add("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
     add("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
+    add("--detach", action="store_true", help="do not follow the log")
+    add("--again", action="store_true", help="submit a job that has succeeded before once more")
+    env = "give the job this variable of mine (no credentials)"
+    add("--env", action="append", default=[], metavar="NAME", help=env)
+    add = parser.add_argument_group("rows").add_argument
     add("--shards", type=positive, default=1, metavar="N", help="submit N jobs, each with one shard of the output")
     add("--limit", type=positive, metavar="N", help="passed on to the job")
     add("--estimate", type=positive, metavar="N", help="passed on to the job")
     add("--price-per-hour", type=float, metavar="P", help="passed on to the job")
     for flag in PASSED_ON:
         add(flag, action="store_true", help="passed on to the job")
-    add("--detach", action="store_true", help="do not follow the log")
-    add("--again", action="store_true", help="submit a job that has succeeded before once more")
-    env = "give the job this variable of mine (no credentials)"
-    add("--env", action="append", default=[], metavar="NAME", help=env)
+    add = parser.add_argument_group("driver").add_argument
     add("--driver-num-cpus", type=float, metavar="N", help="reserved for the job's driver")
-    add("--driver-num-gpus", type=float, metavar="N")
-    add("--driver-memory-bytes", type=positive, metavar="N")
+    add("--driver-num-gpus", type=float, metavar="N", help="the same")
+    add("--driver-memory-bytes", type=positive, metavar="N", help="the same")
     add("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
-    instead = parser.add_mutually_exclusive_group()
+    instead = parser.add_argument_group("submitted jobs").add_mutually_exclusive_group()
     about = "show the log instead: a submission's id; without one, the last submission of --config"
     for flag, action in {
         "--follow": about,
@@ -108,7 +118,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--stop": "stop it instead",
     }.items():
         instead.add_argument(flag, nargs="?", const="", metavar="ID", help=action)
-    return parser.parse_intermixed_args(argv)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; argparse exits with status 2 if it is invalid."""
+    known = parser()
+    return take_job_file(known, known.parse_intermixed_args(argv), is_required=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -141,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = [f"{one.stem}-{next_number(known, arguments.again)}" for one, known in left]
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
-        place = code_archive.pack(archive, submissions[0].job_file)
+        place = code_archive.pack(archive, submissions[0].job_file, beside=submissions[0].code)
         runtime_env = {"working_dir": str(archive), "env_vars": variables}
         for submission_id, (one, _) in zip(ids, left, strict=True):
             cluster.submit(submission_id, one.entrypoint(place), runtime_env, **resources)
@@ -175,11 +191,12 @@ def prepare(arguments: argparse.Namespace, shard: Shard = WHOLE) -> Submission:
     options += ["--shard", f"{shard}"] if shard != WHOLE else []
     if is_training and options:
         raise ConfigError(f"{options[0]}: a training takes no such option")
+    code = archived(external_names(job), arguments.config.parent)
     name = arguments.job if is_training else job.job.name or arguments.job
     parts = [job.resolved() if is_training else job.fingerprint({}), output, arguments.limit, arguments.estimate]
     identity = json.dumps([arguments.job, *parts, *(shard if shard != WHOLE else ())], sort_keys=True)
     stem = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    return Submission(arguments.job, stem, arguments.config, (*overrides, *options))
+    return Submission(arguments.job, stem, arguments.config, (*overrides, *options), code)
 
 
 def _fitting(arguments: argparse.Namespace) -> str:
@@ -193,12 +210,14 @@ def _fitting(arguments: argparse.Namespace) -> str:
 
 
 def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's environment variables: the code revision, the time limit of a stop, and `names` of this process.
+    """Return the job's environment variables: the revision or version of the code, the time limit of a
+    stop, and `names` of this process.
 
     Raises:
         ConfigError: a variable is not set, or may be a credential, which users of the cluster's dashboard could read.
     """
-    variables = {REVISION_VARIABLE: code_revision(), STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
+    variables = {STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
+    variables |= {VERSION_VARIABLE: version()} if IS_INSTALLED else {REVISION_VARIABLE: code_revision()}
     for name in names:
         value = mine.get(name)
         if value is None:

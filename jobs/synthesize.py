@@ -43,16 +43,17 @@ def results(plan: SynthesisPlan, run: RunContext) -> Dataset:
 
 
 COMMAND = Command(
-    module="jobs.synthesize",
+    name="synthesize",
     verb="synthesising images of the prompts in",
     doc=f"{__doc__}\n\n{in_help(JOB)}",
     model=SynthesizeJobConfig,
+    example="zoo_images_plain sink.path=out/images --limit 8",
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,
     build=results,
 )
-main = COMMAND.main
+main, parser = COMMAND.main, COMMAND.parser
 
 
 if __name__ == "__main__":

@@ -17,9 +17,12 @@ from typing import Any
 from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJobConfig
+from files.installation import command
+from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from pipeline.cluster import signals
 from pipeline.resources.resolve import resolve
+from pipeline.run.external_parts import external_names, install_external
 from pipeline.storage import checkpoints, retries
 from pipeline.storage.checkpoints import CheckpointRevisions
 from pipeline.training.feed import sole_cache
@@ -30,17 +33,24 @@ from pipeline.training.run import NoUsableRows, TrainingRun, Worker
 from pipeline.training.workers import on_device, ray_job, train_on_workers
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    example = "train_zoo_medusa source.path=SCENES output.path=out/medusa"
+    parser = new_parser("train-drafter", f"{__doc__}\n{in_help(TRAINING)}", example)
+    add_job_file(parser)
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one job from the command line and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.train_drafter", description=f"{__doc__}\n{in_help(TRAINING)}")
-    parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
-    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
-    arguments = parser.parse_intermixed_args(argv)
-    again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
+    known = parser()
+    arguments = take_job_file(known, known.parse_intermixed_args(argv))
+    again = [*command("train-drafter"), "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
         with signals.caught() as stop:
             job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
+            install_external(external_names(job), arguments.config.parent)
             measured = run(job)
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)

@@ -21,6 +21,7 @@ from pathlib import Path
 from actors.losses import MetricError
 from actors.serving.journal import EngineFailed, ErrorBudgetSpent
 from configs.load import ConfigError
+from jobs.arguments import new_parser
 from jobs.caption import results
 from pipeline.cluster import signals
 from pipeline.verify.compare import NOT_COMPARED
@@ -31,7 +32,7 @@ EQUAL, FAILED, REFUSED, DIFFERENT = 0, 1, 2, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Verify one output and return the exit status."""
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     with signals.caught() as stop:
         try:
             settings = Settings(
@@ -79,18 +80,18 @@ def status_of(found: Verification, max_loss: float | None) -> int:
     return DIFFERENT if is_wrong else FAILED if found.counts[NOT_COMPARED] else EQUAL
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; argparse exits with status 2 if it is invalid."""
-    parser = argparse.ArgumentParser(
-        prog="python -m jobs.verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = new_parser("verify", __doc__ or "", "out/mine --share 0.05")
     add = parser.add_argument
     add("output", help="the output directory, as sink.path has it")
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace those of the second decoding")
+    add = parser.add_argument_group("rows").add_argument
     add(
         "--share", type=_share, default=0.01, metavar="S", help="share of samples to verify, above 0 to 1; default 0.01"
     )
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice; another seed chooses other samples")
+    add = parser.add_argument_group("comparison").add_argument
     about = "job file whose model, method, sampling and pool decode the rows again; by default plain decoding"
     add("--against", type=Path, metavar="CONFIG", help=about)
     about = "loss per row: exact, edit (edit distance over length), or module:function(text, second_text), from 0 to 1"
@@ -98,7 +99,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     about = "largest difference of the target's scores that counts as a tie; by default of the target's dtype"
     add("--tie-tolerance", type=_tolerance, metavar="X", help=about)
     add("--max-loss", type=_loss, metavar="L", help="for lossy methods: largest mean loss, 0 to 1")
-    return parser.parse_intermixed_args(argv)
+    return parser
 
 
 def _number(text: str, what: str, low: float, high: float, includes_low: bool = True) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load import ConfigError
+from jobs.arguments import new_parser
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
 from models.loading.vocabulary import write_tokens
@@ -22,15 +23,23 @@ from pipeline.training.token_counts import SHARES, Counted, count_tokens, texts_
 DONE, REFUSED = 0, 2
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = new_parser("vocabulary", __doc__ or "", "--target MODEL --out tokens.json out/mine")
+    add = parser.add_argument_group("tokenizer").add_argument
+    add("--target", required=True, help="folder or hub id of the model whose tokenizer counts")
+    add("--revision", help="the hub's commit, tag or branch")
+    add = parser.add_argument_group("texts").add_argument
+    add("sources", nargs="+", metavar="SOURCE", help="job output, Parquet file or text file; any URL")
+    add("--column", default="generated_text", help="the column of Parquet files that holds the texts")
+    add = parser.add_argument_group("result").add_argument
+    add("--out", required=True, type=Path, help="the file to write, for method.drafter.vocabulary.path")
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Count tokens, write the vocabulary file and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.vocabulary", description=__doc__)
-    parser.add_argument("--target", required=True, help="folder or hub id of the model whose tokenizer counts")
-    parser.add_argument("--revision", help="the hub's commit, tag or branch")
-    parser.add_argument("--out", required=True, type=Path, help="the file to write, for method.drafter.vocabulary.path")
-    parser.add_argument("--column", default="generated_text", help="the column of Parquet files that holds the texts")
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="job output, Parquet file or text file; any URL")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     try:
         with planning():
             counted = _count(arguments)

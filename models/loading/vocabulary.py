@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from files.installation import command
 from files.local import read_regular
 from files.strict_json import parse_json
 
@@ -97,6 +99,10 @@ def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> Non
     part.replace(path)
 
 
+def _writer() -> str:
+    return shlex.join(command("vocabulary"))
+
+
 def read_tokens(path: str) -> list[TokenCount]:
     """Read a token list, most frequent token first; raises VocabularyError for files that are none."""
     try:
@@ -104,10 +110,10 @@ def read_tokens(path: str) -> list[TokenCount]:
     except OSError as error:
         raise VocabularyError(f"{path}: it cannot be read: {error.strerror or error}") from None
     except ValueError:
-        raise VocabularyError(f"{path}: it is no JSON, so not what python -m jobs.vocabulary writes") from None
+        raise VocabularyError(f"{path}: it is no JSON, so not what {_writer()} writes") from None
     rows = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(rows, list) or not rows:
-        raise VocabularyError(f"{path}: it holds no tokens; python -m jobs.vocabulary writes such files")
+        raise VocabularyError(f"{path}: it holds no tokens; {_writer()} writes such files")
     tokens = []
     for number, row in enumerate(rows):
         match row:

@@ -7,9 +7,9 @@ import os
 import platform
 import subprocess
 from importlib import metadata
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from files.installation import IS_INSTALLED, ROOT, version
+
 REVISION_VARIABLE = "DRAFTFLEET_REVISION"
 """Set by the submitter of a job, because `.git` is not part of a working directory."""
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "pyarrow", "numpy", "pillow", "fsspec", "pydantic")
@@ -28,10 +28,13 @@ def versions() -> dict[str, str]:
 
 
 def code_revision() -> str:
-    """Return the revision set by the submitter, else the git commit (`+changes` if files differ), else a code hash."""
+    """Return the revision set by the submitter, else the git commit (`+changes` if files differ), else a code hash; of
+    an installed package, its version and the hash."""
     given = os.environ.get(REVISION_VARIABLE)
     if given:
         return given
+    if IS_INSTALLED:
+        return f"version:{version()} tree:{tree_hash()}"
     commit = _git("rev-parse", "HEAD") if (ROOT / ".git").exists() else None
     if not commit:
         return f"tree:{tree_hash()}"

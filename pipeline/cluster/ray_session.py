@@ -18,6 +18,7 @@ from typing import Any
 
 from configs.pool import JobSectionConfig
 from files import external_code
+from files.installation import IMPORT_ROOT, IS_INSTALLED
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
 from pipeline.resources import gcs
@@ -104,11 +105,12 @@ def _local_options(job: JobSectionConfig) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _cluster_options(job: JobSectionConfig, dotted: str) -> Iterator[dict[str, Any]]:
-    """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job."""
+    """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job; a
+    wheel is installed on the nodes."""
     gcs.check(job.ray_address, dotted)
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         shipped: dict[str, Any] = {"env_vars": {HIDE_GPUS: "1"}}
-        if INSIDE_SUBMITTED_JOB not in os.environ:
+        if INSIDE_SUBMITTED_JOB not in os.environ and not IS_INSTALLED:
             archive = Path(folder, "checkout.zip")
             code_archive.pack(archive)
             shipped["working_dir"] = str(archive)
@@ -117,15 +119,20 @@ def _cluster_options(job: JobSectionConfig, dotted: str) -> Iterator[dict[str, A
 
 def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
     """Return the setup hook of worker processes, which installs the external code of this process, and starts the
-    watchdog of `job.max_silence_s`. Ray keeps replacing
-    a worker whose hook fails, so a worker that cannot import the code prints the reason and runs without it."""
+    watchdog of `job.max_silence_s`. Ray keeps replacing a worker whose hook fails, so a worker that cannot import the
+    code prints the reason and runs without it.
+
+    A local Ray imports this code before packages of the working directory, which Ray puts on the path of workers.
+    """
     install_external_code = external_code.shipping()
-    max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
+    max_silence_s, root = job.max_silence_s, str(IMPORT_ROOT)
+    comes_first = job.ray_address == "local" and not IS_INSTALLED
 
     def draftfleet_worker_setup() -> None:
         import sys
 
-        sys.path.append(root)
+        if root not in sys.path or comes_first:
+            sys.path.insert(0 if comes_first else len(sys.path), root)
         try:
             install_external_code()
             from actors.serving import heartbeat

@@ -3,6 +3,7 @@ finds the rows of its source that they answer."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig, SamplingConfig
+from files.installation import command
 from pipeline.manifest.done_bitmap import DoneBitmap, PathIndex
 from pipeline.manifest.freezing import list_source, open_listing
 from pipeline.manifest.id_hashes import Hashes, hash_ids
@@ -69,8 +71,8 @@ class RecordedJob:
     def _checked(self, found: Found, dotted: str) -> pa.Table:
         if found.table is None:
             raise ConfigError(
-                f"{dotted}: {self.output.shown(found.relative)}: {found.problem}; `python -m jobs.check` lists the "
-                "damaged files, and the job's own command makes their rows again"
+                f"{dotted}: {self.output.shown(found.relative)}: {found.problem}; `{shlex.join(command('check'))}` "
+                "lists the damaged files, and the job's own command makes their rows again"
             )
         if found.table.num_rows and found.fingerprint != self.fingerprint:
             how = f"{found.relative} was made by config {found.fingerprint}, not {self.fingerprint}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from files.installation import command
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.parquet_files import DamagedParquet, open_parquet
@@ -40,7 +42,7 @@ def open_result(output: OutputDir, name: str, columns: Sequence[str]) -> Iterato
         with open_parquet(output.filesystem, output.path(name)) as parquet:
             yield parquet, [column for column in columns if column in parquet.schema_arrow.names]
     except DamagedParquet as error:
-        advice = "python -m jobs.check lists damaged files"
+        advice = f"{shlex.join(command('check'))} lists damaged files"
         raise DamagedFile(output.shown(name), name, f"it is torn: {error}", advice) from None
 
 

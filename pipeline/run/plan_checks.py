@@ -34,9 +34,9 @@ DECODER_PACKAGES = {"auto": "av", "pyav": "av", "decord": "decord"}
 def check_models(config: CaptionJobConfig) -> tuple[CaptionJobConfig, TextPairInfo]:
     """Check a job's checkpoints and what depends on them; return the job with revisions pinned, and with sizes and the
     target's generation settings filled in, and the metadata of the pair. Raises ConfigError."""
-    import actors.loading.pair  # imports torch and transformers, after the fast checks
+    from actors.loading import pair as loading  # imports torch and transformers, after the fast checks
 
-    config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
+    config, pair = checkpoints.check(config, loading.check, runs_here(config))
     if pair.generation.sampling is not None:
         config = config.model_copy(update={"sampling": pair.generation.sampling})
     if config.source.max_side_px == "auto":

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import actors.engine_actor
-import actors.paint
+from actors import engine_actor, paint
 from configs.contexts import CaptionContextConfig
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig, WeightsConfig
 from configs.section import Section
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
+from files.installation import IS_INSTALLED, SHIPPED_MODELS, shipped_model, shipped_models
 from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
 from pipeline.storage.first_touch import bounded, check_stores
@@ -59,6 +59,17 @@ class Site:
     def is_on_hub(self) -> bool:
         """Whether the path is a hub id (`owner/name`) and no local path."""
         return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
+
+    @property
+    def shipped(self) -> Path | None:
+        """The folder of a model that ships with this code, unless the path exists in the working directory."""
+        return None if os.path.exists(self.section.path) else shipped_model(self.section.path)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the path is that of a model of the checkout that the installed package does not have."""
+        path = self.section.path
+        return IS_INSTALLED and path.startswith(f"{SHIPPED_MODELS}/") and not os.path.exists(path)
 
     def refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"{self.where}: {self.section.path}: {reason}")
@@ -131,6 +142,12 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
             job = replaced(job, site.steps, {"revision": checkpoint.revision})
             outlined = _at_path(outlined, site, checkpoint_cache.outline(checkpoint))
             _report(site, len(checkpoint.files), checkpoint.num_bytes, checkpoint.revision)
+        elif site.shipped is not None:
+            outlined = _at_path(outlined, site, site.shipped)
+        elif site.is_left_out:
+            raise site.refusal(
+                f"this model is part of a checkout only; the installed package has {', '.join(shipped_models())}"
+            )
         elif site.is_on_hub:
             commit = None if is_unreachable else _query_hub(site)
             if commit is None:  # no further requests: each would wait for the library's own retries
@@ -150,7 +167,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
         found_revision, wanted = getattr(info, "revisions", {}).get(site.name), site.section.revision
         if site.is_stored or found_revision is None:
             continue
-        if os.path.exists(site.section.path):
+        if os.path.exists(site.section.path) or site.shipped is not None:
             if wanted not in (None, found_revision):
                 raise site.refusal(f"it is revision {found_revision}, and {site.where}.revision asks for {wanted}")
         elif _COMMIT.fullmatch(found_revision):
@@ -221,17 +238,20 @@ def _why_no_hub() -> str:
 
 
 def fetched(job: AnyJob) -> AnyJob:
-    """Copy stored weights to this machine, and return the job with local paths; ConfigError if that fails."""
+    """Copy stored weights to this machine, and return the job with local paths of these and of shipped models;
+    ConfigError if that fails."""
     for site in sites(job):
         if site.is_stored:
             job = _at_path(job, site, checkpoint_cache.copy(site.look()))
+        elif site.shipped is not None:
+            job = _at_path(job, site, site.shipped)
     return job
 
 
 def load_pair(config: Any, num_threads: int | None) -> Any:
     """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
     local = fetched(config)
-    loaded = _with_job_names(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
+    loaded = _with_job_names(config, local, lambda: engine_actor.load_pair(local, num_threads))
     return _renamed(loaded, config)
 
 
@@ -243,7 +263,9 @@ def load_painter(config: SynthesizeJobConfig, num_threads: int | None) -> VqPain
             checkpoint = site.look()
             path = checkpoint_cache.copy(checkpoint) if site.name == "vq" else checkpoint_cache.outline(checkpoint)
             local = _at_path(local, site, path)
-    return _with_job_names(config, local, lambda: actors.paint.load_painter(local, num_threads))
+        elif site.shipped is not None:
+            local = _at_path(local, site, site.shipped)
+    return _with_job_names(config, local, lambda: paint.load_painter(local, num_threads))
 
 
 def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> Info:
@@ -253,21 +275,21 @@ def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> In
     except ConfigError as error:
         message = str(error)
         for site, local_site in zip(sites(job), sites(local), strict=True):
-            if site.is_stored:
+            if site.section.path != local_site.section.path:
                 message = message.replace(local_site.section.path, access.shown(site.section.path))
         raise ConfigError(message) from None
 
 
 def _renamed(found: Any, job: Section) -> Any:
     """Replace the revisions and model ids of a pair, or of its `info`, by the job's own paths and pinned revisions."""
-    stored = {site.name: site for site in sites(job) if site.is_stored}
+    stored = {site.name: site for site in sites(job) if site.is_stored or site.shipped is not None}
     if not stored:
         return found
     if hasattr(found, "info"):  # image pairs have their revisions and ids in `info`
         return dataclasses.replace(found, info=_renamed(found.info, job))
-    revisions = {name: str(site.section.revision) for name, site in stored.items()}
+    revisions = {name: str(site.section.revision) for name, site in stored.items() if site.is_stored}
     changes: dict[str, Any] = {"revisions": {**found.revisions, **revisions}}
     for name in ("target", "drafter"):
         if name in stored and hasattr(found, f"{name}_id"):
-            changes[f"{name}_id"] = f"{stored[name].section.path}@{revisions[name]}"
+            changes[f"{name}_id"] = f"{stored[name].section.path}@{changes['revisions'][name]}"
     return dataclasses.replace(found, **changes)

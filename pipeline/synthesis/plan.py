@@ -112,9 +112,9 @@ def make_plan(
     external = install_external(external_names(config), folder)
     output = open_output(config, shard)
     resources = resolve(config, config.job)
-    import actors.loading.image_pair  # imports torch and transformers, after the fast checks
+    from actors.loading import image_pair  # imports torch and transformers, after the fast checks
 
-    config, pair = checkpoints.check(resources.apply(config), actors.loading.image_pair.check, runs_here(config))
+    config, pair = checkpoints.check(resources.apply(config), image_pair.check, runs_here(config))
     check_contracts(config.method.places)
     with Workers(config.job if runs else None) as workers:
         reopened = reopen(needs_of(config), output, resume.accept_touched, workers)

@@ -20,6 +20,7 @@ from ray._private import ray_constants
 from ray.dashboard.modules.job import job_supervisor
 
 from configs.load import load_job
+from configs.presets import job_names
 from jobs import caption
 from jobs.submit import STOP_WAIT_VARIABLE
 from pipeline.cluster import code_archive
@@ -123,12 +124,10 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manifest: dict[str, Any]) -> None:
     command = shlex.split(manifest["spec"]["entrypoint"])
-    assert command[:3] == ["python", "-m", "jobs.caption"]
-    arguments = caption.COMMAND.parse(command[3:])
-    workdir = instruction(docker_steps(), "WORKDIR")[-1]
-    inside = arguments.config.relative_to(workdir)
-    assert inside.as_posix() in dict(code_archive.shipped_files())
-    job = load_job(caption.COMMAND.model, ROOT / inside, tuple(arguments.overrides))
+    assert command[:2] == ["draftfleet", "caption"]
+    arguments = caption.COMMAND.parse(command[2:])
+    assert str(arguments.config) in job_names()
+    job = load_job(caption.COMMAND.model, arguments.config, tuple(arguments.overrides))
     assert job.job.ray_address == "auto"
     groups = {group["groupName"]: group for group in manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
     assert job.pool.max_size == groups["gpu"]["maxReplicas"]
@@ -244,7 +243,8 @@ def instruction(steps: list[tuple[str, str]], word: str) -> list[str]:
 def test_the_image_holds_what_a_job_needs_and_nothing_else_of_the_checkout() -> None:
     copied = [rest.split() for rest in instruction(docker_steps(), "COPY")]
     sources = [words[0] for words in copied if not words[0].startswith("--from")]
-    assert sorted(set(sources)) == sorted({*code_archive.SHIPPED_FOLDERS, *code_archive.SHIPPED_FILES})
+    of_the_build = {"wheel_layout.py", "README.md", "LICENSE"}
+    assert {*sources} == {*code_archive.SHIPPED_FOLDERS, *code_archive.SHIPPED_FILES, *of_the_build}
     assert all((ROOT / source).exists() for source in sources)
     assert all(words[-1] in ("./", f"./{words[0]}") for words in copied if not words[0].startswith("--from"))
     sent = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -267,15 +267,13 @@ def test_the_image_is_pinned_and_runs_without_privileges() -> None:
 def test_the_image_can_run_every_job_from_any_folder_and_holds_no_secret() -> None:
     steps = docker_steps()
     environment = " ".join(instruction(steps, "ENV"))
-    workdir = instruction(steps, "WORKDIR")[-1]
-    assert f"PYTHONPATH={workdir}" in environment.split()
     declared = re.findall(r"(\w+)=", " ".join([environment, *instruction(steps, "ARG")]))
     assert set(declared) == {
-        *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "RAY_USAGE_STATS_ENABLED", "DRAFTFLEET_REVISION"),
+        *("PATH", "PYTHONUNBUFFERED", "RAY_USAGE_STATS_ENABLED", "DRAFTFLEET_REVISION"),
         *("TORCH_INDEX", "REVISION"),
     }
     (command,) = instruction(steps, "CMD")
-    assert json.loads(command) == ["python", "-m", "jobs.caption", "--help"]
+    assert json.loads(command) == ["draftfleet", "caption", "--help"]
 
 
 def test_the_image_installs_extras_that_the_project_has() -> None:

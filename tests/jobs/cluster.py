@@ -67,8 +67,8 @@ class LocalCluster:
 
 
 @contextmanager
-def local_cluster() -> Iterator[LocalCluster]:
-    """A head on the loopback with two logical CPUs, its dashboard up, as long as the block runs."""
+def local_cluster(python: str = sys.executable) -> Iterator[LocalCluster]:
+    """A head on the loopback with two logical CPUs, run by `python`, its dashboard up, as long as the block runs."""
     folder = Path(tempfile.mkdtemp(prefix="df-c", dir="/tmp"))  # sockets below it: paths must be short
     dashboard, metrics, client = free_ports(3)
     cluster = LocalCluster(
@@ -76,7 +76,7 @@ def local_cluster() -> Iterator[LocalCluster]:
     )
     _write_token(cluster)
     command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        *(python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
         *("--node-ip-address=127.0.0.1", "--port=0", f"--ray-client-server-port={client}"),
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", f"--metrics-export-port={metrics}"),
         *("--dashboard-agent-listen-port=0", "--num-cpus=2", f"--object-store-memory={256 * 1024**2}"),
@@ -85,7 +85,7 @@ def local_cluster() -> Iterator[LocalCluster]:
     with (folder / "start.log").open("wb") as log:
         # A session of its own, so that what it starts can be ended together, and nothing else with it.
         node = subprocess.Popen(
-            command, cwd=folder, env=_environment(cluster), stdout=log, stderr=log, start_new_session=True
+            command, cwd=folder, env=_environment(cluster, python), stdout=log, stderr=log, start_new_session=True
         )
     try:
         _wait_until_up(cluster, node)
@@ -112,14 +112,14 @@ def _write_token(cluster: LocalCluster) -> None:
     path.chmod(0o600)
 
 
-def _environment(cluster: LocalCluster) -> dict[str, str]:
+def _environment(cluster: LocalCluster, python: str) -> dict[str, str]:
     """Nothing of this machine's own Ray, and no path to this checkout: a job brings its code with it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHONPATH"))}
     return {
         **kept,
         MARK: str(cluster.folder),
         "HOME": str(cluster.home),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "RAY_TMPDIR": str(cluster.folder),
         "RAY_metrics_report_interval_ms": "500",

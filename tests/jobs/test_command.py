@@ -21,11 +21,12 @@ from tests.pipeline.attempts import job, plan_of
 
 def command(run: Callable[[Any], Any], make_plan: Callable[..., Any] = plan_of) -> Command[Any, Any]:
     return Command(
-        module="jobs.caption",
+        name="caption",
         verb="captioning",
         doc="",
+        example="",
         model=CaptionJobConfig,
-        make_plan=lambda config, limit, _, resume, __: make_plan(config, resume, limit),
+        make_plan=lambda config, limit, _, resume, *__: make_plan(config, resume, limit),
         describe=lambda _: [],
         run=run,
         build=results,

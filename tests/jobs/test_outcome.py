@@ -36,11 +36,12 @@ def command(fails: Fails) -> Command[Any, Any]:
         return done
 
     return Command(
-        module="jobs.caption",
+        name="caption",
         verb="captioning",
         doc="",
+        example="",
         model=CaptionJobConfig,
-        make_plan=lambda config, limit, _, resume, shard: attempts.plan_of(config, resume, limit, shard=shard),
+        make_plan=lambda config, limit, _, resume, shard, __: attempts.plan_of(config, resume, limit, shard=shard),
         describe=lambda _: [],
         run=run,
         build=results,

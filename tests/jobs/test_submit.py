@@ -11,7 +11,9 @@ import pytest
 
 import pipeline.cluster.jobs
 from configs.load import ConfigError
+from files.installation import version
 from jobs import submit
+from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import dashboard_url
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
@@ -95,6 +97,52 @@ def test_a_submission_is_the_job_s_own_command_with_the_clusters_ray_and_the_rev
     assert made["runtime_env"]["env_vars"] == OWN_VARIABLES
     assert set(made) == {"entrypoint", "submission_id", "runtime_env"}
     assert {"jobs/caption.py", "zoo/checkpoints/caption_target/config.json"} <= set(client.archives[0])
+
+
+def test_an_installed_package_uploads_only_the_job_file_and_names_its_version(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(submit, "IS_INSTALLED", True)
+    monkeypatch.setattr(code_archive, "SHIPPED_FOLDERS", ())
+    monkeypatch.setattr(code_archive, "SHIPPED_FILES", ())
+    own = tmp_path / "mine.yaml"
+    own.write_text(Path(CAPTION[1]).read_text())
+    monkeypatch.chdir(tmp_path)
+    for job_file, place in ((str(own), "submitted/mine.yaml"), ("zoo_caption", "zoo_caption")):
+        assert submit.main(["--config", job_file, *CAPTION[2:], *ADDRESS, "--again"]) == submit.DONE
+        words = shlex.split(client.submitted[-1]["entrypoint"])
+        assert words[:4] == ["draftfleet", "caption", "--config", place]
+        assert client.archives[-1] == ([place] if "/" in place else [])
+    variables = {submit.STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S), submit.VERSION_VARIABLE: version()}
+    assert client.submitted[-1]["runtime_env"]["env_vars"] == variables
+
+
+def test_code_of_the_user_is_shipped_beside_the_job_file(client: Client, tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(Path(CAPTION[1]).read_text())
+    (tmp_path / "mine_package").mkdir()
+    (tmp_path / "mine_package/drafter.py").write_text("from mine_words import WORD\n")
+    (tmp_path / "mine_words.py").write_text("WORD = 1\n")
+    drafter = "method={drafter: {kind: 'mine_package.drafter:Mine'}}"
+    assert submit.main(["--config", str(own), *CAPTION[2:], *ADDRESS, drafter]) == submit.DONE
+    shipped = {name for name in client.archives[0] if name.startswith("submitted/")}
+    assert shipped == {"submitted/mine.yaml", "submitted/mine_package/drafter.py", "submitted/mine_words.py"}
+
+
+def test_a_module_that_is_not_there_is_refused_before_the_submission(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = "method={drafter: {kind: 'mine_nowhere:Mine'}}"
+    assert submit.main([*CAPTION, *ADDRESS, drafter]) == submit.REFUSED
+    assert "refused: method.drafter: mine_nowhere:Mine: there is no module" in capsys.readouterr().err
+    assert not client.submitted
+
+
+def test_a_job_file_by_name_is_not_added_to_the_archive(client: Client) -> None:
+    assert submit.main(["zoo_caption", *CAPTION[2:], *ADDRESS]) == submit.DONE
+    assert "python -m jobs.caption --config zoo_caption source.path=/data" in client.submitted[0]["entrypoint"]
+    assert [name for name in client.archives[0] if name.startswith("submitted")] == []
+    assert {"draftfleet/checkout.py", "configs/jobs/zoo_caption.yaml"} <= {*client.archives[0]}
 
 
 def test_a_pilot_runs_where_the_gpus_are_under_a_name_of_its_own(client: Client) -> None:

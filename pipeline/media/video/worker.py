@@ -19,12 +19,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from files.installation import IMPORT_ROOT
 from pipeline.media.video import messages
 from pipeline.media.video.sampling import FrameSampling
 from pipeline.rows.schemas import RowError
 
-ROOT = Path(__file__).resolve().parents[3]
-MODULE = "pipeline.media.video.child"
+MODULE = f"{__package__}.child"
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.5
 NO_VIDEOS = "none"
@@ -167,7 +167,7 @@ class DecoderWorker:
                 fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
         self._takes_videos = takes_videos
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [str(IMPORT_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
         decoder = self._request["decoder"] if takes_videos else NO_VIDEOS
         arguments = [child_reads, child_writes, self._limits.worker_max_bytes, decoder]

@@ -119,6 +119,31 @@ def test_a_job_whose_weights_are_folders_is_as_it_was(tmp_path: Path) -> None:
     assert fetched(job) is job
 
 
+def test_shipped_models_are_found_from_any_folder_under_their_relative_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"zoo/checkpoints/caption_{name}" for name in ("target", "drafter")]
+    job = caption_job(*names)
+    at_root, info_at_root = check(job, actors.loading.pair.check, True)
+    monkeypatch.chdir(tmp_path)
+    pinned, info = check(job, actors.loading.pair.check, True)
+    assert pinned == at_root == job
+    assert (info.revisions, info.target_id) == (info_at_root.revisions, info_at_root.target_id)
+    assert info.drafter_id == info_at_root.drafter_id == f"{names[1]}@{info.revisions['drafter']}"
+    assert checkpoints.load_pair(job, None).target_id == info.target_id
+    with pytest.raises(ConfigError, match=r"model\.target: .*zoo/checkpoints/caption_target: it is revision .* f00d$"):
+        check(caption_job(names[0], revision="f00d"), actors.loading.pair.check, True)
+    toys.save("llama", tmp_path / names[0])  # a folder of one's own comes first
+    assert check(caption_job(names[0]), actors.loading.pair.check, True)[1].revisions != info.revisions
+
+
+def test_a_model_that_is_not_installed_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "IS_INSTALLED", True)
+    reason = r"^model\.target: zoo/checkpoints/gone: this model is part of a checkout only; .* zoo/checkpoints/"
+    with pytest.raises(ConfigError, match=reason):
+        check(caption_job("zoo/checkpoints/gone"), actors.loading.pair.check, True)
+
+
 def test_a_revision_that_is_not_there_is_refused_before_anything_starts(memory: Any, tmp_path: Path) -> None:
     folder = toy(tmp_path / "target")
     url = upload(memory, folder, "target")
