@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--accept-moved", action="store_true", help=about)
     add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(argv)
-    with signals.caught() as stop:
+    with signals.catch_signals() as stop:
         try:
             job = read_job(arguments.output, "--from")
             exports, dotted = job.config.sink.exports, "sink.exports"

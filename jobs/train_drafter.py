@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
-        with signals.caught() as stop:
+        with signals.catch_signals() as stop:
             job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
             measured = run(job)
     except ConfigError as error:

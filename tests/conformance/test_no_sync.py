@@ -198,16 +198,18 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
+        prefill_outputs = [
+            PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)
+        ]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
-        method.drafter.admit(slots, table.root[slots.index], probes)
+        method.drafter.admit(slots, table.root[slots.index], prefill_outputs)
         method.drafter.prefill(slots, own)
         tree.reset(slots)
         if isinstance(rule, LVSpec):
             # Its admission counts visual tokens on the host between steps; here they are known.
-            assert probes[0].hidden is not None
-            rule._visual._reserve(2, probes[0].hidden[0])
+            assert prefill_outputs[0].hidden is not None
+            rule._visual._reserve(2, prefill_outputs[0].hidden[0])
             rule._visual._counts = [2, 2, 2]
         rows = table.sampling(slots)
         levels = tree.max_levels if method.drafter.name != "none" else 0
