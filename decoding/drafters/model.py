@@ -79,10 +79,10 @@ class ModelDrafter(Drafter):
         # Cached views by rows and width, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
-        return [context.build(request, probe, self.model) for context in self.contexts]
+    def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
+        return [context.build(request, prefill_output, self.model) for context in self.contexts]
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
         for slot in slots.ids:
@@ -158,8 +158,8 @@ class ModelDrafter(Drafter):
             self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._pending_inputs[b, width]
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        slots, tree = judgement.slots, judgement.tree
+    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+        slots, tree = verification.slots, verification.tree
         if tree.num_levels == 0:
             # Without drafts, the target's token is appended to the pending tokens.
             tokens = verdict.next
@@ -182,7 +182,7 @@ class ModelDrafter(Drafter):
             if self.merge.learns:
                 # The root was merged first, then the nodes in the order of their scratch positions.
                 places = torch.where(columns >= 0, columns + 1, -1)
-                self.merge.learn(judgement, verdict, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
+                self.merge.learn(verification, verdict, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)

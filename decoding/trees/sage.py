@@ -138,11 +138,11 @@ class SageTree(SagePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
         frontier, plan = self._frontier, self._plan
-        nodes, logits = frontier.nodes, level.logits
-        best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
-        likely = (best if level.noise is None else logits.topk(self.settings.top_k, dim=-1)).values
+        nodes, logits = frontier.nodes, draft_logits.logits
+        best = perturb(logits, draft_logits.noise, draft_logits.rows).topk(self.max_siblings, dim=-1)
+        likely = (best if draft_logits.noise is None else logits.topk(self.settings.top_k, dim=-1)).values
         likely = likely[..., : self.settings.top_k].float()
         has_any = likely[..., :1] > -torch.inf
         ranked = torch.where(has_any, likely.softmax(dim=-1), -1.0)
@@ -198,8 +198,8 @@ class SageTree(SagePolicy):
             draft_probs=probs,
         )
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
-        slots, tree = judgement.slots, judgement.tree
+    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
+        slots, tree = verification.slots, verification.tree
         if tree.num_levels == 0:
             return None
         probs, alpha, is_known = self._observe(tree, verdict)

@@ -60,12 +60,12 @@ class Recorder:
         self.rejected_at: set[int] = set()
         self.ranks_taken: set[int] = set()
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = self.rule.judge(judgement)
-        ranks = judgement.tree.sibling_rank()
+    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+        verdict = self.rule.judge(verification)
+        ranks = verification.tree.sibling_rank()
         for row, n in enumerate(verdict.n.tolist()):
             last = int(verdict.path[row, n - 1])
-            has_children = bool(((judgement.tree.parents[row] == last) & judgement.tree.valid[row]).any())
+            has_children = bool(((verification.tree.parents[row] == last) & verification.tree.valid[row]).any())
             if has_children:
                 self.rejected_at.add(n)
             self.ranks_taken |= {int(ranks[row, node]) for node in verdict.path[row, 1:n]}

@@ -55,7 +55,7 @@ def the_bonus_token_counts_as_accepted(patch: Patch) -> None:
 
 
 def look_up_forgets_what_was_accepted(patch: Patch) -> None:
-    patch.setattr(LookupDrafter, "commit", lambda self, judgement, verdict: None)
+    patch.setattr(LookupDrafter, "commit", lambda self, verification, verdict: None)
 
 
 def sampled_independence(tree: str, family: str = "llava", count: int = 8) -> Callable[[], object]:

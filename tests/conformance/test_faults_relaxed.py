@@ -41,7 +41,7 @@ def relaxed_drafts_are_not_counted(patch: Patch) -> None:
 
 
 def the_targets_choice_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.warped.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
 
 
 def visual_states_belong_to_the_row_instead_of_the_slot(patch: Patch) -> None:

@@ -52,7 +52,7 @@ def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp:
     for node, parent in enumerate(parents[1:], start=1):
         valid[:, node] &= valid[:, parent]
     logits = sharp * torch.randn(rows, num_nodes, V, generator=generator)
-    return blocks.judgement(
+    return blocks.verification(
         blocks.tree(tokens.tolist(), parents, valid.tolist()), logits, temperature=temperature, position=seed
     )
 
@@ -67,10 +67,10 @@ def same(one: AcceptanceResult, other: AcceptanceResult) -> bool:
 
 def test_a_greedy_row_judges_raw_logits_whatever_the_filters_of_others() -> None:
     """In a batch with a sampled row: temperature and filters are for that row alone."""
-    one = blocks.judgement(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
+    one = blocks.verification(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
     temperature = torch.tensor([0.0, 0.7])
-    warped = one.raw / torch.tensor([1.0, 0.7])[:, None, None]
-    mixed = replace(one, warped=warped, rows=replace(one.rows, temperature=temperature))
+    processed_logits = one.target_logits / torch.tensor([1.0, 0.7])[:, None, None]
+    mixed = replace(one, processed_logits=processed_logits, rows=replace(one.rows, temperature=temperature))
     assert int(opened(Lantern(NEXT, 5, 0.16)).judge(mixed).n[0]) == 2
     assert int(opened(Lantern(NEXT, 5, 0.10)).judge(mixed).n[0]) == 1
 
@@ -85,15 +85,16 @@ def test_greedy_verdicts_equal_a_slow_loop_written_from_the_paper(seed: int, div
     verdict = opened(Lantern(NEXT, k, delta, divergence)).judge(case)
     num_relaxed = 0
     for row in range(12):
-        best = lantern_by_hand.longest_greedy(case.tree, row, case.warped, NEXT, k - 1, divergence, delta)
+        best = lantern_by_hand.longest_greedy(case.tree, row, case.processed_logits, NEXT, k - 1, divergence, delta)
         n = int(verdict.n[row])
         path = verdict.path[row, 1:n].tolist()
         assert path in best, (row, path, best)
         last = path[-1] if path else 0
-        assert int(verdict.next[row]) == int(case.warped[row, last].argmax())
+        assert int(verdict.next[row]) == int(case.processed_logits[row, last].argmax())
         above = [0, *path][: n - 1]
         odd = [
-            int(case.warped[row, a].argmax()) != int(case.tree.tokens[row, b]) for a, b in zip(above, path, strict=True)
+            int(case.processed_logits[row, a].argmax()) != int(case.tree.tokens[row, b])
+            for a, b in zip(above, path, strict=True)
         ]
         assert verdict.relaxed[row].tolist() == [False, *odd, *[False] * (case.tree.num_levels + 1 - n)]
         num_relaxed += sum(odd)
@@ -109,7 +110,7 @@ def drawn(
     """The target's own draws after the root, and the verdicts on `siblings`."""
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), rows)
     logits = logits_of(PROBS, *[{7: 1.0}] * len(siblings)).expand(rows, -1, -1)
-    one = blocks.judgement(tree, logits, temperature=1.0)
+    one = blocks.verification(tree, logits, temperature=1.0)
     return target_choice(one)[:, 0], opened(Lantern(NEXT, k, delta, **options)).judge(one)
 
 
@@ -138,7 +139,7 @@ def test_given_a_draft_of_the_same_noise_its_neighbours_are_drawn_more_often_tha
     """Target 0.9, 0.1 on codes 20 and 11, drafter on 20 and 10: where 20 loses to one it often loses to both."""
     rows = 40_000
     tree = blocks.chain(*[[10]] * rows)
-    one = blocks.judgement(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
+    one = blocks.verification(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
     noise = one.noise.gumbel(Stream.TOKEN)[:, 0]
     drafted = (logits_of({20: 0.9, 10: 0.1})[0, 0] + noise).argmax(-1) == 10
     relaxed = opened(Lantern(NEXT, 2, 0.11)).judge(one).relaxed[:, 1]
@@ -206,7 +207,7 @@ def test_special_tokens_are_strict_in_both_directions(temperature: float) -> Non
     rule = opened(Lantern(NEXT, 5, 0.9), special)
     for draft in (12, 13):
         tree = blocks.chain(*[[draft]] * 300)
-        one = blocks.judgement(tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature)
+        one = blocks.verification(tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature)
         y = target_choice(one)[:, 0]
         taken = rule.judge(one).n == 2
         wanted = {12, 14} if draft == 12 else {13}

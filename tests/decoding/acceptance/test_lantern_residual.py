@@ -103,7 +103,7 @@ def trial_of(siblings: Tensor, drafter: list[float] | None, temperature: float =
     if drafter is not None:
         tree = replace(tree, draft_probs=torch.tensor(drafter).expand(b, count + 1, -1))
     logits = torch.tensor([Q, *[AFTER] * count]).log().expand(b, -1, -1)
-    return blocks.judgement(tree, logits, temperature=temperature)
+    return blocks.verification(tree, logits, temperature=temperature)
 
 
 def drawn_siblings(count: int) -> Tensor:
@@ -160,14 +160,14 @@ def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
     """Two levels; what follows differs below the two children of the root, in target and drafter."""
     laws = [Q, AFTER, [0.4, 0.1, 0.1, 0.1, 0.3], Q, Q]
     drafters = [P, [0.3, 0.1, 0.1, 0.4, 0.1], [0.1, 0.1, 0.2, 0.3, 0.3], P, P]
-    draws = blocks.judgement(blocks.chain(*[[1, 1]] * ROWS), torch.zeros(ROWS, 3, 5)).noise.gumbel(Stream.DRAFT)
+    draws = blocks.verification(blocks.chain(*[[1, 1]] * ROWS), torch.zeros(ROWS, 3, 5)).noise.gumbel(Stream.DRAFT)
     first = (torch.tensor(P).log() + draws[:, 0]).topk(2, dim=-1).indices
     below = [(torch.tensor(drafters[node]).log() + draws[:, 1]).argmax(-1, keepdim=True) for node in (1, 2)]
     tokens = torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), first, *below], dim=1)
     tree = replace(
         blocks.tree(tokens.tolist(), [-1, 0, 0, 1, 2]), draft_probs=torch.tensor(drafters).expand(ROWS, -1, -1)
     )
-    one = blocks.judgement(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
+    one = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
     verdict = made(3, 0.21, "paper").judge(one)
     path = tree.tokens.gather(1, verdict.path)
     second = torch.where(verdict.n > 2, path[:, 2], verdict.next)

@@ -19,7 +19,7 @@ def after_root(probs: list[float], draft: int, temperature: float = 0.0) -> Veri
     """One draft under a target with `probs` for tokens 10, 11, … after the root."""
     logits = torch.full((1, 2, blocks.VOCAB_SIZE), -torch.inf)
     logits[0, :, 10 : 10 + len(probs)] = torch.tensor(probs).log()
-    return blocks.judgement(blocks.chain([draft]), logits, temperature=temperature)
+    return blocks.verification(blocks.chain([draft]), logits, temperature=temperature)
 
 
 def passes(made: Typical, probs: list[float], draft: int) -> bool:
@@ -67,7 +67,7 @@ def test_of_equally_long_paths_the_likelier_wins() -> None:
     logits[0, :, 10:14] = torch.tensor(PROBS).log()
     rule = Typical(temperature=1.0)
     rule.open(blocks.spec())
-    verdict = rule.judge(blocks.judgement(blocks.tree([[39, 12, 11]], [-1, 0, 0]), logits))
+    verdict = rule.judge(blocks.verification(blocks.tree([[39, 12, 11]], [-1, 0, 0]), logits))
     assert verdict.path.tolist() == [[0, 2]]
 
 
@@ -76,7 +76,7 @@ def test_specials_are_strict_under_typical_acceptance() -> None:
     logits[0, :, [10, blocks.EOS]] = torch.tensor([0.6, 0.4]).log()
     rule = Typical(temperature=1.0)
     rule.open(blocks.spec())
-    assert int(rule.judge(blocks.judgement(blocks.chain([blocks.EOS]), logits)).n) == 1
+    assert int(rule.judge(blocks.verification(blocks.chain([blocks.EOS]), logits)).n) == 1
 
 
 # --- random --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def relax(
 ) -> VerificationOutput:
     tokens = drafts or [10, 11, 12]
     drafts_of_all = blocks.chain(*[tokens] * rows)
-    return blocks.judgement(drafts_of_all, blocks.wanting(*[[30] * 4] * rows), position=position)
+    return blocks.verification(drafts_of_all, blocks.wanting(*[[30] * 4] * rows), position=position)
 
 
 def lengths(probability: float, **kwargs: int) -> torch.Tensor:
@@ -114,7 +114,7 @@ def test_the_draws_belong_to_sample_and_position() -> None:
     whole = rule.judge(relax(0.5, rows=40)).n.tolist()
     for row in (0, 7, 39):
         keys = torch.tensor([[row + 11, row + 77]])
-        alone = blocks.judgement(blocks.chain([10, 11, 12]), blocks.wanting([30] * 4), keys=keys)
+        alone = blocks.verification(blocks.chain([10, 11, 12]), blocks.wanting([30] * 4), keys=keys)
         assert rule.judge(alone).n.tolist() == [whole[row]]
     # A draft's draw follows its place in the text: two places on, the first draft meets the third one's draw.
     first = rule.judge(relax(0.5, rows=40, position=7)).n > 1
@@ -126,6 +126,6 @@ def test_siblings_have_a_draw_each() -> None:
     rule = RandomRelaxation(0.5)
     rule.open(blocks.spec())
     drafts = blocks.tree([[39, 10, 11]] * 400, [-1, 0, 0])
-    taken = rule.judge(blocks.judgement(drafts, blocks.wanting(*[[30] * 3] * 400))).path[:, 1]
+    taken = rule.judge(blocks.verification(drafts, blocks.wanting(*[[30] * 3] * 400))).path[:, 1]
     share = torch.bincount(taken, minlength=3) / 400
     torch.testing.assert_close(share, torch.tensor([0.25, 0.5, 0.25]), atol=0.07, rtol=0)
