@@ -197,7 +197,7 @@ class Drafter(ABC):
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Return the logits (b, F, V) of the frontier's children; at the root, first run the tokens not run yet."""
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
 
@@ -266,7 +266,7 @@ class TreePolicy(ABC):
         """Return the host state that a step's kernels depend on; None if it cannot be replayed."""
         return ()
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> Tensor | None:
         """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
         return None
 
@@ -292,11 +292,11 @@ class Acceptance(ABC):
         """Assign new samples to `slots`."""
 
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
-        """Return the host state that the kernels of `judge` depend on; None if they cannot be replayed."""
+        """Return the host state that the kernels of `accept` depend on; None if they cannot be replayed."""
         return ()
 
     @abstractmethod
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         """Return the accepted path and the target's next token."""
 
 

@@ -164,17 +164,17 @@ def run_step(
     verification = VerificationOutput(
         slots, tree, target_logits, processed_logits, hidden, features, noise, rows, has_grammar=drafts is not None
     )
-    verdict = method.acceptance.judge(verification)
-    tokens = verdict.produced(tree)
-    logprobs = path_logprobs(tree, merged, verdict, tokens)
+    result = method.acceptance.accept(verification)
+    tokens = result.produced(tree)
+    logprobs = path_logprobs(tree, merged, result, tokens)
     verified = time.perf_counter()
     # The accepted nodes of a chain are already at their KV positions.
-    lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
-    method.drafter.commit(verification, verdict)
-    levels = method.tree.commit(verification, verdict)
-    table.advance(slots, tokens, verdict.n)
+    lanes.commit(slots, result.path[:, :0] if tree.is_chain else result.path, result.n)
+    method.drafter.commit(verification, result)
+    levels = method.tree.commit(verification, result)
+    table.advance(slots, tokens, result.n)
     assert tree.num_drafted is not None
-    output = StepOutput(tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
+    output = StepOutput(tokens, logprobs, result.n, tree.num_drafted, result.relaxed, levels, tree.failed)
     return StepResult(output, started, drafted, verified)
 
 
@@ -211,11 +211,11 @@ def grow_tree(
     return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree
 
 
-def path_logprobs(tree: DraftTree, target_logits: Tensor, verdict: AcceptanceResult, tokens: Tensor) -> Tensor:
-    """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `verdict.n`."""
+def path_logprobs(tree: DraftTree, target_logits: Tensor, result: AcceptanceResult, tokens: Tensor) -> Tensor:
+    """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `result.n`."""
     logits = (
         target_logits
         if tree.is_chain
-        else target_logits.gather(1, verdict.path[:, :, None].expand(-1, -1, target_logits.shape[-1]))
+        else target_logits.gather(1, result.path[:, :, None].expand(-1, -1, target_logits.shape[-1]))
     )
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

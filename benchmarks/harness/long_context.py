@@ -36,7 +36,7 @@ class Forced(Acceptance):
             raise ValueError(f"the acceptance rate must be between 0 and 1, not {rate}")
         self.rate = rate
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree = verification.tree
         if not tree.is_chain:
             raise ValueError("acceptance can be forced for chains only")

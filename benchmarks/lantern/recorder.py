@@ -60,15 +60,15 @@ class Recorder(Acceptance):
     def admit(self, slots: SlotBatch, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self.rule.admit(slots, prefill_outputs)
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
-        verdict = self.rule.judge(verification)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = self.rule.accept(verification)
         tree = verification.tree
         children = (tree.parents == 0) & tree.valid
         # No draft follows the last code.
         rows = children.any(dim=1).nonzero()[:, 0]
         if len(rows):
             self._note(verification, children[rows], rows)
-        return verdict
+        return result
 
     def _note(self, verification: VerificationOutput, children: Tensor, rows: Tensor) -> None:
         self._num_steps += len(rows)

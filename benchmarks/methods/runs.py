@@ -34,7 +34,7 @@ class FollowDrafter(Acceptance):
 
     lossless = False
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree = verification.tree
         if not tree.is_chain:
             raise ValueError("a drafter can be followed along chains only")

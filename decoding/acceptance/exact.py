@@ -23,7 +23,7 @@ class Exact(Acceptance):
     def open(self, spec: EngineSpec) -> None:
         self._backend = backend_for(spec.device)
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree = verification.tree
         # Without sampling, penalties and filters, the target's token is the argmax of the target logits.
         if tree.is_chain and verification.processed_logits is verification.target_logits:

@@ -43,7 +43,7 @@ class Rejection(Acceptance):
         prob = trial.mass.gather(1, trial.token[:, None])[:, 0]
         return prob, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree, processed_logits = verification.tree, verification.processed_logits
         b, _, vocab_size = processed_logits.shape
         device = processed_logits.device

@@ -49,7 +49,7 @@ class RelaxedRule(Acceptance):
             strict |= ~legal_drafts(verification)
         return seen.match[:, None] | (self.pardon(verification, seen) & ~strict[:, None])
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         tree = verification.tree
         choice = target_choice(verification)
         wanted = wanted_tokens(tree, choice)

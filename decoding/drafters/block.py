@@ -86,14 +86,14 @@ class BlockDrafter(FeatureDrafter):
         logits: Tensor = self.head(drafted.to(next(self.head.parameters()).dtype))
         return logits.view(b, self._num_levels, -1)
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""
         slots, features = verification.slots, verification.features[:, 0]
         if verification.tree.num_levels == 0:
             self._add_missed(slots, self.network.project(features[:, 0]))
             return
-        taken = features.gather(1, verdict.path[:, :, None].expand(-1, -1, features.shape[2]))
-        self._encode(slots, self.network.project(taken), verdict.n)
+        taken = features.gather(1, result.path[:, :, None].expand(-1, -1, features.shape[2]))
+        self._encode(slots, self.network.project(taken), result.n)
 
     def _encode(self, slots: SlotBatch, states: Tensor, count: Tensor) -> None:
         """Write keys and values of projected features (b, N, D); commit the first `count` (b,) of each row."""

@@ -129,15 +129,15 @@ class EagleDrafter(FeatureDrafter):
         self._num_scratch += width
         return outputs
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
-        slots, tokens = verification.slots, verdict.produced(verification.tree)
+        slots, tokens = verification.slots, result.produced(verification.tree)
         if verification.tree.num_levels == 0:
             self._add_missed(slots, tokens[:, 0], self.network.project(verification.features[:, :, 0]))
             return
         _, num_lanes, _, size = verification.features.shape
-        features = verification.features.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
-        self._encode(slots, tokens, self.network.project(features), verdict.n)
+        features = verification.features.gather(2, result.path[:, None, :, None].expand(-1, num_lanes, -1, size))
+        self._encode(slots, tokens, self.network.project(features), result.n)
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Encode pairs of `tokens` (b, N) and projected `features` (b, R, N, D); commit the first `count` (b,)."""

@@ -87,8 +87,8 @@ class Ensemble(Merge):
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
-    def learn(self, verification: VerificationOutput, verdict: AcceptanceResult, place: Tensor) -> None:
-        tokens, path, is_chain = verdict.produced(verification.tree), verdict.path, verification.tree.is_chain
+    def learn(self, verification: VerificationOutput, result: AcceptanceResult, place: Tensor) -> None:
+        tokens, path, is_chain = result.produced(verification.tree), result.path, verification.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
         offered = verification.tree.has_drafts()
         row = torch.arange(path.shape[0], device=path.device)
@@ -98,7 +98,7 @@ class Ensemble(Merge):
         for depth in range(num_scored):
             node, at = path[:, depth], place[:, depth]
             lanes = self._probs[depth][:, :, 0] if probs is None else probs[row, :, at.clamp_min(0)]  # (b, R, V)
-            judged = (depth < verdict.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
+            judged = (depth < result.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
             self._score(verification.slots, lanes, verification.target_logits[row, node], tokens[:, depth], judged)
         self._choose(verification, offered[:, 0])
 

@@ -79,15 +79,15 @@ class LookupDrafter(Drafter):
         copied = text.gather(1, start[:, None] + ahead % period[:, None])
         return torch.where(matched[:, None] > 0, copied, NO_TOKEN), matched
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         tree, index = verification.tree, verification.slots.index
-        tokens = verdict.produced(tree)
+        tokens = result.produced(tree)
         place = torch.arange(tokens.shape[1], device=tokens.device)
         # Positions beyond the count are set to NO_TOKEN.
-        tokens = torch.where(place < verdict.n[:, None], tokens, NO_TOKEN)
+        tokens = torch.where(place < result.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
         self._text[index[:, None], length[:, None] + place] = tokens
-        self._length[index] = length + verdict.n
+        self._length[index] = length + result.n
 
     def extras(self, slot: int) -> dict[str, Any]:
         num_steps, num_found, num_matched = self._counts[slot].tolist()

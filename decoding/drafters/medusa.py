@@ -63,8 +63,8 @@ class MedusaDrafter(Drafter):
         merged = self.merge.merge(slots, to_vocabulary(logits, self._vocab_size), frontier.depth)
         return merged.expand(-1, width, -1)
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         num_lanes, size = verification.features.shape[1], verification.features.shape[3]
-        last = verdict.path.gather(1, (verdict.n - 1)[:, None])
+        last = result.path.gather(1, (result.n - 1)[:, None])
         state = verification.features.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
         self._state[verification.slots.index] = state.to(self._state.dtype)

@@ -79,8 +79,8 @@ class OnlineSageTree(SagePolicy):
     def finish(self) -> DraftTree:
         return self._pool.tree(self.settings.max_nodes, self.max_siblings)
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> Tensor | None:
         if verification.tree.num_levels == 0:
             return None
         self._learned.count(verification.slots, self._alpha, verification.tree)
-        return self._learned.learn(verification.slots, self._alpha, verdict)
+        return self._learned.learn(verification.slots, self._alpha, result)

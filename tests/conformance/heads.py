@@ -214,9 +214,9 @@ class Watcher(checks.Recorder):
         super().__init__(Exact())
         self.look = look
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         self.look(verification)
-        return self.rule.judge(verification)
+        return self.rule.accept(verification)
 
 
 @torch.no_grad()

@@ -65,9 +65,9 @@ def commit_goes_to_the_wrong_row(patch: Patch) -> None:
 def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def forget(self: Any, verification: Any, verdict: Any) -> None:
-        commit(self, verification, verdict)
-        self._pending[verification.slots.index, 0] = verdict.next
+    def forget(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
+        self._pending[verification.slots.index, 0] = result.next
         self._num_pending[verification.slots.index] = 1
 
     patch.setattr(ModelDrafter, "commit", forget)
@@ -76,9 +76,9 @@ def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
 def drafter_keeps_refused_columns(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def keep(self: Any, verification: Any, verdict: Any) -> None:
-        commit(self, verification, verdict)
-        self.lanes.cache.lens[verification.slots.index] += (verdict.n == 1).long()
+    def keep(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
+        self.lanes.cache.lens[verification.slots.index] += (result.n == 1).long()
 
     patch.setattr(ModelDrafter, "commit", keep)
 

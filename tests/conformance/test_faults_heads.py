@@ -36,8 +36,8 @@ def prompt_features_are_shifted_by_one(patch: Patch) -> None:
 def accepted_features_are_shifted_by_one(patch: Patch) -> None:
     commit = EagleDrafter.commit
 
-    def shifted(self: Any, verification: Any, verdict: Any) -> None:
-        commit(self, replace(verification, features=verification.features.roll(1, 2)), verdict)
+    def shifted(self: Any, verification: Any, result: Any) -> None:
+        commit(self, replace(verification, features=verification.features.roll(1, 2)), result)
 
     patch.setattr(EagleDrafter, "commit", shifted)
 
@@ -80,8 +80,8 @@ def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:
 def medusa_reads_the_roots_state_after_every_step(patch: Patch) -> None:
     commit = MedusaDrafter.commit
 
-    def stale(self: Any, verification: Any, verdict: Any) -> None:
-        commit(self, verification, replace(verdict, n=torch.ones_like(verdict.n)))
+    def stale(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, replace(result, n=torch.ones_like(result.n)))
 
     patch.setattr(MedusaDrafter, "commit", stale)
 

@@ -32,11 +32,11 @@ def special_tokens_may_be_relaxed(patch: Patch) -> None:
 
 
 def relaxed_drafts_are_not_counted(patch: Patch) -> None:
-    judge = relaxed.RelaxedRule.judge
+    accept = relaxed.RelaxedRule.accept
     patch.setattr(
         relaxed.RelaxedRule,
-        "judge",
-        lambda self, one: replace(v := judge(self, one), relaxed=torch.zeros_like(v.relaxed)),
+        "accept",
+        lambda self, one: replace(v := accept(self, one), relaxed=torch.zeros_like(v.relaxed)),
     )
 
 

@@ -20,18 +20,18 @@ pytestmark = pytest.mark.slow
 def without_drafts(commit: Callable[..., None], wrong: Callable[[Any, Any, Any], None]) -> Callable[..., None]:
     """A commit that is wrong only after steps without drafts."""
 
-    def changed(self: Any, verification: Any, verdict: Any) -> None:
-        commit(self, verification, verdict)
+    def changed(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
         if verification.tree.num_levels == 0:
-            wrong(self, verification, verdict)
+            wrong(self, verification, result)
 
     return changed
 
 
 def a_missed_token_is_forgotten(patch: Patch) -> None:
-    def forget(self: Any, verification: Any, verdict: Any) -> None:
+    def forget(self: Any, verification: Any, result: Any) -> None:
         self._num_pending[verification.slots.index] -= 1
-        self._pending[verification.slots.index, self._num_pending[verification.slots.index] - 1] = verdict.next
+        self._pending[verification.slots.index, self._num_pending[verification.slots.index] - 1] = result.next
 
     patch.setattr(ModelDrafter, "commit", without_drafts(ModelDrafter.commit, forget))
 
@@ -64,7 +64,7 @@ def a_row_without_missed_pairs_loses_its_root(patch: Patch) -> None:
 
 
 def a_look_up_does_not_follow_while_it_rests(patch: Patch) -> None:
-    def undo(self: Any, verification: Any, verdict: Any) -> None:
+    def undo(self: Any, verification: Any, result: Any) -> None:
         self._length[verification.slots.index] -= 1
 
     patch.setattr(LookupDrafter, "commit", without_drafts(LookupDrafter.commit, undo))

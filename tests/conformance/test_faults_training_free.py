@@ -32,9 +32,9 @@ def steps_without_drafts_are_forgotten(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def forget(self: Any, verification: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
+        def forget(self: Any, verification: VerificationOutput, result: Any, commit: Any = commit) -> None:
             if verification.tree.num_levels:
-                commit(self, verification, verdict)
+                commit(self, verification, result)
 
         patch.setattr(kind, "commit", forget)
 
@@ -43,9 +43,9 @@ def rows_write_to_each_others_slots(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def crossed(self: Any, verification: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
+        def crossed(self: Any, verification: VerificationOutput, result: Any, commit: Any = commit) -> None:
             name = "_output" if isinstance(self, JacobiDrafter) else "_text"
-            commit(self, verification, verdict)
+            commit(self, verification, result)
             index = verification.slots.index
             getattr(self, name)[index] = getattr(self, name)[index.flip(0)]
 

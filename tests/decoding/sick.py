@@ -85,9 +85,9 @@ class SickDrafter:
         logits[torch.tensor(sick)] = self.value
         return logits
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         self._strike("commit", verification.slots)
-        self.inner.commit(verification, verdict)
+        self.inner.commit(verification, result)
 
     def finished(self, token_ids: Sequence[int]) -> None:
         if self.raises_in == "finished":

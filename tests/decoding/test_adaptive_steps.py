@@ -60,8 +60,8 @@ def step(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, nu
         child = (tree.parents == first[-1][:, None]).long().argmax(dim=1)
         first.append(child)
     path = torch.stack(first, dim=1)
-    verdict = AcceptanceResult(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
-    return tree, policy.commit(replace(like, tree=tree), verdict)
+    result = AcceptanceResult(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
+    return tree, policy.commit(replace(like, tree=tree), result)
 
 
 def lines(tree: DraftTree, row: int) -> set[tuple[int, ...]]:
@@ -167,10 +167,10 @@ def test_the_next_tree_is_planned_from_the_chosen_distribution(source: Any, expe
     policy.grow(DraftLogits(TABLE[torch.full_like(second.tokens, FLAT)], None, like.rows))
     tree = policy.finish()
     path = torch.tensor([[0, 1, 2]])
-    verdict = AcceptanceResult(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
+    result = AcceptanceResult(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
     # The mean of certainty and ten equal chances: P̃ = (.55, .05, …), α = 0.5, D = 5.5: the levels' best have .55, .30,
     # .17, .09, .05, and θ = .018 l: .073 on level 4, .091 on level 5.
-    levels = policy.commit(replace(like, tree=tree), verdict)
+    levels = policy.commit(replace(like, tree=tree), result)
     assert levels is not None
     assert levels.tolist() == [expected]
 
@@ -274,7 +274,7 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     # Row 0 takes 7 and 8 and then goes to 30; row 1 had no drafts and goes to 6.
     wanted = blocks.wanting([7, 8, 30, 0], [6, 0, 0, 0])
     verification = blocks.verification(tree, wanted, where=slots)
-    drafter.commit(verification, Exact().judge(verification))
+    drafter.commit(verification, Exact().accept(verification))
     assert drafter._text[0, :10].tolist() == [5, 6, 7, 8, 5, 6, 7, 8, 30, NO_TOKEN]
     assert drafter._text[1, :6].tolist() == [5, 6, 7, 8, 6, NO_TOKEN]
     again = drafted(drafter, policy, slots, torch.tensor([30, 6]), 3)

@@ -34,12 +34,12 @@ def judged(made: LVSpec, wanted: list[int], relevance: list[float] = RELEVANCE, 
     """Return the number of accepted drafts of a chain."""
     length = len(drafts)
     logits = blocks.wanting([*wanted[:length], 35])
-    verdict = made.judge(blocks.verification(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))
-    n = int(verdict.n) - 1
-    assert verdict.path[0, : n + 1].tolist() == list(range(n + 1))
+    result = made.accept(blocks.verification(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))
+    n = int(result.n) - 1
+    assert result.path[0, : n + 1].tolist() == list(range(n + 1))
     mismatched = [False, *(draft != want for draft, want in zip(drafts, wanted, strict=False))]
-    assert verdict.relaxed[0].tolist() == [m and i <= n for i, m in enumerate(mismatched)]
-    assert int(verdict.next) == [*wanted[:length], 35][n]
+    assert result.relaxed[0].tolist() == [m and i <= n for i, m in enumerate(mismatched)]
+    assert int(result.next) == [*wanted[:length], 35][n]
     return n
 
 
@@ -118,8 +118,8 @@ def test_nothing_is_loosened_in_a_sample_without_visual_columns() -> None:
     made.admit(blocks.slots(1), [blocks.prefill_output(torch.zeros(0, 4))])
     logits = blocks.wanting([30] * 4, [30] * 4)
     states = blocks.directions([0.1, 0.2, 0.3]).expand(2, -1, -1)
-    verdict = made.judge(blocks.verification(blocks.chain([10, 11, 12], [10, 11, 12]), logits, states))
-    assert verdict.n.tolist() == [4, 1]
+    result = made.accept(blocks.verification(blocks.chain([10, 11, 12], [10, 11, 12]), logits, states))
+    assert result.n.tolist() == [4, 1]
 
 
 def test_a_slot_forgets_the_visual_states_of_its_former_sample() -> None:
@@ -141,17 +141,17 @@ def test_a_sample_is_judged_the_same_alone_and_in_a_batch_whatever_the_memory_ha
     together.open(blocks.spec())
     together.admit(blocks.slots(2, 0, 3, 1), [blocks.prefill_output(visual) for visual in visuals])
     batch = blocks.verification(blocks.chain(*tokens), blocks.wanting(*wanted), states, blocks.slots(2, 0, 3, 1))
-    verdict = together.judge(batch)
+    result = together.accept(batch)
     for row in range(4):
         alone = LVSpec(0.5, 3, True)
         alone.open(blocks.spec(num_slots=1))
         alone.admit(blocks.slots(0), [blocks.prefill_output(visuals[row])])
-        one = alone.judge(
+        one = alone.accept(
             blocks.verification(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
         )
-        assert one.path.tolist() == verdict.path[row : row + 1].tolist()
-        assert one.n.tolist() == verdict.n[row : row + 1].tolist()
-        assert one.relaxed.tolist() == verdict.relaxed[row : row + 1].tolist()
+        assert one.path.tolist() == result.path[row : row + 1].tolist()
+        assert one.n.tolist() == result.n[row : row + 1].tolist()
+        assert one.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
 
 
 def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
@@ -182,9 +182,9 @@ def test_relevance_is_read_from_the_state_that_is_asked_for(
     states = blocks.directions([0.5, 0.9, 0.1])
     states[0, 0] = -1.0  # the root's own state: what the first draft's place was predicted from
     drafts = blocks.chain([10, 11, 12])
-    verdict = made.judge(blocks.verification(drafts, blocks.wanting([10, 11, 30, 31]), states[None]))
-    assert int(verdict.n) - 1 == passes
-    first = made.judge(blocks.verification(drafts, blocks.wanting([30, 11, 12, 31]), states[None]))
+    result = made.accept(blocks.verification(drafts, blocks.wanting([10, 11, 30, 31]), states[None]))
+    assert int(result.n) - 1 == passes
+    first = made.accept(blocks.verification(drafts, blocks.wanting([30, 11, 12, 31]), states[None]))
     assert int(first.n) - 1 == {"draft": 0, "before": 3, "embedding": 3}[relevance_of]
 
 
@@ -247,7 +247,7 @@ def test_random_trees_agree_with_plain_loops() -> None:
         visual = torch.randn(5, 4, generator=generator)
         made = rule([0.0, 0.3, 0.7, 1.0][case % 4], 1 + case % 3, case % 2 == 0, visual)
         one = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
-        verdict = made.judge(one)
-        assert (int(verdict.n) - 1, int(verdict.relaxed.sum())) == slow_verdict(one, visual, made)
-        lengths.add(int(verdict.n))
+        result = made.accept(one)
+        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(one, visual, made)
+        lengths.add(int(result.n))
     assert lengths >= {1, 2, 3, 4, 5}

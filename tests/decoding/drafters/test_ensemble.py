@@ -108,11 +108,11 @@ def one_step(
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
     states = torch.zeros(1, 1, 2, 2)
     verification = VerificationOutput(slots, tree, target_logits, target_logits, states, states, noise, rows)
-    verdict = AcceptanceResult(
+    result = AcceptanceResult(
         torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([target_token]), torch.zeros(1, 2, dtype=torch.bool)
     )
     if ensemble.learns:
-        ensemble.learn(verification, verdict, torch.tensor([[0, -1]]))
+        ensemble.learn(verification, result, torch.tensor([[0, -1]]))
     return ensemble
 
 

@@ -67,7 +67,7 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
 
 
 def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1) -> Tensor:
-    """Draft, grow, judge and commit once against a target that gives zeros."""
+    """Draft, grow, accept and commit once against a target that gives zeros."""
     drafter: Any = method.drafter
     b = root.shape[0]
     ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
@@ -77,10 +77,10 @@ def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1)
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
     hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
     verification = VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows)
-    verdict = method.acceptance.judge(verification)
-    drafter.commit(verification, verdict)
+    result = method.acceptance.accept(verification)
+    drafter.commit(verification, result)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
-    return state + verdict.next[:, None, None] + tree.tokens.sum()
+    return state + result.next[:, None, None] + tree.tokens.sum()
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def step(drafter: JacobiDrafter, slots: SlotBatch, num_levels: int, *choices: li
     """Run a step in which the target takes `choices[row][i]` after node i; return the drafts of the step."""
     tree = grown(drafter, slots, num_levels)
     verification = blocks.verification(tree, blocks.wanting(*choices), where=slots)
-    drafter.commit(verification, Exact().judge(verification))
+    drafter.commit(verification, Exact().accept(verification))
     return tree.tokens[:, 1:].tolist()
 
 
@@ -112,5 +112,5 @@ def test_a_tree_that_is_no_chain_is_an_error() -> None:
     tree = blocks.tree([[10, 11, 12]], [-1, 0, 0])
     verification = blocks.verification(tree, blocks.wanting([11, 0, 0]), where=slots)
     with pytest.raises(AssertionError, match="only along a chain"):
-        drafter.commit(verification, Exact().judge(verification))
+        drafter.commit(verification, Exact().accept(verification))
     assert StaticTree([(0,), (0, 0)]).is_chain

@@ -67,8 +67,8 @@ class Watching(EagleDrafter):
         super().prefill(slots, prefixes)
         self.guesses = [self._output[0].clone()]
 
-    def commit(self, verification: VerificationOutput, verdict: AcceptanceResult) -> None:
-        super().commit(verification, verdict)
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        super().commit(verification, result)
         if verification.tree.num_levels:
             self.guesses.append(self._output[0].clone())
 
@@ -87,8 +87,8 @@ def watch(target: TargetModel, task: EagleTask, request: Request, length: int) -
 class NoneAccepted(Exact):
     """Takes the target's token alone, so that every step commits one token."""
 
-    def judge(self, verification: VerificationOutput) -> AcceptanceResult:
-        verdict = super().judge(verification)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        verdict = super().accept(verification)
         first = verification.target_logits[:, 0].argmax(dim=-1)
         return AcceptanceResult(
             torch.zeros_like(verdict.path), torch.ones_like(verdict.n), first, torch.zeros_like(verdict.relaxed)
