@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     again = [*command("train-drafter"), "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
-        with signals.caught() as stop:
+        with signals.catch_signals() as stop:
             job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
             install_external(external_names(job), arguments.config.parent)
             measured = run(job)
