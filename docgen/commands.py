@@ -14,8 +14,8 @@ from jobs.exit_status import MEANINGS
 def commands_page(root: Path) -> str:
     """Render the options of every command, exit statuses, and make targets."""
     parts = [
-        "`draftfleet NAME` runs a command; in a checkout, `python -m jobs.NAME`, with underscores, is the same. `JOB` is "
-        "a path, or the [name](presets.md) of a shipped job file; `section.field=value` replaces a value of it. "
+        "`draftfleet NAME` runs a command; in a checkout `python -m jobs.NAME`, with underscores, is the same. `JOB` "
+        "is a path, or the [name](presets.md) of a shipped job file; `section.field=value` replaces a value of it. "
         "`draftfleet --help` lists the commands, and `draftfleet --version` prints the version."
     ]
     for name in COMMANDS:
