@@ -21,17 +21,24 @@ from actors.events import Events
 from actors.losses import MetricError
 from actors.metrics import engine_metrics
 from actors.results import (
+    ReportProgress,
     RowRefused,
     Stamp,
-    Tally,
     errors_of,
     method_values,
     result_table,
     result_values,
     torch_threads,
 )
+from actors.serving.crash_ledger import (
+    ENGINE_DIED,
+    GIVEN_UP_FROM_DEATHS,
+    CrashLedger,
+    ProcessLedger,
+    deaths_message,
+    row_keys,
+)
 from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
-from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
 from actors.serving.recovery import QueuedEngine
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
@@ -74,18 +81,18 @@ class EngineActor(ABC, Generic[Job, Pair]):
         schema: pa.Schema,
         stamp: Stamp,
         load: Callable[[Job, int | None], Pair] = load_pair,
-        tally: Tally | None = None,
-        flow: ReportWaits | None = None,
-        journal: Journal | None = None,
+        report_progress: ReportProgress | None = None,
+        report_waits: ReportWaits | None = None,
+        ledger: CrashLedger | None = None,
     ) -> None:
         self._config: Job = config
         self._schema = schema
-        self._tally = tally
-        self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
+        self._report_progress = report_progress
+        self._report = None if report_waits is None else functools.partial(report_waits, uuid.uuid4().hex)
         self._events = Events(stamp, config.job.log == "json")
-        self._journal = JournalClient(journal)
+        self._ledger = ProcessLedger(ledger)
         slots = config.pool.slots
-        with self._journal.loading():
+        with self._ledger.loading():
             self._pair: Pair = load(config, torch_threads(config.pool))
             if slots == "auto":
                 slots, reason = self._pair.count_slots()
@@ -96,7 +103,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}
         self._engine = EngineThread(
             engine,
-            mark=functools.partial(self._journal.running, "engine"),
+            mark=functools.partial(self._ledger.running, "engine"),
             max_step_s=config.pool.max_step_s,
         )
 
@@ -105,7 +112,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
         table = self._inputs(table)
         keys = row_keys(table)
         # Blocking calls run in threads, because the event loop serves every batch in flight.
-        deaths = await asyncio.to_thread(self._journal.begin, keys)
+        deaths = await asyncio.to_thread(self._ledger.begin, keys)
         requests: dict[int, Request]
         requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
@@ -118,13 +125,13 @@ class EngineActor(ABC, Generic[Job, Pair]):
         try:
             result = self._results(table, completions, beside)
         except MetricError as error:
-            await asyncio.to_thread(self._journal.failed, str(error))
+            await asyncio.to_thread(self._ledger.failed, str(error))
             raise
-        await asyncio.to_thread(self._journal.audited, self._losses(result))
-        await asyncio.to_thread(self._journal.end, keys, result.num_rows, errors_of(result))
+        await asyncio.to_thread(self._ledger.audited, self._losses(result))
+        await asyncio.to_thread(self._ledger.end, keys, result.num_rows, errors_of(result))
         waits = self._engine.waits
-        if self._tally is not None:
-            self._tally(result)
+        if self._report_progress is not None:
+            self._report_progress(result)
         if self._report is not None:
             self._report(waits)
         self._events.batch(result)
@@ -175,7 +182,7 @@ class EngineActor(ABC, Generic[Job, Pair]):
 
     @abstractmethod
     def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
-        """Return the requests of one row by replica, or raise RowError if it cannot run; `suspect` is its journal key
+        """Return the requests of one row by replica, or raise RowError if it cannot run; `suspect` is its ledger key
         if it was in flight when a process died."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from actors.generate import Generate
-from actors.serving.journal import row_keys
+from actors.serving.crash_ledger import row_keys
 
 ASKED = pa.schema(
     [("sample_id", pa.string()), ("tokens", pa.list_(pa.int32())), ("one", pa.int32()), ("other", pa.int32())]
@@ -32,9 +32,9 @@ class Margins(Generate):
         """Compute the margins of one table and yield one MARGINS table."""
         table = self._inputs(table)
         keys = row_keys(table)
-        deaths = await asyncio.to_thread(self._journal.begin, keys)
+        deaths = await asyncio.to_thread(self._ledger.begin, keys)
         result = await asyncio.to_thread(self._margins, table, keys, deaths)
-        await asyncio.to_thread(self._journal.end, keys, result.num_rows, {})
+        await asyncio.to_thread(self._ledger.end, keys, result.num_rows, {})
         yield result
 
     def _margins(self, table: pa.Table, keys: list[str], deaths: list[int]) -> pa.Table:

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from actors.results import result_table, torch_threads
+from actors.serving.crash_ledger import CrashLedger, ProcessLedger
 from actors.serving.engine_thread import end_process
-from actors.serving.journal import Journal, JournalClient
 from configs.synthesis import SynthesizeJobConfig
 
 FAILURE = {
@@ -49,11 +49,11 @@ class Paint:
         config: SynthesizeJobConfig,
         schema: pa.Schema,
         load: LoadPainter = load_painter,
-        journal: Journal | None = None,
+        ledger: CrashLedger | None = None,
     ) -> None:
         self._schema = schema
         self._batch_rows = config.vq.batch_rows
-        with JournalClient(journal).loading():
+        with ProcessLedger(ledger).loading():
             self._painter = load(config, torch_threads(config.vq))
 
     def __call__(self, table: pa.Table) -> pa.Table:

@@ -16,7 +16,7 @@ from configs.method import MethodConfig
 from configs.pool import ActorPoolConfig
 from decoding.types import Completion
 
-Tally = Callable[[pa.Table], None]
+ReportProgress = Callable[[pa.Table], None]
 """Called after each batch with its table of results."""
 
 

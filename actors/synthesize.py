@@ -73,10 +73,10 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
         }
 
     def _encode(self, prompt: str, suspect: str | None) -> NDArray[np.float32]:
-        """Encode a prompt; if it is a suspect, the journal records that the text encoder runs it."""
+        """Encode a prompt; if it is a suspect, the ledger records that the text encoder runs it."""
         with self._encoding:
             if suspect is not None:
-                self._journal.running("encode", [suspect])
+                self._ledger.running("encode", [suspect])
             try:
                 return self._pair.encode(prompt)
             except RowRefused:
@@ -86,7 +86,7 @@ class Synthesize(EngineActor[SynthesizeJobConfig, "ImagePair"]):
                 raise
             finally:
                 if suspect is not None:
-                    self._journal.running("encode", [])
+                    self._ledger.running("encode", [])
 
     def _extra_values(
         self, place: int, row: dict[str, Any], completion: Completion, plain: Completion | None

@@ -181,13 +181,16 @@ def timed_job(source: dict[str, Any], pool: dict[str, Any], output: Path) -> Cap
     )
 
 
-def timed_dataset(job: CaptionJobConfig, pair: PacedPair, flow: ReportWaits | None = None) -> Any:
+def timed_dataset(job: CaptionJobConfig, pair: PacedPair, report_waits: ReportWaits | None = None) -> Any:
     """Build a job's real Ray Data graph over timed engines."""
     prompt_options = PromptOptions.of(job)
     frozen = freeze(job.source, prompt_options)
     source = SpanDatasource(job.source, frozen, ())
     decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, prompt_options))
-    stages, run = CaptionStages(decode, result_schema(), pair), RunContext(Stamp("timed", 1, "0"), report_waits=flow)
+    stages, run = (
+        CaptionStages(decode, result_schema(), pair),
+        RunContext(Stamp("timed", 1, "0"), report_waits=report_waits),
+    )
     return caption_dataset(job, source, source.num_spans, stages, run)
 
 
@@ -205,8 +208,8 @@ def waits(folder: Path) -> Results:
     cells = {}
     for share in (0.5, 8.0):
         row_s = 1.0 / (share * rows_per_s)
-        with session(JobSectionConfig(num_cpus=2)), wait_times.measured() as measured:
-            dataset = timed_dataset(job, PacedPair(1.0 / row_s), flow=measured.report)
+        with session(JobSectionConfig(num_cpus=2)), wait_times.collect_waits() as measured:
+            dataset = timed_dataset(job, PacedPair(1.0 / row_s), report_waits=measured.report)
             start_s = time.monotonic()
             num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))
             wall_s = time.monotonic() - start_s

@@ -133,16 +133,16 @@ class DraftLogits:
 class VerificationOutput:
     """The target's outputs for a draft tree, the input of acceptance rules and of `commit`.
 
-    `raw` (b, N, V) are the logits after the lane merge, −inf for tokens that a grammar forbids, `warped` (b, N, V) the
-    same after penalties and filters; `hidden` (b, R, N, D) are the target's last hidden states after its final norm,
-    `features` (b, R, N, F) the states of the drafter's `feature_layers`. `has_grammar` is whether a grammar masks
-    logits of any row.
+    `target_logits` (b, N, V) are the logits after the lane merge, −inf for tokens that a grammar forbids,
+    `processed_logits` (b, N, V) the same after penalties and filters; `hidden` (b, R, N, D) are the target's last
+    hidden states after its final norm, `features` (b, R, N, F) the states of the drafter's `feature_layers`.
+    `has_grammar` is whether a grammar masks logits of any row.
     """
 
     slots: SlotBatch
     tree: DraftTree
-    raw: Tensor
-    warped: Tensor
+    target_logits: Tensor
+    processed_logits: Tensor
     hidden: Tensor
     features: Tensor
     noise: StepNoise
@@ -159,7 +159,7 @@ class Context(ABC):
     """Whether the target's prefill must record attention."""
 
     @abstractmethod
-    def build(self, request: Request, probe: PrefillOutput, model: Any) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: Any) -> Prefix:
         """Return the lane's prompt, encoded by the drafter `model`."""
 
 
@@ -177,11 +177,11 @@ class Drafter(ABC):
     def open(self, spec: EngineSpec) -> None:
         """Allocate state."""
 
-    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
-        """Return the sample's prompt for each lane; `probe` is a result of `PrefillOutput.outline`."""
+    def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
+        """Return the sample's prompt for each lane; `prefill_output` is a result of `PrefillOutput.outline`."""
         return []
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         """Assign new samples to `slots`; `first` (b,) are the target's first output tokens. `prefill` follows later."""
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
@@ -197,7 +197,7 @@ class Drafter(ABC):
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Return the logits (b, F, V) of the frontier's children; at the root, first run the tokens not run yet."""
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
         run no model but store the new token until the next draft."""
 
@@ -255,8 +255,8 @@ class TreePolicy(ABC):
         """
 
     @abstractmethod
-    def grow(self, level: DraftLogits) -> Frontier | None:
-        """Select children from a level; return the next frontier, or None if the tree is complete."""
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
+        """Select children of the frontier; return the next frontier, or None if the tree is complete."""
 
     @abstractmethod
     def finish(self) -> DraftTree:
@@ -266,7 +266,7 @@ class TreePolicy(ABC):
         """Return the host state that a step's kernels depend on; None if it cannot be replayed."""
         return ()
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> Tensor | None:
         """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
         return None
 
@@ -288,15 +288,15 @@ class Acceptance(ABC):
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""
 
-    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, prefill_outputs: Sequence[PrefillOutput]) -> None:
         """Assign new samples to `slots`."""
 
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
-        """Return the host state that the kernels of `judge` depend on; None if they cannot be replayed."""
+        """Return the host state that the kernels of `accept` depend on; None if they cannot be replayed."""
         return ()
 
     @abstractmethod
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
         """Return the accepted path and the target's next token."""
 
 

@@ -17,7 +17,7 @@ from decoding.contracts import EngineSpec, Method, PrefillOutput, StepNoise
 from decoding.controllers.base import StepOutcome
 from decoding.errors import GRAMMAR_FAILED, NON_FINITE_LOGITS, ROW_TIMEOUT, failed
 from decoding.noise import Stream
-from decoding.sampling import perturb, warp
+from decoding.sampling import perturb, process_logits
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission, Refill
 from decoding.scheduling.drafter_prefill import DrafterPrefill
 from decoding.scheduling.replay import StepRunner
@@ -192,12 +192,12 @@ class Engine:
         prefill = self._lanes.admit(slots, prefixes, *options)
         ends = torch.zeros_like(slots.index)[:, None]
         merged = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
-        raw = self._slots.constraints.apply(slots, merged)
+        target_logits = self._slots.constraints.apply(slots, merged)
         rows = self._slots.sampling(slots)
         draws = None
         if rows.any_sampled:
             draws = StepNoise(self._slots.noise(slots), 1, self.target.vocab_size).gumbel(Stream.TOKEN)
-        first = perturb(warp(raw, rows), draws, rows).argmax(dim=-1)
+        first = perturb(process_logits(target_logits, rows), draws, rows).argmax(dim=-1)
         logprobs = merged.gather(-1, first[:, :, None])[..., 0] - merged.logsumexp(dim=-1)
         self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
         self.stats.target_forwards += prefill.num_forwards
@@ -205,26 +205,26 @@ class Engine:
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
         continued: list[tuple[int, RequestState, PrefillOutput]] = []
-        probes: dict[int, tuple[PrefillOutput, PrefillOutput]] = {}
+        prefill_outputs: dict[int, tuple[PrefillOutput, PrefillOutput]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.telemetry.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
             ended = self._collect(slot, one, values[row])
             finished += ended
             if not ended:
-                # Samples with equal prompts share one probe.
+                # Samples with equal prompts share one prefill output.
                 key = id(prefixes[row])
-                if key not in probes:
+                if key not in prefill_outputs:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
                     features = prefill.features_of(row) if self._needs_features else None
                     attention = prefill.attention_of(row * self.target.num_lanes)
-                    probe = PrefillOutput(prefixes[row][0], hidden, attention, features)
-                    probes[key] = probe, probe.outline()
-                probe, one.unread = probes[key]
-                continued.append((slot, one, probe))
+                    prefill_output = PrefillOutput(prefixes[row][0], hidden, attention, features)
+                    prefill_outputs[key] = prefill_output, prefill_output.outline()
+                prefill_output, one.unread = prefill_outputs[key]
+                continued.append((slot, one, prefill_output))
         if continued:
             admitted = self._slots.batch([slot for slot, *_ in continued])
-            found = [probe for *_, probe in continued]
+            found = [prefill_output for *_, prefill_output in continued]
             self.method.drafter.admit(admitted, self._slots.root[admitted.index], found)
             self.method.tree.reset(admitted)
             self.method.acceptance.admit(admitted, found)

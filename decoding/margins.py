@@ -9,7 +9,7 @@ import torch
 
 from decoding.contracts import StepNoise
 from decoding.noise import Stream
-from decoding.sampling import perturb, warp
+from decoding.sampling import perturb, process_logits
 from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.types import Request
 from models.contract import TargetModel
@@ -50,7 +50,7 @@ def margin(target: TargetModel, request: Request, tokens: Sequence[int], one: in
     rows, draws = table.sampling(slots), None
     if rows.any_sampled:
         draws = StepNoise(table.noise(slots), 1, target.vocab_size).gumbel(Stream.TOKEN)
-    scores = perturb(warp(logits, rows), draws, rows)[0, 0]
+    scores = perturb(process_logits(logits, rows), draws, rows)[0, 0]
     first, second = float(scores[one]), float(scores[other])
     largest = max((abs(score) for score in (first, second) if abs(score) != float("inf")), default=0.0)
     return Margin(first - second, ROUNDING[target.dtype] * max(1.0, largest))

@@ -44,7 +44,7 @@ class RowSampling:
         return self.seen is not None or self.processors is not None
 
     def replay_key(self) -> Hashable:
-        """Return the host state that the kernels of `warp` depend on."""
+        """Return the host state that the kernels of `process_logits` depend on."""
         features = None if self.processors is None else self.processors.features
         options = (self.seen is not None, self.min_p is not None, features)
         return self.any_sampled, self.max_top_k, self.any_top_p, *options
@@ -55,7 +55,7 @@ class RowSampling:
         return self.temperature > 0
 
 
-def warp(logits: Tensor, rows: RowSampling, path: Tensor | None = None) -> Tensor:
+def process_logits(logits: Tensor, rows: RowSampling, path: Tensor | None = None) -> Tensor:
     """Convert logits (b, N, V) to fp32 logits of the sampled distribution, −inf for removed tokens.
 
     `path` (b, N, P) are the drafts up to and including each node, `NO_TOKEN` after them; None if there are no drafts.
@@ -102,8 +102,8 @@ def _process(out: Tensor, rows: RowSampling, path: Tensor) -> Tensor:
     return out if processors is None else processors.force(out, path)
 
 
-def perturb(warped: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
-    """Add Gumbel `noise` (b, N or 1, V) to `warped` (b, N, V) on sampled rows; the argmax is then a sample."""
+def perturb(processed_logits: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
+    """Add Gumbel `noise` (b, N or 1, V) to `processed_logits` (b, N, V) on sampled rows; the argmax is a sample."""
     if noise is None:
-        return warped
-    return warped + noise * rows.is_sampled[:, None, None]
+        return processed_logits
+    return processed_logits + noise * rows.is_sampled[:, None, None]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decoding.contracts import DraftLogits, Method, StepNoise, VerificationOutput
 from decoding.controllers.base import DepthChoice
-from decoding.sampling import RowSampling, warp
+from decoding.sampling import RowSampling, process_logits
 from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.stats import EngineStats
 from decoding.tree import AcceptanceResult, DraftTree, Frontier
@@ -159,22 +159,22 @@ def run_step(
     states = lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
     hidden, features = lanes.split(states)
     merged = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
-    raw = table.constraints.apply(slots, merged, drafts)
-    warped = warp(raw, rows, tree.paths() if rows.reads_path else None)
-    judgement = VerificationOutput(
-        slots, tree, raw, warped, hidden, features, noise, rows, has_grammar=drafts is not None
+    target_logits = table.constraints.apply(slots, merged, drafts)
+    processed_logits = process_logits(target_logits, rows, tree.paths() if rows.reads_path else None)
+    verification = VerificationOutput(
+        slots, tree, target_logits, processed_logits, hidden, features, noise, rows, has_grammar=drafts is not None
     )
-    verdict = method.acceptance.judge(judgement)
-    tokens = verdict.produced(tree)
-    logprobs = path_logprobs(tree, merged, verdict, tokens)
+    result = method.acceptance.accept(verification)
+    tokens = result.produced(tree)
+    logprobs = path_logprobs(tree, merged, result, tokens)
     verified = time.perf_counter()
     # The accepted nodes of a chain are already at their KV positions.
-    lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
-    method.drafter.commit(judgement, verdict)
-    levels = method.tree.commit(judgement, verdict)
-    table.advance(slots, tokens, verdict.n)
+    lanes.commit(slots, result.path[:, :0] if tree.is_chain else result.path, result.n)
+    method.drafter.commit(verification, result)
+    levels = method.tree.commit(verification, result)
+    table.advance(slots, tokens, result.n)
     assert tree.num_drafted is not None
-    output = StepOutput(tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
+    output = StepOutput(tokens, logprobs, result.n, tree.num_drafted, result.relaxed, levels, tree.failed)
     return StepResult(output, started, drafted, verified)
 
 
@@ -198,7 +198,7 @@ def grow_tree(
     sound: list[Tensor] = []
     while frontier is not None:
         drafted = method.drafter.draft(slots, frontier)
-        logits = warp(drafted, rows, frontier.path if rows.reads_path else None)
+        logits = process_logits(drafted, rows, frontier.path if rows.reads_path else None)
         draws = None
         if rows.any_sampled:
             # One draw per depth; with shared noise, the target's choice at this depth uses the same draw.
@@ -211,7 +211,11 @@ def grow_tree(
     return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree
 
 
-def path_logprobs(tree: DraftTree, raw: Tensor, verdict: AcceptanceResult, tokens: Tensor) -> Tensor:
-    """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `verdict.n`."""
-    logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
+def path_logprobs(tree: DraftTree, target_logits: Tensor, result: AcceptanceResult, tokens: Tensor) -> Tensor:
+    """Return the log probabilities (b, D + 1) of `tokens` under the target's logits; undefined beyond `result.n`."""
+    logits = (
+        target_logits
+        if tree.is_chain
+        else target_logits.gather(1, result.path[:, :, None].expand(-1, -1, target_logits.shape[-1]))
+    )
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

@@ -1,4 +1,4 @@
-"""Defines the data of one step: frontier, draft tree and verdict.
+"""Defines the data of one step: frontier, draft tree and result.
 
 Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
 """

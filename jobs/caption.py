@@ -10,7 +10,7 @@ from typing import Any
 from ray.data import Dataset
 
 from actors.generate import Generate
-from actors.serving.journal import LossBudgetExceeded
+from actors.serving.crash_ledger import LossBudgetExceeded
 from configs.schema import CaptionJobConfig
 from jobs.command import Command
 from jobs.exit_status import AUDITED_JOB, DONE, FAILED, REFUSED, in_help

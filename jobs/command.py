@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from actors.losses import MetricError
 from actors.results import torch_threads
-from actors.serving.journal import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
+from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from configs.load import ConfigError, load_job
 from files.installation import command
 from jobs.arguments import add_job_file, new_parser, take_job_file
@@ -85,7 +85,7 @@ class Command(Generic[Config, AnyPlan]):
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        with signals.caught() as stop:
+        with signals.catch_signals() as stop:
             try:
                 plan = self._plan(arguments)
                 if plan is None:

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the exports from the command line and return the exit status."""
     arguments = parser().parse_intermixed_args(argv)
-    with signals.caught() as stop:
+    with signals.catch_signals() as stop:
         try:
             job = read_job(arguments.output, "--from")
             exports, dotted = job.config.sink.exports, "sink.exports"

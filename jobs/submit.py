@@ -18,7 +18,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, ClusterJob
 from pipeline.cluster.provenance import REVISION_VARIABLE, code_revision
 from pipeline.cluster.signals import CLUSTER_WAIT_S
+from pipeline.run.external_parts import archived, external_names
 from pipeline.run.plan_checks import refuse_relative
 from pipeline.storage import access
 from pipeline.storage.shard import MAX_SHARDS, WHOLE, Shard
@@ -63,6 +64,8 @@ class Submission:
     stem: str
     job_file: Path
     passed_on: tuple[str, ...]
+    code: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of external code to ship beside the job file, by relative path."""
 
     def entrypoint(self, place: str) -> str:
         """Return the command that the cluster runs, with the job file at `place`."""
@@ -154,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = [f"{one.stem}-{next_number(known, arguments.again)}" for one, known in left]
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
-        place = code_archive.pack(archive, submissions[0].job_file)
+        place = code_archive.pack(archive, submissions[0].job_file, beside=submissions[0].code)
         runtime_env = {"working_dir": str(archive), "env_vars": variables}
         for submission_id, (one, _) in zip(ids, left, strict=True):
             cluster.submit(submission_id, one.entrypoint(place), runtime_env, **resources)
@@ -188,11 +191,12 @@ def prepare(arguments: argparse.Namespace, shard: Shard = WHOLE) -> Submission:
     options += ["--shard", f"{shard}"] if shard != WHOLE else []
     if is_training and options:
         raise ConfigError(f"{options[0]}: a training takes no such option")
+    code = archived(external_names(job), arguments.config.parent)
     name = arguments.job if is_training else job.job.name or arguments.job
     parts = [job.resolved() if is_training else job.fingerprint({}), output, arguments.limit, arguments.estimate]
     identity = json.dumps([arguments.job, *parts, *(shard if shard != WHOLE else ())], sort_keys=True)
     stem = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    return Submission(arguments.job, stem, arguments.config, (*overrides, *options))
+    return Submission(arguments.job, stem, arguments.config, (*overrides, *options), code)
 
 
 def _fitting(arguments: argparse.Namespace) -> str:

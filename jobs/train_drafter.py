@@ -22,6 +22,7 @@ from jobs.arguments import add_job_file, new_parser, take_job_file
 from jobs.exit_status import DONE, FAILED, NO_RESULT, REFUSED, TRAINING, in_help
 from pipeline.cluster import signals
 from pipeline.resources.resolve import resolve
+from pipeline.run.external_parts import external_names, install_external
 from pipeline.storage import checkpoints, retries
 from pipeline.storage.checkpoints import CheckpointRevisions
 from pipeline.training.feed import sole_cache
@@ -47,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     again = [*command("train-drafter"), "--config", str(arguments.config), *arguments.overrides]
     go_on = f"resume from its last checkpoint with: {shlex.join(again)}"
     try:
-        with signals.caught() as stop:
+        with signals.catch_signals() as stop:
             job = load_job(TrainDrafterJobConfig, arguments.config, tuple(arguments.overrides))
+            install_external(external_names(job), arguments.config.parent)
             measured = run(job)
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)

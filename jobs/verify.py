@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors.losses import MetricError
-from actors.serving.journal import EngineFailed, ErrorBudgetSpent
+from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent
 from configs.load import ConfigError
 from jobs.arguments import new_parser
 from jobs.caption import results
@@ -33,7 +33,7 @@ EQUAL, FAILED, REFUSED, DIFFERENT = 0, 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Verify one output and return the exit status."""
     arguments = parser().parse_intermixed_args(sys.argv[1:] if argv is None else argv)
-    with signals.caught() as stop:
+    with signals.catch_signals() as stop:
         try:
             settings = Settings(
                 arguments.output,

@@ -28,7 +28,8 @@ from models.kv.lanes import LaneModel, SlotBatch
 logger = logging.getLogger(__name__)
 
 LOGIT_COPIES = 6
-"""Number of fp32 tensors with the shape of a step's logits that exist at once: raw, warped, noise and temporaries."""
+"""Number of fp32 tensors with the shape of a step's logits that exist at once: target logits, processed logits, noise
+and temporaries."""
 
 Sizes = Counter[torch.device]
 

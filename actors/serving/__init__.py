@@ -1,1 +1,1 @@
-"""Engine thread, recovery, watchdog, heartbeat and crash journal of an actor."""
+"""Engine thread, recovery, watchdog, heartbeat and crash ledger of an actor."""

@@ -2,7 +2,7 @@
 
 An exception of the engine ends the process, so that Ray replaces it; a row that fails alone becomes a completion with
 an error. A step that exceeds its time limit ends the process as well. Rows that were in flight when a process died
-(`Suspect`) enter the engine before new rows, after the journal has recorded them; after two deaths, alone.
+(`Suspect`) enter the engine before new rows, after the ledger has recorded them; after two deaths, alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 
 from actors.results import TrialResult
-from actors.serving.journal import ALONE_FROM_DEATHS
+from actors.serving.crash_ledger import ALONE_FROM_DEATHS
 from actors.serving.recovery import QueuedEngine
 from actors.serving.watchdog import Watchdog
 from decoding.scheduling.queue import RequestGroup, RequestQueue
@@ -59,7 +59,7 @@ class Waits:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row that was in flight when `num_deaths` processes died; `key` identifies it in the journal."""
+    """A row that was in flight when `num_deaths` processes died; `key` identifies it in the ledger."""
 
     key: str
     num_deaths: int
@@ -127,7 +127,7 @@ class EngineThread:
 
         `suspects` maps the indices of requests that were in flight when a process died.
         """
-        assert not suspects or self._mark is not None, "suspects need a journal"
+        assert not suspects or self._mark is not None, "suspects need a ledger"
         batch, known = _Batch(len(requests)), suspects or {}
         if requests:
             self._arrived.put([_Row(batch, index, one, known.get(index)) for index, one in enumerate(requests)])

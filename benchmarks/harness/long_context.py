@@ -36,12 +36,12 @@ class Forced(Acceptance):
             raise ValueError(f"the acceptance rate must be between 0 and 1, not {rate}")
         self.rate = rate
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree = judgement.tree
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree = verification.tree
         if not tree.is_chain:
             raise ValueError("acceptance can be forced for chains only")
-        choice = target_choice(judgement)
-        draws = judgement.noise.uniform(Stream.RULE)[:, : tree.num_levels]
+        choice = target_choice(verification)
+        draws = verification.noise.uniform(Stream.RULE)[:, : tree.num_levels]
         taken = (draws < self.rate) & tree.valid[:, 1:]
         n = 1 + taken.long().cumprod(dim=1).sum(dim=1)
         place = torch.arange(tree.num_levels + 1, device=n.device)

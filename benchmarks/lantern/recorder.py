@@ -57,30 +57,30 @@ class Recorder(Acceptance):
         for neighbourhood in self._around.values():
             neighbourhood.open(spec)
 
-    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
-        self.rule.admit(slots, probes)
+    def admit(self, slots: SlotBatch, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        self.rule.admit(slots, prefill_outputs)
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = self.rule.judge(judgement)
-        tree = judgement.tree
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = self.rule.accept(verification)
+        tree = verification.tree
         children = (tree.parents == 0) & tree.valid
         # No draft follows the last code.
         rows = children.any(dim=1).nonzero()[:, 0]
         if len(rows):
-            self._note(judgement, children[rows], rows)
-        return verdict
+            self._note(verification, children[rows], rows)
+        return result
 
-    def _note(self, judgement: VerificationOutput, children: Tensor, rows: Tensor) -> None:
+    def _note(self, verification: VerificationOutput, children: Tensor, rows: Tensor) -> None:
         self._num_steps += len(rows)
-        tokens, raw = judgement.tree.tokens[rows], judgement.raw[rows, 0]
-        law = judgement.warped[rows, 0].double().softmax(dim=-1)
-        for name, mass in (("guided", raw.double().softmax(dim=-1)), ("filtered", law)):
+        tokens, target_logits = verification.tree.tokens[rows], verification.target_logits[rows, 0]
+        law = verification.processed_logits[rows, 0].double().softmax(dim=-1)
+        for name, mass in (("guided", target_logits.double().softmax(dim=-1)), ("filtered", law)):
             likeliest = mass.topk(max(TOPS), dim=-1).values
             for top in TOPS:
                 self._add(f"top{top}_{name}", likeliest[:, :top].sum(dim=-1))
         # How often the target's likeliest code is among the root's first children, in draft order.
         order = children.cumsum(dim=1) * children
-        guessed = children & (tokens == raw.argmax(dim=-1)[:, None])
+        guessed = children & (tokens == target_logits.argmax(dim=-1)[:, None])
         for top in DRAFTER_TOPS:
             self._add(f"guessed_in_top{top}", (guessed & (order <= top)).any(dim=1))
         draft = tokens.gather(1, children.long().argmax(dim=1)[:, None])[:, 0]
@@ -88,7 +88,7 @@ class Recorder(Acceptance):
         self._add("strict_probability", own)
         wanted = None
         if self.draft_stream == Stream.TOKEN:
-            wanted = target_choice(judgement)[rows, 0]
+            wanted = target_choice(verification)[rows, 0]
             self._add("strict_hit", wanted == draft)
         for setting, neighbourhood in self._around.items():
             near = neighbourhood.around(draft)

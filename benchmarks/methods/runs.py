@@ -34,11 +34,11 @@ class FollowDrafter(Acceptance):
 
     lossless = False
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree = judgement.tree
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree = verification.tree
         if not tree.is_chain:
             raise ValueError("a drafter can be followed along chains only")
-        choice = target_choice(judgement)
+        choice = target_choice(verification)
         num_drafts = tree.valid[:, 1:].long().cumprod(dim=1).sum(dim=1)
         n = num_drafts.clamp_min(1)
         place = torch.arange(tree.num_levels + 1, device=n.device)

@@ -68,15 +68,15 @@ def run_case(case: Case) -> Results:
         build = partial(_build, load=PacedPair(case.rows_per_s))
         with session(JobSectionConfig(num_cpus=2)):
             before, start_s = _cpu_seconds(), time.monotonic()
-            ran = run_graph(plan, build)
+            result = run_graph(plan, build)
             cpu = {process: now - before[process] for process, now in _cpu_seconds().items()}
             total_s = time.monotonic() - start_s
         num_files = len(plan.output.list_files("data"))
     return {
-        "wall_s": ran.wall_s,
+        "wall_s": result.wall_s,
         "total_s": total_s,
         "cpu_s": cpu,
-        "engine_wait_share": ran.waits.actors_waited,
+        "engine_wait_share": result.waits.actors_waited,
         "batch_rows": plan.config.pool.batch_rows,
         "num_files": num_files,
     }

@@ -117,7 +117,7 @@ def publish_file(publisher: Publisher, number: int, rows: pa.Table) -> None:
     publisher.publish_rows("data", number, rows)
 
 
-def _use_ledger(log: crash_ledger.CrashLedger, client: int, num_rows: int) -> None:
+def _use_ledger(log: crash_ledger.CrashLedgerClient, client: int, num_rows: int) -> None:
     keys = [f"images/{client}.jpg\n{row}" for row in range(num_rows)]
     for number in range(NUM_LEDGER_BATCHES):
         log.begin(f"{client}-{number}", keys)
@@ -129,7 +129,7 @@ def measure_ledger() -> list[Results]:
     found = []
     use = ray.remote(num_cpus=0)(_use_ledger)
     for num_rows in LEDGER_ROWS:
-        with crash_ledger.kept() as log:
+        with crash_ledger.open_ledger() as log:
             ray.get([use.remote(log, -1 - client, num_rows) for client in range(NUM_LEDGER_CLIENTS)])
             start_s = time.perf_counter()
             ray.get([use.remote(log, client, num_rows) for client in range(NUM_LEDGER_CLIENTS)])

@@ -23,11 +23,11 @@ class Exact(Acceptance):
     def open(self, spec: EngineSpec) -> None:
         self._backend = backend_for(spec.device)
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree = judgement.tree
-        # Without sampling, penalties and filters, the target's token is the argmax of the raw logits.
-        if tree.is_chain and judgement.warped is judgement.raw:
-            choice, path, n, last = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
-            judgement.choices.append(choice)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree = verification.tree
+        # Without sampling, penalties and filters, the target's token is the argmax of the target logits.
+        if tree.is_chain and verification.processed_logits is verification.target_logits:
+            choice, path, n, last = self._backend.verify_chain(verification.target_logits, tree.tokens, tree.valid)
+            verification.choices.append(choice)
             return AcceptanceResult(path, n, last, torch.zeros_like(path, dtype=torch.bool))
-        return walk_choices(tree, target_choice(judgement))
+        return walk_choices(tree, target_choice(verification))

@@ -29,9 +29,9 @@ class Fly(RelaxedRule):
         self.top = top
         self.margin = 1 if block_end == "margin" and window > 0 else 0
 
-    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
-        tree = judgement.tree
-        unsure = top_entropy(judgement.raw, self.top) >= self.min_entropy
+    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+        tree = verification.tree
+        unsure = top_entropy(verification.target_logits, self.top) >= self.min_entropy
         passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]
         if self.window == 0:
             return passes

@@ -38,13 +38,13 @@ class LanternResidual(Lantern):
         super().__init__(table, *options)
         self._drawn = (PaperResidual if residual == "paper" else CodeResidual)(self.neighbourhood)
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        rows = judgement.rows
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        rows = verification.rows
         cold = replace(rows, temperature=torch.zeros_like(rows.temperature), any_sampled=False)
-        greedy = super().judge(replace(judgement, rows=cold))
+        greedy = super().accept(replace(verification, rows=cold))
         if not rows.any_sampled:
             return greedy
-        drawn = self._drawn.judge(judgement)
+        drawn = self._drawn.accept(verification)
         sampled = rows.is_sampled
         return AcceptanceResult(
             path=torch.where(sampled[:, None], drawn.path, greedy.path),

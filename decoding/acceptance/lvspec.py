@@ -58,22 +58,22 @@ class LVSpec(RelaxedRule):
         self._visual = VisualMemory(spec, of_embeddings=self.relevance_of == "embedding")
         self._embeddings = spec.token_embeddings
 
-    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
-        self._visual.admit(slots, probes)
+    def admit(self, slots: SlotBatch, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        self._visual.admit(slots, prefill_outputs)
 
     def replay_key(self, slots: SlotBatch) -> Hashable | None:
         return self._visual.replay_key(slots)
 
-    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
-        passes = self._loosened(judgement, seen)
+    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+        passes = self._loosened(verification, seen)
         if self.position_shift:
-            passes = passes | self._shifted(judgement, seen)
+            passes = passes | self._shifted(verification, seen)
         return passes
 
-    def _loosened(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
+    def _loosened(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the ⌊λK⌋ least relevant drafts of each branch; ties go to the smaller depth."""
-        tree, slots = judgement.tree, judgement.slots
-        relevance = self._visual.relevance(slots, self._states(judgement), self.top_visual)
+        tree, slots = verification.tree, verification.slots
+        relevance = self._visual.relevance(slots, self._states(verification), self.top_visual)
         mine, other = relevance[:, None, :], relevance[:, :, None]  # (b, j, i)
         earlier = tree.depth[:, :, None] < tree.depth[:, None, :]
         before = (other < mine) | ((other == mine) & earlier)
@@ -81,9 +81,9 @@ class LVSpec(RelaxedRule):
         quota = self._quota[seen.branches.length] * self._visual.has_visual(slots)[:, None]
         return rank < quota[:, :, None]
 
-    def _states(self, judgement: VerificationOutput) -> Tensor:
+    def _states(self, verification: VerificationOutput) -> Tensor:
         """Return the vectors (b, N, D) of the drafts that `relevance_of` selects."""
-        tree, hidden = judgement.tree, judgement.hidden[:, 0]
+        tree, hidden = verification.tree, verification.hidden[:, 0]
         if self.relevance_of == "draft":
             return hidden
         if self.relevance_of == "before":
@@ -92,9 +92,9 @@ class LVSpec(RelaxedRule):
         return self._embeddings[tree.tokens]
 
     @staticmethod
-    def _shifted(judgement: VerificationOutput, seen: Mismatches) -> Tensor:
+    def _shifted(verification: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask (b, L, N) of the drafts for which the target's token equals some draft of the branch."""
-        same = judgement.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
+        same = verification.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
         return seen.branches.count(torch.ones_like(seen.match), same) > 0
 
 
@@ -112,16 +112,16 @@ class VisualMemory:
         self._states: Tensor | None = None
         self._inverse = torch.zeros(spec.num_slots, 0, device=spec.device)
 
-    def admit(self, slots: SlotBatch, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, prefill_outputs: Sequence[PrefillOutput]) -> None:
         """Store the states of each prompt's visual tokens: input embeddings if `of_embeddings` is set, else the hidden
         states of the prefill after the final norm. A prompt may have no visual tokens."""
-        for slot, probe in zip(slots.ids, probes, strict=True):
+        for slot, prefill_output in zip(slots.ids, prefill_outputs, strict=True):
             if self._of_embeddings:
-                features = probe.prefix.embeds
+                features = prefill_output.prefix.embeds
             else:
-                assert probe.hidden is not None, "visual relevance needs the prefill's hidden states"
-                features = probe.hidden[0]
-            states = features[probe.prefix.visual]
+                assert prefill_output.hidden is not None, "visual relevance needs the prefill's hidden states"
+                features = prefill_output.hidden[0]
+            states = features[prefill_output.prefix.visual]
             count = states.shape[0]
             self._counts[slot] = count
             self._count[slot] = count

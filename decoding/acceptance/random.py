@@ -16,10 +16,10 @@ class RandomRelaxation(RelaxedRule):
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
-    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
-        tree = judgement.tree
+    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+        tree = verification.tree
         draws = torch.stack(
-            [judgement.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1
+            [verification.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1
         )  # (b, depths, siblings)
         place = (tree.depth - 1).clamp_min(0) * tree.max_siblings + tree.sibling_rank()
         # The root also maps to an entry, but its result is not used.

@@ -43,10 +43,10 @@ class Rejection(Acceptance):
         prob = trial.mass.gather(1, trial.token[:, None])[:, 0]
         return prob, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree, warped = judgement.tree, judgement.warped
-        b, _, vocab_size = warped.shape
-        device = warped.device
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree, processed_logits = verification.tree, verification.processed_logits
+        b, _, vocab_size = processed_logits.shape
+        device = processed_logits.device
         row = torch.arange(b, device=device)
         rank = tree.sibling_rank()
         current = torch.zeros(b, dtype=torch.long, device=device)
@@ -54,7 +54,7 @@ class Rejection(Acceptance):
         n = torch.ones(b, dtype=torch.long, device=device)
         path = [current]
         relaxed = [torch.zeros_like(alive)]
-        law = mass = self._target_probs(judgement, current)
+        law = mass = self._target_probs(verification, current)
         for depth in range(tree.num_levels):
             draft = None if tree.draft_probs is None else tree.draft_probs[row, current]
             taken, odd = torch.zeros_like(alive), torch.zeros_like(alive)
@@ -67,7 +67,7 @@ class Rejection(Acceptance):
                 tried = F.one_hot(token, vocab_size).to(mass.dtype)
                 trial = RejectionTrial(law, mass, token, tried if draft is None else draft, draft is None)
                 weight, rest = self.weigh(trial)
-                needed = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth] * trial.drawn_from[row, token]
+                needed = verification.noise.uniform(Stream.ACCEPT, sibling)[:, depth] * trial.drawn_from[row, token]
                 accept = here & (needed < weight)
                 child = torch.where(accept, node, child)
                 taken = taken | accept
@@ -83,18 +83,18 @@ class Rejection(Acceptance):
             path.append(torch.where(alive, current, 0))
             relaxed.append(odd)
             n = n + alive
-            law = torch.where(alive[:, None], self._target_probs(judgement, current), law)
+            law = torch.where(alive[:, None], self._target_probs(verification, current), law)
             mass = torch.where(alive[:, None], law, mass)
-        noise = judgement.noise.gumbel(Stream.RESIDUAL)[row, n - 1]
-        scores = mass.log() + noise * judgement.rows.is_sampled[:, None]
+        noise = verification.noise.gumbel(Stream.RESIDUAL)[row, n - 1]
+        scores = mass.log() + noise * verification.rows.is_sampled[:, None]
         return AcceptanceResult(torch.stack(path, dim=1), n, scores.argmax(dim=-1), torch.stack(relaxed, dim=1))
 
     @staticmethod
-    def _target_probs(judgement: VerificationOutput, nodes: Tensor) -> Tensor:
+    def _target_probs(verification: VerificationOutput, nodes: Tensor) -> Tensor:
         """Return the target's distributions (b, V) after `nodes` (b,); one-hot on greedy rows."""
-        logits = judgement.warped[torch.arange(nodes.shape[0], device=nodes.device), nodes]
+        logits = verification.processed_logits[torch.arange(nodes.shape[0], device=nodes.device), nodes]
         certain = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
-        return torch.where(judgement.rows.is_sampled[:, None], logits.softmax(dim=-1), certain)
+        return torch.where(verification.rows.is_sampled[:, None], logits.softmax(dim=-1), certain)
 
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:

@@ -35,33 +35,33 @@ class RelaxedRule(Acceptance):
         self._is_special = special_tokens(spec)
 
     @abstractmethod
-    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable mismatches: (b, 1, N), or (b, L, N) if it depends on the branch."""
 
-    def merit(self, judgement: VerificationOutput) -> Tensor | None:
+    def merit(self, verification: VerificationOutput) -> Tensor | None:
         """Return scores (b, N), whose sum decides between equally long paths; None counts matches with the target."""
         return None
 
-    def accepts(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
+    def accepts(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
         """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
-        strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
-        if judgement.has_grammar:
-            strict |= ~legal_drafts(judgement)
-        return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
+        strict = self._is_special[verification.tree.tokens] | self._is_special[seen.wanted]
+        if verification.has_grammar:
+            strict |= ~legal_drafts(verification)
+        return seen.match[:, None] | (self.pardon(verification, seen) & ~strict[:, None])
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree = judgement.tree
-        choice = target_choice(judgement)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree = verification.tree
+        choice = target_choice(verification)
         wanted = wanted_tokens(tree, choice)
         seen = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
-        return walk_accepted(tree, seen.branches, choice, self.accepts(judgement, seen), self.merit(judgement))
+        return walk_accepted(tree, seen.branches, choice, self.accepts(verification, seen), self.merit(verification))
 
 
-def legal_drafts(judgement: VerificationOutput) -> Tensor:
+def legal_drafts(verification: VerificationOutput) -> Tensor:
     """Return a mask (b, N) of the drafts that the request's grammar allows: others have logits of −inf."""
-    parents = judgement.tree.parents.clamp_min(0)
+    parents = verification.tree.parents.clamp_min(0)
     rows = torch.arange(parents.shape[0], device=parents.device)[:, None]
-    return judgement.raw[rows, parents, judgement.tree.tokens] > -torch.inf
+    return verification.target_logits[rows, parents, verification.tree.tokens] > -torch.inf
 
 
 def special_tokens(spec: EngineSpec) -> Tensor:

@@ -28,25 +28,25 @@ class Typical(RelaxedRule):
         self.alpha = alpha
         self.temperature = temperature
 
-    def pardon(self, judgement: VerificationOutput, seen: Mismatches) -> Tensor:
-        probs = self._logprobs(judgement).exp()
+    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+        probs = self._logprobs(verification).exp()
         entropy = -(probs * (probs + ENTROPY_FLOOR).log()).sum(dim=-1)
         bound = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
         passes = probs > bound[:, :, None]
-        return _at_drafts(judgement, passes)[:, None]
+        return _at_drafts(verification, passes)[:, None]
 
-    def merit(self, judgement: VerificationOutput) -> Tensor | None:
+    def merit(self, verification: VerificationOutput) -> Tensor | None:
         # Finite, so that children removed by a filter do not make a path's sum infinite or NaN.
-        return _at_drafts(judgement, self._logprobs(judgement)).clamp_min(-1e4)
+        return _at_drafts(verification, self._logprobs(verification)).clamp_min(-1e4)
 
-    def _logprobs(self, judgement: VerificationOutput) -> Tensor:
+    def _logprobs(self, verification: VerificationOutput) -> Tensor:
         """Return the log-probabilities (b, N, V) of the token after every node."""
-        scale = torch.where(judgement.rows.is_sampled, 1.0, self.temperature)
-        return (judgement.warped / scale[:, None, None]).log_softmax(dim=-1)
+        scale = torch.where(verification.rows.is_sampled, 1.0, self.temperature)
+        return (verification.processed_logits / scale[:, None, None]).log_softmax(dim=-1)
 
 
-def _at_drafts(judgement: VerificationOutput, values: Tensor) -> Tensor:
+def _at_drafts(verification: VerificationOutput, values: Tensor) -> Tensor:
     """Return `values` (b, N, V) at each draft's parent and for the draft's token, (b, N)."""
-    tree = judgement.tree
+    tree = verification.tree
     above = values.gather(1, tree.parents.clamp_min(0)[:, :, None].expand(-1, -1, values.shape[-1]))
     return above.gather(-1, tree.tokens[:, :, None])[..., 0]

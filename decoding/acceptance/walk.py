@@ -13,18 +13,18 @@ from decoding.sampling import perturb
 from decoding.tree import AcceptanceResult, DraftTree
 
 
-def target_choice(judgement: VerificationOutput) -> Tensor:
+def target_choice(verification: VerificationOutput) -> Tensor:
     """Return the target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise sample.
 
-    It is computed once for each judgement.
+    It is computed once for each verification.
     """
-    if not judgement.choices:
-        tree, noise = judgement.tree, None
-        if judgement.rows.any_sampled:
-            draws = judgement.noise.gumbel(Stream.TOKEN)
+    if not verification.choices:
+        tree, noise = verification.tree, None
+        if verification.rows.any_sampled:
+            draws = verification.noise.gumbel(Stream.TOKEN)
             noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
-        judgement.choices.append(perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1))
-    return judgement.choices[0]
+        verification.choices.append(perturb(verification.processed_logits, noise, verification.rows).argmax(dim=-1))
+    return verification.choices[0]
 
 
 @dataclass(frozen=True)

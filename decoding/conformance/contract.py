@@ -116,17 +116,17 @@ class CheckedTree(_Proxy):
 class CheckedAcceptance(_Proxy):
     """Proxy of an `Acceptance`."""
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = self.inner.judge(judgement)
-        if not isinstance(verdict, AcceptanceResult):
-            what = f"{self.title}.judge returned {type(verdict).__name__}"
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = self.inner.accept(verification)
+        if not isinstance(result, AcceptanceResult):
+            what = f"{self.title}.accept returned {type(result).__name__}"
             raise ContractError(f"{what}, and it must be an AcceptanceResult")
-        num_rows, width = judgement.tree.tokens.shape[0], judgement.tree.num_levels + 1
-        self._expect("judge", "path", verdict.path, (num_rows, width), torch.long)
-        self._expect("judge", "relaxed", verdict.relaxed, (num_rows, width), torch.bool)
+        num_rows, width = verification.tree.tokens.shape[0], verification.tree.num_levels + 1
+        self._expect("accept", "path", result.path, (num_rows, width), torch.long)
+        self._expect("accept", "relaxed", result.relaxed, (num_rows, width), torch.bool)
         for name in ("n", "next"):
-            self._expect("judge", name, getattr(verdict, name), (num_rows,), torch.long)
-        return verdict
+            self._expect("accept", name, getattr(result, name), (num_rows,), torch.long)
+        return result
 
 
 PROXIES: dict[type, type[_Proxy]] = {

@@ -92,11 +92,13 @@ def run_steps(
     table.occupy(numbers, progress, prefixes)
     slots = table.batch(numbers)
     prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-    probes = [PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)]
-    method.drafter.admit(slots, table.root[slots.index], probes)
+    prefill_outputs = [
+        PrefillOutput(p, prefill.hidden_of(i), None, prefill.features_of(i)) for i, p in enumerate(prefixes)
+    ]
+    method.drafter.admit(slots, table.root[slots.index], prefill_outputs)
     method.drafter.prefill(slots, [own(prefix) for prefix in prefixes])
     tree.reset(slots)
-    admitted(probes)
+    admitted(prefill_outputs)
     rows = table.sampling(slots)
     levels = tree.max_levels if method.drafter.name != "none" else 0
     with steps or nullcontext():

@@ -51,13 +51,13 @@ class CheckedAcceptanceValues(CheckedAcceptance):
         super().__init__(part, name)
         self.num_accepted = self.num_judged = 0
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = super().judge(judgement)
-        tree, where = judgement.tree, f"{self.title}.judge returned"
-        width = verdict.path.shape[1]
-        expect_all((verdict.n >= 1) & (verdict.n <= width), f"{where} n outside of 1 to {width}", verdict.n)
-        used = verdict.n[:, None] > verdict.path.new_tensor(range(width))
-        path = verdict.path
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = super().accept(verification)
+        tree, where = verification.tree, f"{self.title}.accept returned"
+        width = result.path.shape[1]
+        expect_all((result.n >= 1) & (result.n <= width), f"{where} n outside of 1 to {width}", result.n)
+        used = result.n[:, None] > result.path.new_tensor(range(width))
+        path = result.path
         expect_all(~used | ((path >= 0) & (path < tree.num_nodes)), f"{where} a path with a node outside of the tree")
         path = path.clamp(0, tree.num_nodes - 1)
         expect_all(path[:, 0] == 0, f"{where} a path that does not begin at the root")
@@ -65,10 +65,10 @@ class CheckedAcceptanceValues(CheckedAcceptance):
         follows = tree.parents.gather(1, path)[:, 1:] == path[:, :-1]
         expect_all(~used[:, 1:] | follows, f"{where} a path whose nodes are not parent and child")
         size = self._spec.vocab_size
-        inside = (verdict.next >= 0) & (verdict.next < size)
-        expect_all(inside, f"{where} a next token outside the target's vocabulary of {size}", verdict.next)
+        inside = (result.next >= 0) & (result.next < size)
+        expect_all(inside, f"{where} a next token outside the target's vocabulary of {size}", result.next)
         special = tree.tokens.gather(1, path).unsqueeze(-1) == path.new_tensor(sorted(self._spec.special_ids))
-        expect_all(~(used & verdict.relaxed & special.any(-1)), f"{where} a relaxed EOS or other special token")
-        self.num_judged += len(verdict.n)
-        self.num_accepted += int(verdict.n.sum()) - len(verdict.n)
-        return verdict
+        expect_all(~(used & result.relaxed & special.any(-1)), f"{where} a relaxed EOS or other special token")
+        self.num_judged += len(result.n)
+        self.num_accepted += int(result.n.sum()) - len(result.n)
+        return result

@@ -27,7 +27,7 @@ class Pooled(Context):
     """The prompt with a quarter of the visual tokens, each the mean of four. Supports drafters whose prompts contain
     the grid of their features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
-    def build(self, request: Request, probe: PrefillOutput, model: Target) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
         inputs = model.process(request.prompt, request.images, request.videos, request.inputs)
         if not (request.num_images or request.num_frames):
             return model.prefix(inputs)

@@ -26,7 +26,7 @@ class Full(Context):
 
     lane = 0
 
-    def build(self, request: Request, probe: PrefillOutput, model: TargetModel) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: TargetModel) -> Prefix:
         return model.encode_lanes(request.prompt, request.images, request.condition, request.videos, request.inputs)[
             self.lane
         ]
@@ -54,7 +54,7 @@ class Pruned(Context):
         self.positions = positions
         self.needs_attention = guidance == "attention"
 
-    def build(self, request: Request, probe: PrefillOutput, model: Target) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
         prefix = model.encode(request.prompt, request.images, request.videos, request.inputs)
         num_visual = int(prefix.visual.sum())
         num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))
@@ -63,8 +63,8 @@ class Pruned(Context):
         if self.guidance == "uniform":
             kept = evenly_spaced(torch.arange(num_visual, device=model.device), num_kept)
         else:
-            assert probe.attention is not None, "guided pruning needs the prefill's attention"
-            scores = probe.attention[probe.prefix.visual].to(model.device)
+            assert prefill_output.attention is not None, "guided pruning needs the prefill's attention"
+            scores = prefill_output.attention[prefill_output.prefix.visual].to(model.device)
             if scores.shape[0] != num_visual:
                 raise PromptError(
                     f"guided pruning needs as many visual columns in the drafter ({num_visual}) as in the target "

@@ -22,7 +22,7 @@ from models.target import Target
 class TextOnly(Context):
     """The prompt with each image and each video replaced by one newline (context T of TABED)."""
 
-    def build(self, request: Request, probe: PrefillOutput, model: Target) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
         newline = [newline_id(model)]
         return _with_texts(request, model, [newline] * request.num_images, [newline] * len(request.num_frames))
 
@@ -34,7 +34,7 @@ class Caption(Context):
         self.captioner = captioner
         self.lead = lead
 
-    def build(self, request: Request, probe: PrefillOutput, model: Target) -> Prefix:
+    def build(self, request: Request, prefill_output: PrefillOutput, model: Target) -> Prefix:
         tokenizer = model.front_end.tokenizer
 
         def caption(picture: NDArray[np.uint8]) -> list[int]:

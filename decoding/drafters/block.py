@@ -54,17 +54,19 @@ class BlockDrafter(FeatureDrafter):
         self._prompts = {}
 
     def _encode_prompts(self, unread: SlotBatch, prompts: Sequence[tuple[PrefillOutput, Tensor]]) -> None:
-        features = [[self._prompt(probe)] for probe, _ in prompts]
+        features = [[self._prompt(prefill_output)] for prefill_output, _ in prompts]
         self.lanes.admit(unread, features, keep_hidden=False, max_tokens=self._max_prefill_tokens)
 
-    def _prompt(self, probe: PrefillOutput) -> Prefix:
+    def _prompt(self, prefill_output: PrefillOutput) -> Prefix:
         """Return the projected features of a prompt; position t has the features of token t."""
-        assert probe.features is not None, "a block drafter needs hidden states of the target's prefill"
-        projected = self.network.project(probe.features[0])
-        tokens = probe.prefix.token_ids
-        # Samples with equal prompts share their probe.
+        assert prefill_output.features is not None, "a block drafter needs hidden states of the target's prefill"
+        projected = self.network.project(prefill_output.features[0])
+        tokens = prefill_output.prefix.token_ids
+        # Samples with equal prompts share their prefill output.
         positions = torch.arange(tokens.shape[0], device=projected.device)
-        return Prefix(tokens, projected, positions, torch.zeros_like(probe.prefix.visual)).of((id(probe),))
+        return Prefix(tokens, projected, positions, torch.zeros_like(prefill_output.prefix.visual)).of(
+            (id(prefill_output),)
+        )
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
@@ -84,14 +86,14 @@ class BlockDrafter(FeatureDrafter):
         logits: Tensor = self.head(drafted.to(next(self.head.parameters()).dtype))
         return logits.view(b, self._num_levels, -1)
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Encode the features (b, 1, N, F) of the root and the accepted drafts."""
-        slots, features = judgement.slots, judgement.features[:, 0]
-        if judgement.tree.num_levels == 0:
+        slots, features = verification.slots, verification.features[:, 0]
+        if verification.tree.num_levels == 0:
             self._add_missed(slots, self.network.project(features[:, 0]))
             return
-        taken = features.gather(1, verdict.path[:, :, None].expand(-1, -1, features.shape[2]))
-        self._encode(slots, self.network.project(taken), verdict.n)
+        taken = features.gather(1, result.path[:, :, None].expand(-1, -1, features.shape[2]))
+        self._encode(slots, self.network.project(taken), result.n)
 
     def _encode(self, slots: SlotBatch, states: Tensor, count: Tensor) -> None:
         """Write keys and values of projected features (b, N, D); commit the first `count` (b,) of each row."""

@@ -73,12 +73,12 @@ class EagleDrafter(FeatureDrafter):
         self._summaries[unread.index] = summaries.view(len(made), self.num_lanes, self.network.summary_size)
         self.num_forwards += filled.num_forwards
 
-    def _pairs(self, probe: PrefillOutput, first: Tensor) -> list[tuple[Prefix, Tensor]]:
+    def _pairs(self, prefill_output: PrefillOutput, first: Tensor) -> list[tuple[Prefix, Tensor]]:
         """Return the prompt as pairs with its summary (C,) for each lane: position t has feature t and token t + 1; the
         last token is the `first` generated one. The target's padding is included, as in the training of the public
         heads."""
-        assert probe.features is not None, "an EAGLE head needs hidden states of the target's prefill"
-        prefix = probe.prefix
+        assert prefill_output.features is not None, "an EAGLE head needs hidden states of the target's prefill"
+        prefix = prefill_output.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
         embeds = self._embed(tokens)
         visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
@@ -88,9 +88,9 @@ class EagleDrafter(FeatureDrafter):
         if self.network.takes_axes:
             positions = prefix.positions
         prompt = Prefix(tokens, inputs, positions, visual)
-        made = [self.network.pair(prompt, features) for features in self.network.project(probe.features)]
-        # Samples with equal prompts share their probe, and differ only in the first generated token.
-        return [(pairs.of((id(probe), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
+        made = [self.network.pair(prompt, features) for features in self.network.project(prefill_output.features)]
+        # Samples with equal prompts share their prefill output, and differ only in the first generated token.
+        return [(pairs.of((id(prefill_output), lane)), summary) for lane, (pairs, summary) in enumerate(made)]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -129,15 +129,15 @@ class EagleDrafter(FeatureDrafter):
         self._num_scratch += width
         return outputs
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, F)."""
-        slots, tokens = judgement.slots, verdict.produced(judgement.tree)
-        if judgement.tree.num_levels == 0:
-            self._add_missed(slots, tokens[:, 0], self.network.project(judgement.features[:, :, 0]))
+        slots, tokens = verification.slots, result.produced(verification.tree)
+        if verification.tree.num_levels == 0:
+            self._add_missed(slots, tokens[:, 0], self.network.project(verification.features[:, :, 0]))
             return
-        _, num_lanes, _, size = judgement.features.shape
-        features = judgement.features.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
-        self._encode(slots, tokens, self.network.project(features), verdict.n)
+        _, num_lanes, _, size = verification.features.shape
+        features = verification.features.gather(2, result.path[:, None, :, None].expand(-1, num_lanes, -1, size))
+        self._encode(slots, tokens, self.network.project(features), result.n)
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Encode pairs of `tokens` (b, N) and projected `features` (b, R, N, D); commit the first `count` (b,)."""

@@ -87,10 +87,10 @@ class Ensemble(Merge):
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
-    def learn(self, judgement: VerificationOutput, verdict: AcceptanceResult, place: Tensor) -> None:
-        tokens, path, is_chain = verdict.produced(judgement.tree), verdict.path, judgement.tree.is_chain
+    def learn(self, verification: VerificationOutput, result: AcceptanceResult, place: Tensor) -> None:
+        tokens, path, is_chain = result.produced(verification.tree), result.path, verification.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
-        offered = judgement.tree.has_drafts()
+        offered = verification.tree.has_drafts()
         row = torch.arange(path.shape[0], device=path.device)
         # A chain's node of each depth is the only one of its forward; its last node was not run.
         probs = None if is_chain else torch.cat(self._probs, dim=2)  # (b, R, G, V)
@@ -98,16 +98,16 @@ class Ensemble(Merge):
         for depth in range(num_scored):
             node, at = path[:, depth], place[:, depth]
             lanes = self._probs[depth][:, :, 0] if probs is None else probs[row, :, at.clamp_min(0)]  # (b, R, V)
-            judged = (depth < verdict.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
-            self._score(judgement.slots, lanes, judgement.raw[row, node], tokens[:, depth], judged)
-        self._choose(judgement, offered[:, 0])
+            judged = (depth < result.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
+            self._score(verification.slots, lanes, verification.target_logits[row, node], tokens[:, depth], judged)
+        self._choose(verification, offered[:, 0])
 
-    def _score(self, slots: SlotBatch, lanes: Tensor, raw: Tensor, token: Tensor, judged: Tensor) -> None:
+    def _score(self, slots: SlotBatch, lanes: Tensor, target_logits: Tensor, token: Tensor, judged: Tensor) -> None:
         """Add the scores of all candidates at one position, for the rows in the mask `judged` (b,).
 
-        `lanes` (b, R, V) are the lanes' distributions, `raw` (b, V) the target's logits.
+        `lanes` (b, R, V) are the lanes' distributions, `target_logits` (b, V) the target's logits.
         """
-        target = raw.softmax(dim=-1)
+        target = target_logits.softmax(dim=-1)
         entropy = -(target * target.clamp_min(FLOOR).log()).sum(-1, keepdim=True)
         matches, errors = [], []
         # Candidates × vocabulary may be larger than the weights of a model, so their number at once has a bound.
@@ -129,9 +129,9 @@ class Ensemble(Merge):
             memory[index, at] = torch.where(judged[:, None], new, old)
         self._seen[index] += judged.long()
 
-    def _choose(self, judgement: VerificationOutput, took_part: Tensor) -> None:
+    def _choose(self, verification: VerificationOutput, took_part: Tensor) -> None:
         """Set the weights of the next step for the rows in the mask `took_part` (b,), which had drafts."""
-        index, options = judgement.slots.index, self.options
+        index, options = verification.slots.index, self.options
         matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)
         seen = self._seen[index]
         counted = seen if options.window == 0 else seen.clamp_max(options.window)
@@ -139,7 +139,7 @@ class Ensemble(Merge):
             weights = pick_candidate(self._candidates, matches, errors, counted, options.policy == "matches")
             weights = torch.where((seen > 0)[:, None], weights, self._start)
         elif options.policy == "random":
-            draws = [judgement.noise.uniform(Stream.RULE, lane)[:, 0] for lane in range(self._start.shape[0])]
+            draws = [verification.noise.uniform(Stream.RULE, lane)[:, 0] for lane in range(self._start.shape[0])]
             weights = random_weights(torch.stack(draws, dim=1))
         elif options.policy == "adaboost":
             weights = adaboost(matches, counted, self._vocab_size, options.adaboost_constant)

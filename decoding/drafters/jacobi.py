@@ -51,7 +51,7 @@ class JacobiDrafter(Drafter):
         self._output = torch.zeros(spec.num_slots, capacity, dtype=torch.long, device=spec.device)
         self._length = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self._output[slots.index, 0] = first
         self._length[slots.index] = 1
         self._fill(slots, self._length[slots.index], self._length[slots.index])
@@ -64,18 +64,18 @@ class JacobiDrafter(Drafter):
             self._line = self._output[slots.index].gather(1, self._places(self._length[slots.index]))
         return follow_line(frontier, self._line, self._vocab_size)
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        tree, slots = judgement.tree, judgement.slots
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        tree, slots = verification.tree, verification.slots
         assert tree.is_chain, "the choices of a step are the next drafts only along a chain"
         length, num_nodes = self._length[slots.index], tree.num_nodes
         depth = torch.arange(num_nodes, device=length.device)
         # Relaxed rules may accept other tokens than the choices.
-        tokens = torch.where(depth < verdict.n[:, None], verdict.produced(tree), target_choice(judgement))
+        tokens = torch.where(depth < result.n[:, None], result.produced(tree), target_choice(verification))
         self._output[slots.index[:, None], length[:, None] + depth] = tokens
         # A step of fewer levels, or without drafts, leaves the older drafts behind its own choices.
         known = length + max(num_nodes, self._window)
-        self._length[slots.index] = length + verdict.n
-        self._fill(slots, length + verdict.n, known)
+        self._length[slots.index] = length + result.n
+        self._fill(slots, length + result.n, known)
 
     def _fill(self, slots: SlotBatch, length: Tensor, known: Tensor) -> None:
         """Write the drafts from `length` (b,) on; positions from `known` (b,) on are filled."""

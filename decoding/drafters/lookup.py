@@ -50,9 +50,9 @@ class LookupDrafter(Drafter):
         # (S, 3): number of steps, of steps with a match, and of matched tokens.
         self._counts = torch.zeros(spec.num_slots, 3, dtype=torch.long, device=spec.device)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
-        for slot, probe in zip(slots.ids, probes, strict=True):
-            prompt = probe.prefix
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        for slot, prefill_output in zip(slots.ids, prefill_outputs, strict=True):
+            prompt = prefill_output.prefix
             self._text[slot] = NO_TOKEN
             self._text[slot, : prompt.length] = torch.where(prompt.visual, NO_TOKEN, prompt.token_ids)
             self._length[slot] = prompt.length
@@ -79,15 +79,15 @@ class LookupDrafter(Drafter):
         copied = text.gather(1, start[:, None] + ahead % period[:, None])
         return torch.where(matched[:, None] > 0, copied, NO_TOKEN), matched
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        tree, index = judgement.tree, judgement.slots.index
-        tokens = verdict.produced(tree)
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        tree, index = verification.tree, verification.slots.index
+        tokens = result.produced(tree)
         place = torch.arange(tokens.shape[1], device=tokens.device)
         # Positions beyond the count are set to NO_TOKEN.
-        tokens = torch.where(place < verdict.n[:, None], tokens, NO_TOKEN)
+        tokens = torch.where(place < result.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
         self._text[index[:, None], length[:, None] + place] = tokens
-        self._length[index] = length + verdict.n
+        self._length[index] = length + result.n
 
     def extras(self, slot: int) -> dict[str, Any]:
         num_steps, num_found, num_matched = self._counts[slot].tolist()

@@ -43,9 +43,11 @@ class MedusaDrafter(Drafter):
         weight = next(self.heads.parameters())
         self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.state_size)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
-        states = [probe.features[:, -1] for probe in probes if probe.features is not None]
-        assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        states = [
+            prefill_output.features[:, -1] for prefill_output in prefill_outputs if prefill_output.features is not None
+        ]
+        assert len(states) == len(prefill_outputs), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
 
     def replay_key(self, slots: SlotBatch, num_levels: int) -> Hashable | None:
@@ -61,8 +63,8 @@ class MedusaDrafter(Drafter):
         merged = self.merge.merge(slots, to_vocabulary(logits, self._vocab_size), frontier.depth)
         return merged.expand(-1, width, -1)
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        num_lanes, size = judgement.features.shape[1], judgement.features.shape[3]
-        last = verdict.path.gather(1, (verdict.n - 1)[:, None])
-        state = judgement.features.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
-        self._state[judgement.slots.index] = state.to(self._state.dtype)
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        num_lanes, size = verification.features.shape[1], verification.features.shape[3]
+        last = result.path.gather(1, (result.n - 1)[:, None])
+        state = verification.features.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
+        self._state[verification.slots.index] = state.to(self._state.dtype)

@@ -80,7 +80,7 @@ class MissedTokens:
 class FeatureDrafter(Drafter):
     """Base of drafters that encode the target's features into an own KV cache: `open` makes `lanes` and `_missed`.
 
-    State per slot: buffered tokens, and until prefill the prompt's probe with the first generated token (1,).
+    State per slot: buffered tokens, and until prefill the prompt's prefill output with the first generated token (1,).
     """
 
     lanes: LaneModel
@@ -95,8 +95,8 @@ class FeatureDrafter(Drafter):
     def _encode_missed(self, slots: SlotBatch) -> None:
         """Encode and remove the buffered tokens."""
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
-        self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        self._prompts.update({slot: (prefill_outputs[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
         self._missed.clear(slots)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:

@@ -79,10 +79,10 @@ class ModelDrafter(Drafter):
         # Cached views by rows and width, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
-    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
-        return [context.build(request, probe, self.model) for context in self.contexts]
+    def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
+        return [context.build(request, prefill_output, self.model) for context in self.contexts]
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
         for slot in slots.ids:
@@ -158,11 +158,11 @@ class ModelDrafter(Drafter):
             self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._pending_inputs[b, width]
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        slots, tree = judgement.slots, judgement.tree
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        slots, tree = verification.slots, verification.tree
         if tree.num_levels == 0:
             # Without drafts, the target's token is appended to the pending tokens.
-            tokens = verdict.next
+            tokens = result.next
             if self._skipped.intersection(slots.ids):
                 # Skipped slots never draft.
                 slots, tokens = self._without_skipped(slots, tokens)
@@ -171,25 +171,25 @@ class ModelDrafter(Drafter):
             self._num_pending[slots.index] = count + 1
             self._note_missed(slots)
             return
-        num_taken = verdict.n - 1
+        num_taken = result.n - 1
         if tree.is_chain and not self.merge.learns:
             # A chain's nodes, except the last, were run in order, so they are already at their KV positions.
             ends = torch.minimum(num_taken[:, None], self._limits[self._nodes.num_nodes])
             has = ends[:, 0]
-            self.lanes.commit(slots, verdict.path[:, :0], has)
+            self.lanes.commit(slots, result.path[:, :0], has)
         else:
-            columns = self._nodes.columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
+            columns = self._nodes.columns_of(tree.origin.gather(1, result.path[:, 1:]))
             if self.merge.learns:
                 # The root was merged first, then the nodes in the order of their scratch positions.
                 places = torch.where(columns >= 0, columns + 1, -1)
-                self.merge.learn(judgement, verdict, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
+                self.merge.learn(verification, result, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
             ends = torch.stack([has, num_taken], dim=1)
         # The last accepted draft was not run if it was a leaf. Entries after the pending tokens are not read.
-        slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
-        slots.put(self._num_pending, verdict.n - has)
+        slots.put(self._pending_first, result.produced(tree).gather(1, ends))
+        slots.put(self._num_pending, result.n - has)
         self._note_drafted(slots)
 
     def _note_missed(self, slots: SlotBatch) -> None:

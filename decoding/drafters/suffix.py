@@ -47,8 +47,8 @@ class SuffixDrafter(LookupDrafter):
         self._num_shared = torch.zeros(spec.num_slots, dtype=torch.long, device=device)
         self._rebuild()
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
-        super().admit(slots, first, probes)
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
+        super().admit(slots, first, prefill_outputs)
         self._num_shared[slots.index] = 0
 
     def finished(self, token_ids: Sequence[int]) -> None:

@@ -54,12 +54,12 @@ class DrafterPrefill:
         prefixes: dict[int, list[Prefix]] = {}
         failed: dict[int, str] = {}
         for slot, one in unread:
-            probe, one.unread = one.unread, None
-            assert probe is not None
-            # Samples with equal prompts share one probe, so they share one drafter prompt.
-            if id(probe) not in prompts:
-                prompts[id(probe)] = _attempt(self._drafter.prefixes, one.request, probe)
-            lanes, reason = prompts[id(probe)]
+            prefill_output, one.unread = one.unread, None
+            assert prefill_output is not None
+            # Samples with equal prompts share one prefill output, so they share one drafter prompt.
+            if id(prefill_output) not in prompts:
+                prompts[id(prefill_output)] = _attempt(self._drafter.prefixes, one.request, prefill_output)
+            lanes, reason = prompts[id(prefill_output)]
             if lanes is not None and (message := self._admission.too_long("drafter", lanes, one.request)):
                 reason = f"{CONTEXT_TOO_LONG}: {message}"
             if lanes is None or reason:

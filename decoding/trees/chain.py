@@ -56,12 +56,12 @@ class Chain(TreePolicy):
         self._keep_probs = keep_probs
         return self._frontier()
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
         if self._keep_probs:
-            self._probs.append(level.probs()[:, 0])
-        scores = perturb(level.given, level.noise, level.rows)
+            self._probs.append(draft_logits.probs()[:, 0])
+        scores = perturb(draft_logits.given, draft_logits.noise, draft_logits.rows)
         best, tokens = scores.max(dim=-1)
-        self._max_depth = level.max_depth
+        self._max_depth = draft_logits.max_depth
         self._best.append(best)
         self._tokens.append(tokens)
         return self._frontier() if len(self._tokens) <= self._num_levels else None

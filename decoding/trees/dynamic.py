@@ -48,13 +48,13 @@ class DynamicTree(TreePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
         frontier, k = self._frontier, self.top_k
         depth = frontier.depth + 1
-        best = self._log_probs(level).topk(k, dim=-1)  # (b, F, k)
+        best = self._log_probs(draft_logits).topk(k, dim=-1)  # (b, F, k)
         values = best.values
-        if level.max_depth is not None:
-            values = values.masked_fill((level.max_depth < depth)[:, None, None], -torch.inf)
+        if draft_logits.max_depth is not None:
+            values = values.masked_fill((draft_logits.max_depth < depth)[:, None, None], -torch.inf)
         scores = (self._beam_scores[:, :, None] + values).flatten(1)  # (b, F · k)
         tokens = best.indices.flatten(1)
         first = self._pool.add(tokens, (frontier.nodes - 1).repeat_interleave(k, dim=1), scores)
@@ -66,9 +66,9 @@ class DynamicTree(TreePolicy):
         self._frontier = frontier.below(place + first + 1, parents, tokens.gather(1, place), above)
         return self._frontier
 
-    def _log_probs(self, level: DraftLogits) -> Tensor:
+    def _log_probs(self, draft_logits: DraftLogits) -> Tensor:
         """Return the log-probabilities (b, F, V) of children, at most 0."""
-        scores = perturb(level.logits, level.noise if self._shares_noise else None, level.rows)
+        scores = perturb(draft_logits.logits, draft_logits.noise if self._shares_noise else None, draft_logits.rows)
         return scores.log_softmax(dim=-1).clamp_max(0.0)
 
     def finish(self) -> DraftTree:

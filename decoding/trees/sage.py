@@ -44,14 +44,14 @@ class Confidence:
         self._num_steps[slots.index] = 0
         self._sums[slots.index] = 0.0
 
-    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: AcceptanceResult) -> Tensor:
+    def learn(self, slots: SlotBatch, alpha: Tensor, result: AcceptanceResult) -> Tensor:
         """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
         settings, index = self.settings, slots.index
         self.alpha[index] = alpha
         max_depth = self.max_depth[index]
         if settings.history_window > 0:
             num_steps = self._num_steps[index]
-            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
+            self._recent[index, num_steps % settings.history_window] = (result.n - 1).float()
             mean = self._recent[index].mean(dim=1)
             max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
             self.max_depth[index] = max_depth
@@ -138,11 +138,11 @@ class SageTree(SagePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
         frontier, plan = self._frontier, self._plan
-        nodes, logits = frontier.nodes, level.logits
-        best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
-        likely = (best if level.noise is None else logits.topk(self.settings.top_k, dim=-1)).values
+        nodes, logits = frontier.nodes, draft_logits.logits
+        best = perturb(logits, draft_logits.noise, draft_logits.rows).topk(self.max_siblings, dim=-1)
+        likely = (best if draft_logits.noise is None else logits.topk(self.settings.top_k, dim=-1)).values
         likely = likely[..., : self.settings.top_k].float()
         has_any = likely[..., :1] > -torch.inf
         ranked = torch.where(has_any, likely.softmax(dim=-1), -1.0)
@@ -198,21 +198,21 @@ class SageTree(SagePolicy):
             draft_probs=probs,
         )
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
-        slots, tree = judgement.slots, judgement.tree
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> Tensor | None:
+        slots, tree = verification.slots, verification.tree
         if tree.num_levels == 0:
             return None
-        probs, alpha, is_known = self._observe(tree, verdict)
+        probs, alpha, is_known = self._observe(tree, result)
         alpha = torch.where(is_known, alpha, self._learned.alpha[slots.index])
         self._learned.count(slots, alpha, tree)
-        max_depth = self._learned.learn(slots, alpha, verdict)
+        max_depth = self._learned.learn(slots, alpha, result)
         plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
         plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
         # If the drafter has no candidate after the root (lookup), the tree stays the same.
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
         return _unpack(self._plans[slots.index]).levels()
 
-    def _observe(self, tree: DraftTree, verdict: AcceptanceResult) -> tuple[Tensor, Tensor, Tensor]:
+    def _observe(self, tree: DraftTree, result: AcceptanceResult) -> tuple[Tensor, Tensor, Tensor]:
         """Return P̃ (b, k), α (b,) and a mask (b,) of rows with candidates, from the nodes that `source` selects."""
         ranked = self._ranked[:, : tree.num_nodes]
         root = ranked[:, 0]
@@ -222,8 +222,8 @@ class SageTree(SagePolicy):
         # Use only nodes that have children in this row's tree; other run nodes depend on the rest of the batch.
         has_child = tree.has_drafts()
         if self.settings.source == "accepted_leaf":
-            last = verdict.path.gather(1, (verdict.n - 1)[:, None])
-            before = verdict.path.gather(1, (verdict.n - 2).clamp_min(0)[:, None])
+            last = result.path.gather(1, (result.n - 1)[:, None])
+            before = result.path.gather(1, (result.n - 2).clamp_min(0)[:, None])
             node = torch.where(has_child.gather(1, last), last, before)
             chosen = ranked.gather(1, node[:, :, None].expand(-1, -1, ranked.shape[2]))[:, 0]
             return chosen, confidence(chosen.clamp_min(0.0)), is_known

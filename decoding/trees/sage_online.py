@@ -48,15 +48,15 @@ class OnlineSageTree(SagePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
-        settings, frontier, beam, logits = self.settings, self._frontier, self._beam, level.logits
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
+        settings, frontier, beam, logits = self.settings, self._frontier, self._beam, draft_logits.logits
         likely = logits.topk(settings.top_k, dim=-1).values.float()
         has_any = likely[..., :1] > -torch.inf
         if frontier.depth == 0:
             ranked = torch.where(has_any, likely.softmax(dim=-1), 1.0 / settings.top_k)
             self._alpha = torch.where(has_any[:, 0, 0], confidence(ranked[:, 0]), self._alpha)
             self._depth = real_depth(self._alpha, self._max_depth, settings)
-        best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
+        best = perturb(logits, draft_logits.noise, draft_logits.rows).topk(self.max_siblings, dim=-1)
         drawn = logits.gather(-1, best.indices).float()
         probs = torch.where(has_any, (drawn - likely.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
@@ -79,8 +79,8 @@ class OnlineSageTree(SagePolicy):
     def finish(self) -> DraftTree:
         return self._pool.tree(self.settings.max_nodes, self.max_siblings)
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> Tensor | None:
-        if judgement.tree.num_levels == 0:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> Tensor | None:
+        if verification.tree.num_levels == 0:
             return None
-        self._learned.count(judgement.slots, self._alpha, judgement.tree)
-        return self._learned.learn(judgement.slots, self._alpha, verdict)
+        self._learned.count(verification.slots, self._alpha, verification.tree)
+        return self._learned.learn(verification.slots, self._alpha, result)

@@ -139,12 +139,12 @@ class StaticTree(TreePolicy):
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
-    def grow(self, level: DraftLogits) -> Frontier | None:
-        depth, logits = self._frontier.depth, level.logits
+    def grow(self, draft_logits: DraftLogits) -> Frontier | None:
+        depth, logits = self._frontier.depth, draft_logits.logits
         plan = self._plan(logits.device)[depth]
         if self._keep_probs:
-            self._probs.append(level.probs())
-        scores = perturb(logits, level.noise, level.rows)
+            self._probs.append(draft_logits.probs())
+        scores = perturb(logits, draft_logits.noise, draft_logits.rows)
         best = scores.topk(plan.most, dim=-1)
         values, indices = best.values[:, plan.under, plan.rank], best.indices[:, plan.under, plan.rank]
         above = self._valid[-1][:, plan.above]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from configs.load import ConfigError
@@ -27,26 +27,29 @@ SUBMITTED = "submitted"
 """Folder in the archive for a job file that is outside the shipped folders."""
 _DENSE_SUFFIXES = (".safetensors", ".png", ".jpg", ".mp4", ".gz", ".zst", ".parquet")
 """File types that compression does not shrink much."""
+NOTHING: Mapping[str, bytes] = {}
 _DATE = (1980, 1, 1, 0, 0, 0)
 """Date of all entries, so that equal content gives an equal archive, which Ray recognises by its hash."""
 
 
-def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
+def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT, beside: Mapping[str, bytes] = NOTHING) -> str:
     """Write the archive; return the path of the job file in it (empty without one), or the name of a shipped job file,
-    which all nodes have. Raises ConfigError if the archive is too large."""
-    files = dict(shipped_files(root))
+    which all nodes have. `beside` are files in the folder of the job file, by relative path. Raises ConfigError if the
+    archive is too large."""
+    files: dict[str, Path | bytes] = dict(shipped_files(root))
     is_name = job_file is not None and find_job(job_file)[0] != job_file
     place = str(job_file) if is_name else "" if job_file is None else place_of(job_file, root)
     if job_file is not None and not is_name:
         files[place] = job_file
+    files |= {(PurePosixPath(place).parent / name).as_posix(): data for name, data in beside.items()}
     sizes: Counter[str] = Counter()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as written:
-        for name, path in sorted(files.items()):
+        for name, content in sorted(files.items(), key=lambda item: item[0]):
             entry = zipfile.ZipInfo(name, _DATE)
-            entry.compress_type = zipfile.ZIP_STORED if path.suffix in _DENSE_SUFFIXES else zipfile.ZIP_DEFLATED
+            is_dense = PurePosixPath(name).suffix in _DENSE_SUFFIXES
+            entry.compress_type = zipfile.ZIP_STORED if is_dense else zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
-            with open_regular(path) as file:
-                written.writestr(entry, file.read())
+            written.writestr(entry, content if isinstance(content, bytes) else _read(content))
             sizes["/".join(Path(name).parts[:2])] += written.getinfo(name).compress_size
     num_bytes = archive.stat().st_size
     if num_bytes > MAX_ARCHIVE_BYTES:
@@ -85,6 +88,11 @@ def is_shipped(path: str, root: Path = ROOT) -> bool:
     """Return whether a path relative to the checkout exists and is part of the archive."""
     parts = Path(os.path.normpath(path)).parts
     return bool(parts) and parts[0] in SHIPPED_FOLDERS and (root / path).exists()
+
+
+def _read(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
 
 
 def _mb(num_bytes: int) -> str:

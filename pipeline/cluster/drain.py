@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import ray
 
 from actors.events import Events
-from pipeline.cluster.ray_session import polled
+from pipeline.cluster.ray_session import poll
 
 LOOK_S = 1.0
 """Poll interval, as in Ray Data."""
@@ -51,8 +51,8 @@ class Drains:
                 print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
 
 
-def watched(
+def watch_drains(
     drains: Drains, look: Callable[[], Mapping[str, int]] = draining_nodes, every_s: float = LOOK_S
 ) -> contextlib.AbstractContextManager[None]:
     """Poll the draining nodes every `every_s` seconds while the block runs."""
-    return polled(lambda: drains.look(look()), every_s, "drains")
+    return poll(lambda: drains.look(look()), every_s, "drains")

@@ -19,8 +19,7 @@ from typing import Any
 from configs.pool import JobSectionConfig
 from files import external_code
 from files.installation import IMPORT_ROOT, IS_INSTALLED
-from pipeline.cluster import code_archive, signals
-from pipeline.cluster import worker_logs as terminal
+from pipeline.cluster import code_archive, signals, worker_logs
 from pipeline.resources import gcs
 from pipeline.resources.machine import local_cpus
 
@@ -44,7 +43,7 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 def session(
     job: JobSectionConfig,
     log_to_driver: bool = True,
-    console: terminal.Console | None = None,
+    console: worker_logs.Console | None = None,
     dotted: str = "job.ray_address",
 ) -> Iterator[None]:
     """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs. A `console`
@@ -59,10 +58,10 @@ def session(
         return
     with contextlib.ExitStack() as stack:
         if console is not None:
-            stack.enter_context(terminal.connected(console))
+            stack.enter_context(worker_logs.connect_console(console))
         is_local = job.ray_address == "local"
         options = stack.enter_context(_local_options(job) if is_local else _cluster_options(job, dotted))
-        with signals.handlers_kept():
+        with signals.keep_handlers():
             ray.init(
                 logging_level=logging.WARNING,
                 log_to_driver=console is not None or (log_to_driver and job.log == "text"),
@@ -72,7 +71,7 @@ def session(
         stack.callback(ray.shutdown)
         _quiet_console()
         if console is not None:
-            stack.enter_context(terminal.records_taken(console, _keep_line))
+            stack.enter_context(worker_logs.take_records(console, _keep_line))
         yield
 
 
@@ -159,7 +158,7 @@ def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
+def poll(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
     """Call `look` every `every_s` seconds in the block, and with `last_look` at its end, until an error of Ray."""
     import ray
 
@@ -213,7 +212,7 @@ def _quiet_console() -> None:
     """Reduce Ray Data's terminal output to warnings; Ray's log files contain all messages."""
 
     for handler in logging.getLogger("ray.data").handlers:
-        if terminal.writes_to_terminal(handler):
+        if worker_logs.writes_to_terminal(handler):
             handler.setLevel(logging.WARNING)
             if _keep_line not in handler.filters:
                 handler.addFilter(_keep_line)

@@ -43,7 +43,7 @@ _active: list[Stop] = []
 
 
 @contextlib.contextmanager
-def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
+def catch_signals(grace_s: float = GRACE_S) -> Iterator[Stop]:
     """Turn the first SIGTERM or SIGINT in the block into `KeyboardInterrupt`; yield the `Stop` that records it."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -82,8 +82,8 @@ def _end_at_once(number: int, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of `caught` while Ray connects; Ray's own handlers exit with status 15 or print a trace."""
+def keep_handlers() -> Iterator[None]:
+    """Keep the handlers of `catch_signals` while Ray connects; Ray's own exit with status 15 or print a trace."""
     if not _active or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -125,7 +125,7 @@ class Console:
 
 
 @contextlib.contextmanager
-def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
+def open_console(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
     """Yield the console of one attempt; if the output is remote, upload its log file when the block ends."""
     relative = f"{LOGS}/attempt-{attempt:06d}.log"
     is_local = access.is_local(output.filesystem)
@@ -149,7 +149,7 @@ def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
 
 
 @contextlib.contextmanager
-def connected(console: Console) -> Iterator[None]:
+def connect_console(console: Console) -> Iterator[None]:
     """Send the output of Ray and workers to the console while the block runs. Enter before `ray.init`."""
     import ray._private.worker as ray_worker
     import ray.data  # noqa: F401 (configures the logger whose handlers are replaced)
@@ -163,7 +163,7 @@ def connected(console: Console) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+def take_records(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
     """Send Ray's log records of this process that pass `keep` to the console. Enter after `ray.init`."""
     replaced: list[tuple[logging.Logger, list[logging.Handler]]] = []
     handler = logging.Handler(logging.WARNING)

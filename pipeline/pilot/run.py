@@ -13,7 +13,7 @@ from actors.results import torch_threads
 from pipeline.cluster import ray_session
 from pipeline.pilot.estimate import Pilot
 from pipeline.pilot.verdict import PilotVerdict, judge, methods_of, pilot_method, pilot_pool
-from pipeline.run.execution import started, tables_of
+from pipeline.run.execution import open_dataset, tables_of
 from pipeline.run.graph import Build
 from pipeline.run.job_plan import JobPlan
 
@@ -28,7 +28,7 @@ def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> tuple[pa.Table, Pilo
     trial = replace(plan, config=plan.config.model_copy(update={"method": method, "pool": pool}))
     with (
         ray_session.session(plan.config.job),
-        started(trial, build, pilot.datasource, pilot.size, None) as (dataset, waits),
+        open_dataset(trial, build, pilot.datasource, pilot.size, None) as (dataset, waits),
     ):
         rows = pa.concat_tables(tables_of(dataset)).combine_chunks()
         total, media_s = waits.total(), stage_seconds(dataset, "decode")

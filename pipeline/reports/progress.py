@@ -18,7 +18,7 @@ from actors.events import Events
 from actors.metrics import DriftMetrics
 from actors.results import Stamp
 from configs.pool import AcceptanceDropConfig
-from pipeline.cluster.ray_session import driver_actor, polled
+from pipeline.cluster.ray_session import driver_actor, poll
 from pipeline.reports.drift import Drift, DriftWatch
 from pipeline.reports.live import BatchDigest, Counts, Live
 from pipeline.reports.outcome import most_common
@@ -58,7 +58,7 @@ class _LiveActor:
 
 @dataclass(frozen=True)
 class ProgressClient:
-    """Client of the actor that counts a job. Serialisable; its call is the `Tally` of the engine actors."""
+    """Client of the actor that counts a job. Serialisable; its call is the `ReportProgress` of the engine actors."""
 
     actor: Any
     empty: Summary
@@ -77,7 +77,7 @@ class ProgressClient:
 
 
 @contextlib.contextmanager
-def shown(
+def open_progress(
     total_rows: int | None,
     enabled: bool = True,
     stream: TextIO | None = None,
@@ -85,7 +85,7 @@ def shown(
     empty: Summary = NOTHING,
     bound: AcceptanceDropConfig | None = None,
 ) -> Iterator[ProgressClient]:
-    """Count a job while the block runs, and show its progress if `enabled`; yield the tally for the actors.
+    """Count a job while the block runs, and show its progress if `enabled`; yield the client for the actors.
 
     With enabled `events`, progress is emitted as events instead of a line. Drops of acceptance beyond `bound` are
     always shown.
@@ -118,7 +118,7 @@ def shown(
             stream.flush()
 
         try:
-            with polled(look, TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S, "progress", last_look=True):
+            with poll(look, TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S, "progress", last_look=True):
                 yield ProgressClient(actor, empty)
         finally:
             if terminal:

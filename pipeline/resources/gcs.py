@@ -68,7 +68,7 @@ def value_of_connected(key: str, namespace: str = "") -> bytes | None:
 
 
 @contextlib.contextmanager
-def connected(ray_address: str, dotted: str) -> Iterator[Gcs]:
+def open_gcs(ray_address: str, dotted: str) -> Iterator[Gcs]:
     """Yield a connection to a cluster; `ray_address` is `auto` or an address, and `dotted` its path in the job file.
 
     Raises:
@@ -94,8 +94,8 @@ def connected(ray_address: str, dotted: str) -> Iterator[Gcs]:
 
 
 def check(ray_address: str, dotted: str) -> None:
-    """Raise ConfigError if a driver on this machine cannot connect to a cluster; see `connected`."""
-    with connected(ray_address, dotted):
+    """Raise ConfigError if a driver on this machine cannot connect to a cluster; see `open_gcs`."""
+    with open_gcs(ray_address, dotted):
         return
 
 

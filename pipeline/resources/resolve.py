@@ -92,7 +92,7 @@ def capacity_of(job: JobSectionConfig, dotted: str) -> Capacity:
         return _cluster("this Ray", ray.get_runtime_context().gcs_address, nodes, gcs.value_of_connected)
     if job.ray_address == "local":
         return this_machine(local_cpus(job))
-    with gcs.connected(job.ray_address, dotted) as head:
+    with gcs.open_gcs(job.ray_address, dotted) as head:
         return _cluster(f"the cluster at {head.address}", head.address, head.nodes(), head.value)
 
 

@@ -17,12 +17,12 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 
-from actors.serving.journal import (
+from actors.serving.crash_ledger import (
     GIVEN_UP_FROM_DEATHS,
     HOPELESS_FROM_ROWS,
+    CrashLedger,
     EngineFailed,
     ErrorBudgetSpent,
-    Journal,
     LossBudgetExceeded,
     deaths_message,
     row_keys,
@@ -45,7 +45,7 @@ class _Row:
     num_deaths: int = 0
 
 
-class Ledger:
+class CrashLedgerState:
     """The state of the ledger: rows in flight, rows that were given up, and counts of results and errors.
 
     A process death counts for its rows without earlier deaths, and for its rows with earlier deaths that it reported as
@@ -81,14 +81,14 @@ class Ledger:
         self._spared.update(nodes)
 
     def begin_load(self, actor: str, node: str = "") -> int:
-        """See `Journal.begin_load`; `actor` is the id of the actor, which it keeps when Ray restarts it on a `node`."""
+        """See `CrashLedger.begin_load`; `actor` is its id, which it keeps when Ray restarts it on a `node`."""
         num_deaths, before = self._loads.get(actor, (-1, node))
         num_deaths += num_deaths < 0 or before not in self._spared
         self._loads[actor] = (num_deaths, node)
         return num_deaths
 
     def end_load(self, actor: str, failure: str = "") -> None:
-        """See `Journal.end_load`."""
+        """See `CrashLedger.end_load`."""
         self._loads.pop(actor, None)
         self._engine_failure = self._engine_failure or failure
 
@@ -97,7 +97,7 @@ class Ledger:
         return self._engine_failure
 
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
-        """See `Journal.begin`; `node` is the node of `who`."""
+        """See `CrashLedger.begin`; `node` is the node of `who`."""
         found = [self._begin(who, key, node) for key in keys]
         for key, num_deaths in zip(keys, found, strict=True):
             if num_deaths >= GIVEN_UP_FROM_DEATHS:
@@ -125,14 +125,14 @@ class Ledger:
         return row.num_deaths
 
     def running(self, who: str, keys: Sequence[str]) -> None:
-        """See `Journal.running`."""
+        """See `CrashLedger.running`."""
         ended = self._running.pop(who, set()) - set(keys)
         self._survived.update(map(_stage_of, ended))
         if keys:
             self._running[who] = set(keys)
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
-        """Record the end of rows as `Journal.end`, and return `verdict()`; rows that were given up stay recorded."""
+        """Record the end of rows as `CrashLedger.end`; return `verdict()`. Rows that were given up stay recorded."""
         self._num_results += num_results
         self._errors.update(errors)
         for key in keys:
@@ -153,7 +153,7 @@ class Ledger:
         return self.loss_verdict()
 
     def failed(self, reason: str) -> None:
-        """See `Journal.failed`."""
+        """See `CrashLedger.failed`."""
         self._failure = reason
 
     def failure(self) -> str:
@@ -186,28 +186,28 @@ def _stage_of(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class CrashLedger:
-    """Client of the ledger's actor that implements `Journal` for one stage; cheap to send to workers."""
+class CrashLedgerClient:
+    """Client of the ledger's actor that implements `CrashLedger` for one stage; cheap to send to workers."""
 
     actor: Any
     stage: str = ""
 
-    def of(self, stage: str) -> CrashLedger:
+    def of(self, stage: str) -> CrashLedgerClient:
         """Return a client for another stage; a row has one entry per stage."""
         return replace(self, stage=stage)
 
     def begin_load(self) -> int:
-        """See `Journal.begin_load`."""
+        """See `CrashLedger.begin_load`."""
         context = ray.get_runtime_context()
         found: int = ray.get(self.actor.begin_load.remote(context.get_actor_id(), context.get_node_id()))
         return found
 
     def end_load(self, failure: str = "") -> None:
-        """See `Journal.end_load`."""
+        """See `CrashLedger.end_load`."""
         ray.get(self.actor.end_load.remote(ray.get_runtime_context().get_actor_id(), failure))
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        """See `Journal.begin`."""
+        """See `CrashLedger.begin`."""
         node = ray.get_runtime_context().get_node_id()
         found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
         if max(found, default=0) >= GIVEN_UP_FROM_DEATHS and (reason := ray.get(self.actor.engine_failure.remote())):
@@ -215,42 +215,42 @@ class CrashLedger:
         return found
 
     def running(self, who: str, keys: Sequence[str]) -> None:
-        """See `Journal.running`."""
+        """See `CrashLedger.running`."""
         ray.get(self.actor.running.remote(who, self._named(keys)))
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
-        """See `Journal.end`."""
+        """See `CrashLedger.end`."""
         verdict = ray.get(self.actor.end.remote(who, self._named(keys), num_results, dict(errors)))
         if verdict:
             raise ErrorBudgetSpent(verdict)
 
     def audited(self, losses: Sequence[float]) -> None:
-        """See `Journal.audited`."""
+        """See `CrashLedger.audited`."""
         if verdict := ray.get(self.actor.audited.remote(list(losses))):
             raise LossBudgetExceeded(verdict)
 
     def failed(self, reason: str) -> None:
-        """See `Journal.failed`."""
+        """See `CrashLedger.failed`."""
         ray.get(self.actor.failed.remote(reason))
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """See `Ledger.spare`; does not wait."""
+        """See `CrashLedgerState.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
-        """Return `Ledger.verdict()`; empty if the actor does not answer, because the cluster is shutting down."""
+        """Return `CrashLedgerState.verdict()`; empty if the actor does not answer, because the cluster shuts down."""
         return self._answer("verdict")
 
     def loss_verdict(self) -> str:
-        """Return `Ledger.loss_verdict()`, as `verdict` does."""
+        """Return `CrashLedgerState.loss_verdict()`, as `verdict` does."""
         return self._answer("loss_verdict")
 
     def failure(self) -> str:
-        """Return `Ledger.failure()`, as `verdict` does."""
+        """Return `CrashLedgerState.failure()`, as `verdict` does."""
         return self._answer("failure")
 
     def engine_failure(self) -> str:
-        """Return `Ledger.engine_failure()`, as `verdict` does."""
+        """Return `CrashLedgerState.engine_failure()`, as `verdict` does."""
         return self._answer("engine_failure")
 
     def _answer(self, name: str) -> str:
@@ -264,27 +264,27 @@ class CrashLedger:
 
 
 @contextlib.contextmanager
-def kept(
+def open_ledger(
     max_error_share: float | None = None,
     min_rows: int = 1,
     audit: AuditConfig | None = None,
     losses: Losses | None = None,
-) -> Iterator[CrashLedger]:
-    """Run a ledger actor on this node while the block runs, and yield its client; for the parameters see `Ledger`."""
+) -> Iterator[CrashLedgerClient]:
+    """Run a ledger actor on this node while the block runs, and yield its client; parameters as `CrashLedgerState`."""
     limits = (max_error_share, min_rows, audit, losses)
-    with driver_actor(Ledger, *limits, max_restarts=-1, max_task_retries=-1) as actor:
-        yield CrashLedger(actor)
+    with driver_actor(CrashLedgerState, *limits, max_restarts=-1, max_task_retries=-1) as actor:
+        yield CrashLedgerClient(actor)
 
 
-def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
-    """Wrap a function of READ tables so that the journal lists its rows while it runs.
+def with_ledger(function: Callable[[pa.Table], pa.Table], ledger: CrashLedger) -> Callable[[pa.Table], pa.Table]:
+    """Wrap a function of READ tables so that the ledger lists its rows while it runs.
 
     Rows with deaths run one by one; from `GIVEN_UP_FROM_DEATHS` deaths on, a row becomes an error row (`decoder_died`).
     """
 
     def stage(table: pa.Table) -> pa.Table:
         who, keys = uuid4().hex, row_keys(table)
-        deaths = journal.begin(who, keys)
+        deaths = ledger.begin(who, keys)
         if not any(deaths):
             result = function(table)
         else:
@@ -293,10 +293,10 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
                 row = table.slice(index, 1)
                 if num_deaths >= GIVEN_UP_FROM_DEATHS:
                     row = as_failed_row(row, num_deaths)
-                journal.running(who, [keys[index]] if num_deaths else [])
+                ledger.running(who, [keys[index]] if num_deaths else [])
                 parts.append(function(row))
             result = pa.concat_tables(parts)
-        journal.end(who, keys, 0, {})  # the engine counts results and errors
+        ledger.end(who, keys, 0, {})  # the engine counts results and errors
         return result
 
     return stage

@@ -15,10 +15,9 @@ from ray.data import Dataset
 
 from actors.events import Events
 from actors.losses import MetricError
+from actors.serving.crash_ledger import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
 from actors.serving.engine_thread import Waits
-from actors.serving.journal import EngineFailed, ErrorBudgetSpent, LossBudgetExceeded
-from pipeline.cluster import drain, ray_session
-from pipeline.cluster import worker_logs as terminal
+from pipeline.cluster import drain, ray_session, worker_logs
 from pipeline.cluster.partitions import Workers
 from pipeline.cluster.provenance import code_revision, versions
 from pipeline.manifest.datasource import SpanDatasource
@@ -27,18 +26,19 @@ from pipeline.manifest.shards import rows_of
 from pipeline.output.publishing import Publisher
 from pipeline.output.recorded_job import SOURCE_FOLDER
 from pipeline.output.writer import Writer, calls_in_ray
-from pipeline.reports import loss, progress
+from pipeline.reports import loss
 from pipeline.reports.live import Live
 from pipeline.reports.loss import Losses, read_losses
+from pipeline.reports.progress import open_progress
 from pipeline.reports.result_tables import list_tables
 from pipeline.reports.summary import Summary, count
 from pipeline.run import crash_ledger, reporting, wait_times
-from pipeline.run.crash_ledger import CrashLedger
+from pipeline.run.crash_ledger import CrashLedgerClient
 from pipeline.run.finalize import finalize
 from pipeline.run.graph import Build, RunContext
 from pipeline.run.job_plan import JobPlan
 from pipeline.run.reporting import ReportWriter
-from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, limit_text, resume_lines
+from pipeline.run.resume import SUMMARY, AttemptState, begin, fingerprints_of, limit_text, resume_lines
 from pipeline.storage import access
 from pipeline.storage.folders import FolderId
 from pipeline.storage.listing import describe_skipped
@@ -46,7 +46,7 @@ from pipeline.storage.output_dir import DATA, JOB, as_json
 
 
 @dataclass(frozen=True)
-class Ran:
+class AttemptResult:
     """An attempt that has computed all rows: seconds from the first task to the last file, wait times, its publisher,
     and the counts of its rows, None if it computed none. `events` are emitted at its end, `began_s` is its start."""
 
@@ -62,14 +62,14 @@ class Ran:
 def run_job(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> Summary:
     """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output. Raises the
     errors of `run_graph`."""
-    ran = run_graph(plan, build, rows_per_group)
+    result = run_graph(plan, build, rows_per_group)
     with Workers(plan.config.job) as workers:
-        done = count(plan.output, plan.empty_summary(ran.wall_s, ran.waits), workers)
-    close(plan, done, ran)
+        done = count(plan.output, plan.empty_summary(result.wall_s, result.waits), workers)
+    close(plan, done, result)
     return done
 
 
-def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> Ran:
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> AttemptResult:
     """Start the next attempt, run the graph over the remaining work, write its rows, and finalize the output.
 
     Raises:
@@ -81,21 +81,21 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         LossBudgetExceeded: the loss of the audited rows exceeds `audit.max_loss`.
         RuntimeError: rows are missing from the output, or occur twice in it.
     """
-    plan, begun = begin(plan, opening_record(plan), rows_per_group)
-    write_provenance(plan, begun.publisher)
+    plan, attempt = begin(plan, opening_record(plan), rows_per_group)
+    write_provenance(plan, attempt.publisher)
     for line in resume_lines(plan):
         print(line, flush=True)
-    events = Events(plan.identity.stamp(begun.publisher.attempt), plan.config.job.log == "json")
-    report = ReportWriter(plan, begun.publisher, _versions(plan), events)
+    events = Events(plan.identity.stamp(attempt.publisher.attempt), plan.config.job.log == "json")
+    report = ReportWriter(plan, attempt.publisher, _versions(plan), events)
     began_s = time.monotonic()
-    with _emitted(plan, events, began_s):
-        wall_s, waits, live = _fill(plan, begun, build, events, report)
-        finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
-    return Ran(wall_s, waits, begun.publisher, report, live, events, began_s)
+    with _emit_events(plan, events, began_s):
+        wall_s, waits, live = _fill(plan, attempt, build, events, report)
+        finalize(plan, attempt.publisher, fingerprints_of(plan.output), attempt.next_numbers)
+    return AttemptResult(wall_s, waits, attempt.publisher, report, live, events, began_s)
 
 
 @contextlib.contextmanager
-def _emitted(plan: JobPlan, events: Events, began_s: float) -> Iterator[None]:
+def _emit_events(plan: JobPlan, events: Events, began_s: float) -> Iterator[None]:
     """Emit events at the start of the job, and if it ends before its rows are counted."""
     events.emit(
         "job_began",
@@ -117,13 +117,13 @@ def _emitted(plan: JobPlan, events: Events, began_s: float) -> Iterator[None]:
 
 
 def _fill(
-    plan: JobPlan, begun: Begun, build: Build, events: Events, report: ReportWriter
+    plan: JobPlan, attempt: AttemptState, build: Build, events: Events, report: ReportWriter
 ) -> tuple[float, Waits, Live | None]:
-    """Compute and publish the missing rows, publish spooled rows, and return the fields of `Ran`."""
+    """Compute and publish the missing rows, publish spooled rows, and return the fields of `AttemptResult`."""
     job, sink = plan.config.job, plan.config.sink
-    waiting = plan.earlier.inventory.spooled if plan.earlier else []
+    waiting = plan.prior.inventory.spooled if plan.prior else []
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
-        with Writer(begun.publisher, sink, waiting, begun.next_numbers):
+        with Writer(attempt.publisher, sink, waiting, attempt.next_numbers):
             return 0.0, Waits(), None
     audit, losses = plan.audit, Losses()
     if audit is not None:
@@ -133,33 +133,35 @@ def _fill(
         if exceeded := loss.verdict(audit, losses):
             raise LossBudgetExceeded(exceeded)
     with (
-        terminal.kept(plan.output, begun.publisher.attempt, events) as console,
+        worker_logs.open_console(plan.output, attempt.publisher.attempt, events) as console,
         ray_session.session(job, console=console),
-        wait_times.measured() as waits,
-        crash_ledger.kept(job.max_error_share, job.error_share_min_rows, audit, losses) as log,
-        progress.shown(plan.num_results, job.progress, None, events, plan.empty_summary(), job.drift) as tally,
-        reporting.kept(report, tally.live, waits.total),
+        wait_times.collect_waits() as waits,
+        crash_ledger.open_ledger(job.max_error_share, job.error_share_min_rows, audit, losses) as ledger,
+        open_progress(plan.num_results, job.progress, None, events, plan.empty_summary(), job.drift) as progress,
+        reporting.write_reports(report, progress.live, waits.total),
     ):
-        dataset = build(plan, RunContext(plan.identity.stamp(begun.publisher.attempt), tally, waits.report, log))
+        dataset = build(
+            plan, RunContext(plan.identity.stamp(attempt.publisher.attempt), progress, waits.report, ledger)
+        )
         began_s = time.monotonic()
         with (
-            job_error(log),
-            Writer(begun.publisher, sink, waiting, begun.next_numbers, calls_in_ray()) as writer,
-            drain.watched(drain.Drains(log.spare, writer.hurry, events)),
+            job_error(ledger),
+            Writer(attempt.publisher, sink, waiting, attempt.next_numbers, calls_in_ray()) as writer,
+            drain.watch_drains(drain.Drains(ledger.spare, writer.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
                 writer.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
-        return time.monotonic() - began_s, waits.total(), tally.live()
+        return time.monotonic() - began_s, waits.total(), progress.live()
 
 
 def stream(plan: JobPlan, build: Build, datasource: SpanDatasource, num_rows: int) -> Iterator[pa.Table]:
-    """Run the graph of `build` on `num_rows` samples of a data source and yield its tables, as `started`."""
-    with started(plan, build, datasource, num_rows, num_rows) as (dataset, _):
+    """Run the graph of `build` on `num_rows` samples of a data source and yield its tables, as `open_dataset`."""
+    with open_dataset(plan, build, datasource, num_rows, num_rows) as (dataset, _):
         yield from tables_of(dataset)
 
 
 @contextlib.contextmanager
-def started(
+def open_dataset(
     plan: JobPlan, build: Build, datasource: SpanDatasource, num_samples: int, num_rows: int | None
 ) -> Iterator[tuple[Dataset, wait_times.WaitTimes]]:
     """Yield the dataset of `build` over the samples of a data source, and its wait times, under a Ray that has started;
@@ -167,12 +169,12 @@ def started(
     `job_error`."""
     job = plan.config.job
     with (
-        wait_times.measured() as waits,
-        crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
-        progress.shown(num_rows, job.progress) as tally,
-        job_error(log),
+        wait_times.collect_waits() as waits,
+        crash_ledger.open_ledger(job.max_error_share, job.error_share_min_rows) as ledger,
+        open_progress(num_rows, job.progress) as progress,
+        job_error(ledger),
     ):
-        run = RunContext(plan.identity.stamp(0), tally, waits.report, log)
+        run = RunContext(plan.identity.stamp(0), progress, waits.report, ledger)
         yield build(plan.reading(datasource, num_samples), run), waits
 
 
@@ -182,24 +184,24 @@ def tables_of(dataset: Dataset) -> Iterator[pa.Table]:
 
 
 @contextlib.contextmanager
-def job_error(log: CrashLedger) -> Iterator[None]:
+def job_error(ledger: CrashLedgerClient) -> Iterator[None]:
     """Raise `ErrorBudgetSpent`, `LossBudgetExceeded` or `EngineFailed` in place of Ray's error if the ledger ended the
     job, or the `MetricError` that ended it."""
     try:
         yield
     except Exception:
-        if failure := log.failure():
+        if failure := ledger.failure():
             raise MetricError(failure) from None
-        if reason := log.engine_failure():
+        if reason := ledger.engine_failure():
             raise EngineFailed(reason) from None
-        if exceeded := log.loss_verdict():
+        if exceeded := ledger.loss_verdict():
             raise LossBudgetExceeded(exceeded) from None
-        if verdict := log.verdict():
+        if verdict := ledger.verdict():
             raise ErrorBudgetSpent(verdict) from None
         raise
 
 
-def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
+def close(plan: JobPlan, done: Summary, result: AttemptResult) -> None:
     """Judge the rows, and write `_job/summary.json`, with the work that a kill would lose, and the report."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
@@ -209,16 +211,16 @@ def close(plan: JobPlan, done: Summary, ran: Ran) -> None:
     done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
     shard, cuts = plan.output.shard.number, plan.manifest.cuts
     done.num_broken_files = sum(rows_of(cuts, shard, file) == (0, None) for file in broken_files(plan.output))
-    if ran.live is not None:
-        done.drifts = [one.text() for one in ran.live.drifts]
+    if result.live is not None:
+        done.drifts = [one.text() for one in result.live.drifts]
     verdict = done.judge(plan.config.job.max_error_share)
-    ran.publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
-    ran.report.write(lambda: ran.report.done(done, ran.live))
-    ran.publisher.check_alone()
-    if ran.events is not None and verdict.reason:
-        ran.events.emit("job_failed", "error", error=str(verdict.outcome), message=verdict.reason)
-    elif ran.events is not None:
-        ran.events.emit("job_done", wall_s=round(time.monotonic() - ran.began_s, 3))
+    result.publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
+    result.report.write(lambda: result.report.done(done, result.live))
+    result.publisher.check_alone()
+    if result.events is not None and verdict.reason:
+        result.events.emit("job_failed", "error", error=str(verdict.outcome), message=verdict.reason)
+    elif result.events is not None:
+        result.events.emit("job_done", wall_s=round(time.monotonic() - result.began_s, 3))
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from configs.load import ConfigError
 from configs.method import MethodConfig
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
+from configs.training import TrainDrafterJobConfig
 from files.external_code import ExternalCode, ExternalCodeError, find, install, is_external
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ def parts_of(methods: Mapping[str, MethodConfig]) -> Iterator[tuple[str, str]]:
                 yield f"{where}.{name}", part.kind
 
 
-def external_names(config: CaptionJobConfig | SynthesizeJobConfig) -> dict[str, str]:
+def external_names(config: CaptionJobConfig | SynthesizeJobConfig | TrainDrafterJobConfig) -> dict[str, str]:
     """Return the names of all external code of a job by dotted path."""
-    names = dict(parts_of(config.method.places))
+    names = {} if isinstance(config, TrainDrafterJobConfig) else dict(parts_of(config.method.places))
     if is_external(config.source.kind):
         names["source.kind"] = config.source.kind
     if isinstance(config, CaptionJobConfig) and config.audit is not None and is_external(config.audit.metric):
@@ -51,6 +52,13 @@ def find_external(names: Mapping[str, str], folder: Path | None) -> dict[str, Ex
         except ExternalCodeError as error:
             raise ConfigError(f"{where}: {name}: {error}") from None
     return found
+
+
+def archived(names: Mapping[str, str], folder: Path | None) -> dict[str, bytes]:
+    """Return the shipped files of external code by path relative to the folder that they are imported from, for an
+    archive. Raises ConfigError."""
+    files = [one for code in find_external(names, folder).values() for one in code.files.values() if one.path]
+    return {f"{one.module.replace('.', '/')}{'/__init__' if one.is_package else ''}.py": one.text for one in files}
 
 
 def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str, str]:

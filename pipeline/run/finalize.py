@@ -53,7 +53,7 @@ def _finalize(
             publisher.output, manifest, plan.rows_per_sample, fingerprints, known=known, workers=workers
         )
 
-    found = take(plan.earlier.inventory if plan.earlier else None)
+    found = take(plan.prior.inventory if plan.prior else None)
     for relative in found.spent:
         publisher.remove(relative)
     for one in found.spooled:  # older attempts spooled them after this one took over; it has computed these rows again

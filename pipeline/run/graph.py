@@ -41,7 +41,7 @@ from actors import synthesize as image_stage
 from actors.engine_actor import load_pair
 from actors.generate import Generate, LoadPair
 from actors.paint import LoadPainter, Paint, load_painter
-from actors.results import Stamp, Tally
+from actors.results import ReportProgress, Stamp
 from actors.serving.engine_thread import ReportWaits
 from configs.pool import ActorPoolConfig, EnginePoolConfig
 from configs.schema import CaptionJobConfig
@@ -49,7 +49,7 @@ from configs.synthesis import SynthesizeJobConfig
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
 from pipeline.resources.requests import GPU_ACTOR_CPUS, PREPARE_CPUS
-from pipeline.run.crash_ledger import CrashLedger, journalled
+from pipeline.run.crash_ledger import CrashLedgerClient, with_ledger
 from pipeline.run.job_plan import MOST_BATCH_IMAGES
 
 MAX_ACTOR_RESTARTS = 100
@@ -58,7 +58,7 @@ MAX_TASK_RETRIES = 3
 """Retries of one batch of an actor without a crash ledger."""
 MAX_READ_RETRIES = 10
 """Retries of one task without a crash ledger; the loss of its node or of its output counts too."""
-MAX_JOURNALLED_RETRIES = 100
+MAX_LEDGER_RETRIES = 100
 """Retries of one batch with a crash ledger, which gives up rows much earlier. Ray Data's default has no limit."""
 MAX_CALLS_PER_WORKER = 64
 """Tasks per worker process before Ray starts a new one, because native decoders leak memory."""
@@ -93,12 +93,12 @@ class RunContext:
     """The stamp of the rows of one run of a graph, and where its actors and tasks report."""
 
     stamp: Stamp
-    tally: Tally | None = None
+    report_progress: ReportProgress | None = None
     report_waits: ReportWaits | None = None
-    ledger: CrashLedger | None = None
+    ledger: CrashLedgerClient | None = None
 
     def reports(self) -> dict[str, Any]:
-        return {"tally": self.tally, "flow": self.report_waits}
+        return {"report_progress": self.report_progress, "report_waits": self.report_waits}
 
 
 Build = Callable[[Any, RunContext], Dataset]
@@ -143,10 +143,10 @@ def caption_dataset(
         # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
         pad_to = block_rows = pool.rows_per_batch + (MAX_PROMPTS if shares_media else 0)
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
-    decode = stages.decode if run.ledger is None else journalled(stages.decode, run.ledger.of("decode"))
+    decode = stages.decode if run.ledger is None else with_ledger(stages.decode, run.ledger.of("decode"))
     if pad_to is not None:
         decode = padded(decode, pad_to)  # receives tables without filler rows
-    max_retries = MAX_READ_RETRIES if run.ledger is None else MAX_JOURNALLED_RETRIES
+    max_retries = MAX_READ_RETRIES if run.ledger is None else MAX_LEDGER_RETRIES
     tasks = {"max_calls": stages.max_calls, "max_retries": max_retries, **_placed(labels)}
     decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, tasks)
     if cuts_videos:
@@ -187,7 +187,7 @@ def synthesis_dataset(
     if not config.sink.images:
         return drawn
     images = cut(drawn, image_rows)
-    painting = {"load": stages.load_painter, "journal": None if run.ledger is None else run.ledger.of("paint")}
+    painting = {"load": stages.load_painter, "ledger": None if run.ledger is None else run.ledger.of("paint")}
     pixels = map_actors(images, Paint, (config, stages.painted), painting, config.vq, batch_rows=image_rows)
     return map_tasks(pixels, stages.encode, "encode", image_rows, config.image.encode_cpus)
 
@@ -255,13 +255,13 @@ def map_actors(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
     pool: ActorPoolConfig,
-    log: CrashLedger | None = None,
+    ledger: CrashLedgerClient | None = None,
     *,
     batch_rows: int,
 ) -> Dataset:
     """Apply a pool of actors, which each hold a model, to batches of `batch_rows` rows."""
-    if log is not None:
-        keywords = {**keywords, "journal": log.of("engine")}
+    if ledger is not None:
+        keywords = {**keywords, "ledger": ledger.of("engine")}
     with _free_remote_arguments():
         return batches.map_batches(
             actor,
@@ -273,7 +273,7 @@ def map_actors(
             compute=pool_strategy(pool),
             **actor_resources(pool),
             max_restarts=MAX_ACTOR_RESTARTS,
-            max_task_retries=MAX_TASK_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
+            max_task_retries=MAX_TASK_RETRIES if ledger is None else MAX_LEDGER_RETRIES,
         )
 
 

@@ -61,7 +61,7 @@ DEFAULT_RESUME = ResumeOptions()
 
 
 @dataclass(frozen=True)
-class Earlier:
+class PriorState:
     """State of the output after earlier attempts; `gone` are the ordinals of files that the source no longer has."""
 
     inventory: Inventory
@@ -106,7 +106,7 @@ class JobIdentity:
 class JobPlan(ABC):
     """Plan of a job of any kind: its configuration, models, source manifest and output directory.
 
-    `limit` caps the number of samples (None: all), `earlier` is the state of earlier attempts (None: no attempt yet).
+    `limit` caps the number of samples (None: all), `prior` is the state of earlier attempts (None: no attempt yet).
     """
 
     config: CaptionJobConfig | SynthesizeJobConfig
@@ -115,7 +115,7 @@ class JobPlan(ABC):
     output: OutputDir
     limit: int | None = None
     resume: ResumeOptions = DEFAULT_RESUME
-    earlier: Earlier | None = None
+    prior: PriorState | None = None
     resources: Resources = CONFIGURED
     external: Mapping[str, str] = field(default_factory=dict)
     """Name and SHA-256 of external code by dotted path (`pipeline.run.external_parts`)."""
@@ -148,7 +148,7 @@ class JobPlan(ABC):
         """The source as Ray reads it, without the samples that earlier attempts finished."""
         if self.rows is not None:
             return self.rows
-        done = self.earlier.done if self.earlier else None
+        done = self.prior.done if self.prior else None
         source, counts = self.config.source, NoteCount(self.output)
         shard = self.output.shard.number
         return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts, shard)
@@ -171,7 +171,7 @@ class JobPlan(ABC):
     @property
     def present_ids(self) -> frozenset[str]:
         """Ids of rows of unfinished samples that are already in the output."""
-        return self.earlier.present_ids if self.earlier else frozenset()
+        return self.prior.present_ids if self.prior else frozenset()
 
     @property
     def audit(self) -> AuditConfig | None:

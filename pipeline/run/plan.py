@@ -33,7 +33,7 @@ from pipeline.run.external_parts import check_contracts, external_names, install
 from pipeline.run.job_plan import DEFAULT_RESUME, AnyPlan, JobPlan, ResumeOptions
 from pipeline.run.plan_checks import check_audit, check_models, open_output
 from pipeline.run.processing import Processing, processing_of
-from pipeline.run.resume import read_earlier
+from pipeline.run.resume import read_prior_state
 from pipeline.storage.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def recorded(plan: Plan) -> RecordedJob:
 
 def checked(plan: AnyPlan, gone: Ints, workers: Workers, probe_output: bool) -> AnyPlan:
     """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
-    plan = read_earlier(plan, gone, workers)
+    plan = read_prior_state(plan, gone, workers)
     check_plan(plan, probe_output)
     return plan.sized_for(plan.datasource.num_samples)
 

@@ -60,7 +60,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
     rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
-    if plan.earlier is not None:
+    if plan.prior is not None:
         rows += " left to do"
     if plan.limit is not None:
         rows += f" (--limit {plan.limit})"

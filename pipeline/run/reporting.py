@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.events import Events
 from actors.serving.engine_thread import Waits
-from pipeline.cluster.ray_session import polled
+from pipeline.cluster.ray_session import poll
 from pipeline.output.publishing import Publisher
 from pipeline.reports.gallery import (
     MAX_ERRORS,
@@ -105,7 +105,7 @@ class ReportWriter:
 
 
 @contextlib.contextmanager
-def kept(writer: ReportWriter, read: Callable[[], Live | None], waits: Callable[[], Waits]) -> Iterator[None]:
+def write_reports(writer: ReportWriter, read: Callable[[], Live | None], waits: Callable[[], Waits]) -> Iterator[None]:
     """Write the report every `INTERVAL_S` seconds while the block runs, and once more if the block raises."""
 
     def write(state: str = "running") -> None:
@@ -113,7 +113,7 @@ def kept(writer: ReportWriter, read: Callable[[], Live | None], waits: Callable[
             writer.write(lambda: writer.running(live, waits(), state))
 
     try:
-        with polled(write, INTERVAL_S, "report"):
+        with poll(write, INTERVAL_S, "report"):
             yield
     except BaseException as error:
         state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"

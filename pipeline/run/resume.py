@@ -27,7 +27,7 @@ from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.reports.outcome import JobVerdict, judge_json
 from pipeline.reports.summary import count
-from pipeline.run.job_plan import AnyPlan, Earlier, JobPlan
+from pipeline.run.job_plan import AnyPlan, JobPlan, PriorState
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import ATTEMPTS, CONTENT, JOB, OutputDir, as_json
@@ -41,7 +41,7 @@ SUMMARY = "summary.json"
 """Name of the last file that a job writes, below `_job/`."""
 
 
-def read_earlier(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
+def read_prior_state(plan: AnyPlan, gone: Ints, workers: Workers = IN_PROCESS) -> AnyPlan:
     """Add the state of earlier attempts to the plan; raise ConfigError for another config, lost unfinished files, or an
     output that cannot be read."""
     with access.refusals("sink.path", plan.output.url):
@@ -83,9 +83,9 @@ def fingerprints_of(output: OutputDir) -> dict[int, str]:
 def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
     retry = plan.resume.retry_errors
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
-    verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
+    verified = verify(plan.output, plan.resume.skip_digests, plan.prior.verified if plan.prior else None)
     fingerprints = fingerprints_of(plan.output)
-    known = plan.earlier.inventory if plan.earlier else None
+    known = plan.prior.inventory if plan.prior else None
 
     def take(damaged: Mapping[str, str], known: Inventory | None) -> Inventory:
         rows, unrecorded = plan.rows_per_sample, verified.unrecorded
@@ -97,8 +97,8 @@ def _with_inventory(plan: AnyPlan, gone: Ints, workers: Workers) -> AnyPlan:
         inventory = take(verified.problems | doubled, None)
     done = inventory.accounts.done(retry)
     _refuse_lost(plan, gone, done)
-    earlier = Earlier(inventory, done, inventory.accounts.present_ids(retry), gone, verified)
-    return replace(plan, manifest=manifest, earlier=earlier)
+    prior = PriorState(inventory, done, inventory.accounts.present_ids(retry), gone, verified)
+    return replace(plan, manifest=manifest, prior=prior)
 
 
 def doubled_rows(ids: Sequence[str]) -> str:
@@ -169,14 +169,14 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Begun:
+class AttemptState:
     """A started attempt: its publisher, and the next free file number of each folder."""
 
     publisher: Publisher
     next_numbers: dict[str, int]
 
 
-def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, Begun]:
+def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, AttemptState]:
     """Start the next attempt, fence older ones out, and return the plan with the remaining work.
 
     Raises:
@@ -199,36 +199,36 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     publisher = Publisher(output, form, attempt, plan.identity.fingerprint, plan.config.sink.rows_per_file)
     with Workers(plan.config.job) as workers:
         stored = write_parts(plan.manifest, output, plan.config.source, workers)
-        gone = plan.earlier.gone if plan.earlier else np.zeros(0, np.int64)
+        gone = plan.prior.gone if plan.prior else np.zeros(0, np.int64)
         # Files of parts that other attempts wrote after this one was planned.
         gone = np.union1d(gone, _really_gone(stored, missing_files(plan.manifest, stored)))
         plan = replace(plan, manifest=stored, output=output)
         if attempt == 1:
             _refuse_lost(plan, gone)
-            return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
+            return plan, AttemptState(publisher, dict.fromkeys(FOLDERS, 0))
         numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
         plan = _with_inventory(plan, gone, workers)
-    assert plan.earlier is not None
-    inventory = plan.earlier.inventory
+    assert plan.prior is not None
+    inventory = plan.prior.inventory
     for one in inventory.strange:
         publisher.set_aside(one.relative)
-    unreadable = map(checksum_name, plan.earlier.verified.unreadable)  # finalizing writes them again
+    unreadable = map(checksum_name, plan.prior.verified.unreadable)  # finalizing writes them again
     for relative in (*unreadable, *inventory.spent):
         publisher.remove(relative)
-    return plan, Begun(publisher, numbers)
+    return plan, AttemptState(publisher, numbers)
 
 
 def resume_lines(plan: JobPlan) -> list[str]:
     """Return lines for the user about earlier attempts and the check of their files; none for a first attempt."""
-    if plan.earlier is None:
+    if plan.prior is None:
         return []
-    strange = plan.earlier.inventory.strange
-    left = spans.num_missing(plan.datasource.planned, plan.earlier.done)
+    strange = plan.prior.inventory.strange
+    left = spans.num_missing(plan.datasource.planned, plan.prior.done)
     rest = "an unknown number" if left is None else f"{left:,}"
     return [
-        f"resuming: {len(plan.earlier.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
+        f"resuming: {len(plan.prior.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
         *(access.printable(f"  set aside: {one.relative}: {one.problem}") for one in strange[:10]),
-        plan.earlier.verified.line(),
+        plan.prior.verified.line(),
     ]
 
 
@@ -254,9 +254,9 @@ def limited(planned: spans.Spans, whole: spans.Spans, counts: Ints, limit: int) 
 
 def is_complete(plan: JobPlan) -> bool:
     """Return whether the output is finalized and has all planned samples, so that no attempt is needed."""
-    if plan.earlier is None or plan.datasource.num_spans:
+    if plan.prior is None or plan.datasource.num_spans:
         return False
-    found, verified = plan.earlier.inventory, plan.earlier.verified
+    found, verified = plan.prior.inventory, plan.prior.verified
     at_rest = not (found.strange or found.spooled or found.spent or found.superseded)
     has_notes = not (verified.unreadable or verified.unnoted)
     with access.refusals("sink.path", plan.output.url):

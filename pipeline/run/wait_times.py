@@ -48,7 +48,7 @@ class WaitTimes:
 
 
 @contextlib.contextmanager
-def measured() -> Iterator[WaitTimes]:
+def collect_waits() -> Iterator[WaitTimes]:
     """Collect the wait times that actors report while the block runs."""
     with driver_actor(_LatestReports) as actor:
         yield WaitTimes(actor)

@@ -113,4 +113,4 @@ def _log_shown(path: Path) -> AbstractContextManager[None]:
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
 
-    return ray_session.polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)
+    return ray_session.poll(look, FOLLOW_INTERVAL_S, "log", last_look=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
+from actors.serving.crash_ledger import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, ProcessLedger
 from actors.serving.engine_thread import EngineThread, Suspect
-from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, JournalClient
 from decoding.types import Completion, Request
-from pipeline.run.crash_ledger import Ledger
+from pipeline.run.crash_ledger import CrashLedgerState
 from tests.actors.fakes import FakeEngine
 
 
-class BookJournal:
-    """A journal over the crash ledger's book in this process."""
+class LocalLedger:
+    """A ledger over the crash ledger's book in this process."""
 
-    def __init__(self, book: Ledger) -> None:
+    def __init__(self, book: CrashLedgerState) -> None:
         self.book = book
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
@@ -61,7 +61,7 @@ class Life:
 
     def __init__(self, slots: int = 4) -> None:
         self.slots = slots
-        self.book = Ledger()
+        self.book = CrashLedgerState()
         self.num_deaths = 0
         self.engines: list[PoisonEngine] = []
 
@@ -75,7 +75,7 @@ class Life:
             assert self.num_deaths <= max_deaths, "the rows kill for ever"
 
     def _live(self, batches: Sequence[Sequence[Request]]) -> list[dict[str, str]] | None:
-        holder = JournalClient(BookJournal(self.book))
+        holder = ProcessLedger(LocalLedger(self.book))
         died = threading.Event()
         engine = PoisonEngine(self.slots)
         self.engines.append(engine)

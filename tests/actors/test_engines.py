@@ -52,7 +52,7 @@ def test_every_row_names_the_method_that_decoded_it_and_the_drafter_only_where_i
         result_schema(),
         Stamp("job-1", 1, "f00d"),
         lambda config, threads: pair,
-        flow=lambda who, waits: reports.append((who, waits)),
+        report_waits=lambda who, waits: reports.append((who, waits)),
     )
     tables = [decoded_table([{"id": f"s{batch}-{row}", "text": "x"} for row in range(40)]) for batch in range(3)]
     tables.append(decoded_table([{"id": "bad", "error": "broken_image"}, {"id": "no", "text": "REFUSE"}]))

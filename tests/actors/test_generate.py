@@ -239,7 +239,7 @@ def test_progress_is_counted_once_per_batch() -> None:
     batches: list[pa.Table] = []
     pair = FakePair()
     job = fake_job()
-    actor = Generate(job, result_schema(), STAMP, load=lambda config, threads: pair, tally=batches.append)
+    actor = Generate(job, result_schema(), STAMP, load=lambda config, threads: pair, report_progress=batches.append)
     run(actor, decoded_table([{"id": "a"}, {"id": "b", "error": "broken_image"}]))
     steps = num_steps_of("a")
     [table] = batches

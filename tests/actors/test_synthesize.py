@@ -165,7 +165,7 @@ def test_a_batch_without_anything_to_draw_is_still_one_table(rows: list[dict[str
 def test_progress_counts_images() -> None:
     batches: list[pa.Table] = []
     actor = make_actor(FakeImagePair(), num_images=2)
-    actor._tally = batches.append
+    actor._report_progress = batches.append
     run(actor, prepared_table([*prompts(2), {"id": "x", "error": "broken_line"}]))
     [table] = batches
     assert (table.num_rows, pc.sum(table["num_generated_tokens"]).as_py()) == (6, 16)

@@ -174,10 +174,10 @@ class FirstChildTaken(Exact):
     def __init__(self) -> None:
         self.num_taken = 0
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = super().judge(judgement)
-        self.num_taken += int(((verdict.n > 1)[:, None] & (verdict.path[:, 1:2] == 1)).sum())
-        return verdict
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = super().accept(verification)
+        self.num_taken += int(((result.n > 1)[:, None] & (result.path[:, 1:2] == 1)).sum())
+        return result
 
 
 def test_of_several_children_the_first_is_recorded(results: Path) -> None:

@@ -74,7 +74,7 @@ def attempt(
     OutputDir._put_local = put  # type: ignore[method-assign]
     try:
         plan, begun = start(plan_of(config, resume, shard=shard))
-        waiting = plan.earlier.inventory.spooled if plan.earlier else []
+        waiting = plan.prior.inventory.spooled if plan.prior else []
         with Writer(begun.publisher, config.sink, waiting, begun.next_numbers) as writer:
             for span in range(plan.datasource.num_spans):
                 table = plan.datasource.read(span)

@@ -105,7 +105,7 @@ def fork(
         return child
     code = FAILED
     try:
-        with signals.caught() as stop:
+        with signals.catch_signals() as stop:
             try:
                 attempt(config, admitted, gate, resume, shard)
                 code = DONE

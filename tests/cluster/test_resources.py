@@ -108,7 +108,7 @@ def test_an_autoscaler_that_has_started_no_node(cluster_folder: Path) -> None:
         assert refusal(fleet.address, label_selector={"pool": "cpu"}).startswith(
             "pool.label_selector: {pool: cpu}, and"
         )
-        with gcs.connected(fleet.address, "job.ray_address") as head:
+        with gcs.open_gcs(fleet.address, "job.ray_address") as head:
             assert len(head.nodes()) == 1, "a node was started"
         ray.init(address=fleet.address, log_to_driver=False)
         assert str(capacity_of(config_for("local").job, "")) == there.replace(

@@ -139,9 +139,9 @@ def watch_drafts(engine: Engine, family: str) -> list[int]:
     drafter: Any = engine.method.drafter
     counted = [0]
 
-    def look(judgement: VerificationOutput) -> None:
-        made = judgement.tree
-        for row, slot in enumerate(judgement.slots.ids):
+    def look(verification: VerificationOutput) -> None:
+        made = verification.tree
+        for row, slot in enumerate(verification.slots.ids):
             progress = engine._slots.at(slot)
             tokens = progress.token_ids
             features = heads.true_features(LAYERS, family, progress.request, tokens[:-1])

@@ -60,16 +60,16 @@ class Recorder:
         self.rejected_at: set[int] = set()
         self.ranks_taken: set[int] = set()
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = self.rule.judge(judgement)
-        ranks = judgement.tree.sibling_rank()
-        for row, n in enumerate(verdict.n.tolist()):
-            last = int(verdict.path[row, n - 1])
-            has_children = bool(((judgement.tree.parents[row] == last) & judgement.tree.valid[row]).any())
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = self.rule.accept(verification)
+        ranks = verification.tree.sibling_rank()
+        for row, n in enumerate(result.n.tolist()):
+            last = int(result.path[row, n - 1])
+            has_children = bool(((verification.tree.parents[row] == last) & verification.tree.valid[row]).any())
             if has_children:
                 self.rejected_at.add(n)
-            self.ranks_taken |= {int(ranks[row, node]) for node in verdict.path[row, 1:n]}
-        return verdict
+            self.ranks_taken |= {int(ranks[row, node]) for node in result.path[row, 1:n]}
+        return result
 
 
 def requests(family: str, count: int, sampling: Sampling | None = None, longest: int = 26) -> list[Request]:

@@ -214,9 +214,9 @@ class Watcher(checks.Recorder):
         super().__init__(Exact())
         self.look = look
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        self.look(judgement)
-        return self.rule.judge(judgement)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        self.look(verification)
+        return self.rule.accept(verification)
 
 
 @torch.no_grad()
@@ -332,9 +332,9 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
     slow.set_attn_implementation("sdpa")
     counted = [0]
 
-    def look(judgement: VerificationOutput) -> None:
-        made = judgement.tree
-        for row, slot in enumerate(judgement.slots.ids):
+    def look(verification: VerificationOutput) -> None:
+        made = verification.tree
+        for row, slot in enumerate(verification.slots.ids):
             progress = engine._slots.progress[slot]
             assert progress is not None
             request, tokens = progress.request, progress.token_ids

@@ -95,10 +95,10 @@ def check_drafts(family: str, layers: Sequence[int], tree: str) -> None:
     engine = make_engine(family, layers, tree, 3)
     num_compared = 0
 
-    def look(judgement: VerificationOutput) -> None:
+    def look(verification: VerificationOutput) -> None:
         nonlocal num_compared
-        made = judgement.tree
-        for row, slot in enumerate(judgement.slots.ids):
+        made = verification.tree
+        for row, slot in enumerate(verification.slots.ids):
             progress = engine._slots.at(slot)
             for node in range(made.num_nodes):
                 below = heads.children(made, row, node)
@@ -126,10 +126,10 @@ def check_image_drafts(kind: str, tree: str) -> None:
     slow = LlamaGenReference(weights, images.SHAPES[kind].num_heads, images.SHAPES[kind].grid)
     num_compared = 0
 
-    def look(judgement: VerificationOutput) -> None:
+    def look(verification: VerificationOutput) -> None:
         nonlocal num_compared
-        made = judgement.tree
-        for row, slot in enumerate(judgement.slots.ids):
+        made = verification.tree
+        for row, slot in enumerate(verification.slots.ids):
             progress = engine._slots.at(slot)
             request = progress.request
             condition = request.condition if kind == "class" else torch.from_numpy(request.condition)

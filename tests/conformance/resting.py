@@ -44,13 +44,13 @@ def check_chains(pattern: list[int]) -> int:
     decoder.set_attn_implementation("sdpa")
     counted = [0]
 
-    def look(judgement: VerificationOutput) -> None:
-        for row, slot in enumerate(judgement.slots.ids):
+    def look(verification: VerificationOutput) -> None:
+        for row, slot in enumerate(verification.slots.ids):
             progress = engine._slots.progress[slot]
             assert progress is not None
             prompt = toys.front_end("llama").encode(progress.request.prompt, ())["input_ids"][0].tolist()
-            valid = judgement.tree.valid[row].tolist()
-            drafts = judgement.tree.tokens[row][1 : sum(valid)].tolist()
+            valid = verification.tree.valid[row].tolist()
+            drafts = verification.tree.tokens[row][1 : sum(valid)].tolist()
             if not drafts:
                 continue
             text = [*prompt, *progress.token_ids, *drafts]

@@ -76,7 +76,7 @@ def test_a_prompt_that_fails_late_costs_its_row_the_drafts_and_no_other_row_anyt
     engine = resting_engine(pattern)
     drafter = engine.method.drafter
 
-    def refused(request, probe):  # type: ignore[no-untyped-def]
+    def refused(request, prefill_output):  # type: ignore[no-untyped-def]
         if request.sample_id in ("sample-1", "sample-3"):
             raise PromptError("no such words")
         return []

@@ -123,11 +123,11 @@ def count_prompts(drafter: ModelDrafter, refused: Container[str] = ()) -> list[s
     made: list[str] = []
     make = drafter.prefixes
 
-    def counted(request: Request, probe: PrefillOutput) -> list[Prefix]:
+    def counted(request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         if request.sample_id in refused:
             raise PromptError("no such words")
         made.append(request.sample_id)
-        return make(request, probe)
+        return make(request, prefill_output)
 
     drafter.prefixes = counted  # type: ignore[method-assign]
     return made

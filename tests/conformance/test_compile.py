@@ -16,7 +16,7 @@ from decoding.contracts import Acceptance, StepNoise, TreePolicy, VerificationOu
 from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import SingleLane
-from decoding.sampling import warp
+from decoding.sampling import process_logits
 from decoding.step import grow_tree
 from decoding.trees import Chain, DynamicTree, SageTree, StaticTree, branching_paths
 from tests import toys
@@ -97,22 +97,24 @@ def test_each_part_of_a_step_is_one_graph(name: str) -> None:
         def verify(tree: Any, engine: Engine = engine, slots: Any = slots) -> Tensor:
             return engine._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
 
-        def judge(
+        def accept(
             tree: Any, hidden: Tensor, noise: Any, engine: Engine = engine, slots: Any = slots, rows: Any = rows
         ) -> tuple[Any, Any]:
-            raw = engine._lanes.logits(hidden)[:, 0]
-            judgement = VerificationOutput(slots, tree, raw, warp(raw, rows, None), hidden, hidden, noise, rows)
-            return judgement, engine.method.acceptance.judge(judgement)
+            target_logits = engine._lanes.logits(hidden)[:, 0]
+            verification = VerificationOutput(
+                slots, tree, target_logits, process_logits(target_logits, rows, None), hidden, hidden, noise, rows
+            )
+            return verification, engine.method.acceptance.accept(verification)
 
-        def commit(judgement: Any, verdict: Any, engine: Engine = engine, slots: Any = slots) -> Any:
-            engine._lanes.commit(slots, verdict.path, verdict.n)
-            engine.method.drafter.commit(judgement, verdict)
-            return engine.method.tree.commit(judgement, verdict)
+        def commit(verification: Any, result: Any, engine: Engine = engine, slots: Any = slots) -> Any:
+            engine._lanes.commit(slots, result.path, result.n)
+            engine.method.drafter.commit(verification, result)
+            return engine.method.tree.commit(verification, result)
 
         tree, noise = wrap(draft)()
         hidden = wrap(verify)(tree)
-        judgement, verdict = wrap(judge)(tree, hidden, noise)
-        wrap(commit)(judgement, verdict)
-        outputs.append((tree.tokens, tree.valid, verdict.path, verdict.n, verdict.next, engine._lanes.cache.lens))
+        verification, result = wrap(accept)(tree, hidden, noise)
+        wrap(commit)(verification, result)
+        outputs.append((tree.tokens, tree.valid, result.path, result.n, result.next, engine._lanes.cache.lens))
     for mine, theirs in zip(*outputs, strict=True):
         assert torch.equal(mine, theirs)

@@ -65,10 +65,10 @@ def commit_goes_to_the_wrong_row(patch: Patch) -> None:
 def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def forget(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, judgement, verdict)
-        self._pending[judgement.slots.index, 0] = verdict.next
-        self._num_pending[judgement.slots.index] = 1
+    def forget(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
+        self._pending[verification.slots.index, 0] = result.next
+        self._num_pending[verification.slots.index] = 1
 
     patch.setattr(ModelDrafter, "commit", forget)
 
@@ -76,9 +76,9 @@ def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
 def drafter_keeps_refused_columns(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def keep(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, judgement, verdict)
-        self.lanes.cache.lens[judgement.slots.index] += (verdict.n == 1).long()
+    def keep(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
+        self.lanes.cache.lens[verification.slots.index] += (result.n == 1).long()
 
     patch.setattr(ModelDrafter, "commit", keep)
 
@@ -119,7 +119,7 @@ def a_finished_row_is_dropped(patch: Patch) -> None:
 
 
 def top_p_keeps_one_token_too_few(patch: Patch) -> None:
-    warp = step.warp
+    warp = step.process_logits
 
     def greedy_filter(logits: Tensor, rows: Any, *rest: Any) -> Tensor:
         out = warp(logits, rows, *rest)
@@ -128,7 +128,7 @@ def top_p_keeps_one_token_too_few(patch: Patch) -> None:
         several = kept.sum(-1, keepdim=True) > 1
         return torch.where(several, out.scatter(-1, lowest, -torch.inf), out)
 
-    patch.setattr(step, "warp", greedy_filter)
+    patch.setattr(step, "process_logits", greedy_filter)
 
 
 def residual_is_the_targets_own_distribution(patch: Patch) -> None:

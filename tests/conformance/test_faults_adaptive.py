@@ -50,12 +50,12 @@ def the_bonus_token_counts_as_accepted(patch: Patch) -> None:
     patch.setattr(
         sage.Confidence,
         "learn",
-        lambda self, slots, alpha, verdict: learn(self, slots, alpha, replace(verdict, n=verdict.n + 1)),
+        lambda self, slots, alpha, result: learn(self, slots, alpha, replace(result, n=result.n + 1)),
     )
 
 
 def look_up_forgets_what_was_accepted(patch: Patch) -> None:
-    patch.setattr(LookupDrafter, "commit", lambda self, judgement, verdict: None)
+    patch.setattr(LookupDrafter, "commit", lambda self, verification, result: None)
 
 
 def sampled_independence(tree: str, family: str = "llava", count: int = 8) -> Callable[[], object]:

@@ -42,8 +42,8 @@ def a_block_reads_earlier_masks_only(patch: Patch) -> None:
 def accepted_features_are_shifted_by_one(patch: Patch) -> None:
     commit = BlockDrafter.commit
 
-    def shifted(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, replace(judgement, features=judgement.features.roll(1, 2)), verdict)
+    def shifted(self: Any, verification: Any, result: Any) -> None:
+        commit(self, replace(verification, features=verification.features.roll(1, 2)), result)
 
     patch.setattr(BlockDrafter, "commit", shifted)
 

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 def prompt_features_are_shifted_by_one(patch: Patch) -> None:
     pairs = EagleDrafter._pairs
 
-    def shifted(self: Any, probe: Any, first: Tensor) -> Any:
-        return pairs(self, replace(probe, features=probe.features.roll(-1, 1)), first)
+    def shifted(self: Any, prefill_output: Any, first: Tensor) -> Any:
+        return pairs(self, replace(prefill_output, features=prefill_output.features.roll(-1, 1)), first)
 
     patch.setattr(EagleDrafter, "_pairs", shifted)
 
@@ -36,8 +36,8 @@ def prompt_features_are_shifted_by_one(patch: Patch) -> None:
 def accepted_features_are_shifted_by_one(patch: Patch) -> None:
     commit = EagleDrafter.commit
 
-    def shifted(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, replace(judgement, features=judgement.features.roll(1, 2)), verdict)
+    def shifted(self: Any, verification: Any, result: Any) -> None:
+        commit(self, replace(verification, features=verification.features.roll(1, 2)), result)
 
     patch.setattr(EagleDrafter, "commit", shifted)
 
@@ -60,9 +60,9 @@ def levels_feed_on_the_roots_output(patch: Patch) -> None:
 def image_columns_are_embedded_as_placeholders(patch: Patch) -> None:
     pairs = EagleDrafter._pairs
 
-    def blind(self: Any, probe: Any, first: Tensor) -> Any:
-        prefix = replace(probe.prefix, visual=torch.zeros_like(probe.prefix.visual))
-        return pairs(self, replace(probe, prefix=prefix), first)
+    def blind(self: Any, prefill_output: Any, first: Tensor) -> Any:
+        prefix = replace(prefill_output.prefix, visual=torch.zeros_like(prefill_output.prefix.visual))
+        return pairs(self, replace(prefill_output, prefix=prefix), first)
 
     patch.setattr(EagleDrafter, "_pairs", blind)
 
@@ -80,8 +80,8 @@ def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:
 def medusa_reads_the_roots_state_after_every_step(patch: Patch) -> None:
     commit = MedusaDrafter.commit
 
-    def stale(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, judgement, replace(verdict, n=torch.ones_like(verdict.n)))
+    def stale(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, replace(result, n=torch.ones_like(result.n)))
 
     patch.setattr(MedusaDrafter, "commit", stale)
 
@@ -119,9 +119,9 @@ def draft_ids_are_taken_for_target_ids(patch: Patch) -> None:
 def pairs_of_three_axes_are_counted(patch: Patch) -> None:
     pairs = EagleDrafter._pairs
 
-    def without_axes(self: Any, probe: Any, first: Tensor) -> Any:
+    def without_axes(self: Any, prefill_output: Any, first: Tensor) -> Any:
         self.network.takes_axes, kept = False, self.network.takes_axes
-        made = pairs(self, probe, first)
+        made = pairs(self, prefill_output, first)
         self.network.takes_axes = kept
         return made
 

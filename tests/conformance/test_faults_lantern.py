@@ -48,8 +48,8 @@ def the_divergence_is_in_bits(patch: Patch) -> None:
 def gathered_probability_is_forgotten(patch: Patch) -> None:
     find = lantern._at_drafts
 
-    def alone(judgement: Any, tokens: Tensor) -> Tensor:
-        out = find(judgement, tokens)
+    def alone(verification: Any, tokens: Tensor) -> Tensor:
+        out = find(verification, tokens)
         return torch.cat([out[..., :2], 0 * out[..., 2:]], dim=-1)
 
     patch.setattr(lantern, "_at_drafts", alone)
@@ -58,9 +58,9 @@ def gathered_probability_is_forgotten(patch: Patch) -> None:
 def a_draft_is_judged_by_what_follows_it(patch: Patch) -> None:
     find = lantern._at_drafts
 
-    def own_node(judgement: Any, tokens: Tensor) -> Tensor:
+    def own_node(verification: Any, tokens: Tensor) -> Tensor:
         nodes = torch.arange(tokens.shape[1]).expand(tokens.shape[0], -1)
-        return find(replace(judgement, tree=replace(judgement.tree, parents=nodes)), tokens)
+        return find(replace(verification, tree=replace(verification.tree, parents=nodes)), tokens)
 
     patch.setattr(lantern, "_at_drafts", own_node)
 
@@ -70,7 +70,7 @@ def every_sibling_that_passes_is_followed(patch: Patch) -> None:
 
 
 def the_targets_draw_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.warped.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
 
 
 def the_residual_keeps_the_neighbours(patch: Patch) -> None:

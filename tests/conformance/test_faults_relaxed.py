@@ -32,16 +32,16 @@ def special_tokens_may_be_relaxed(patch: Patch) -> None:
 
 
 def relaxed_drafts_are_not_counted(patch: Patch) -> None:
-    judge = relaxed.RelaxedRule.judge
+    accept = relaxed.RelaxedRule.accept
     patch.setattr(
         relaxed.RelaxedRule,
-        "judge",
-        lambda self, one: replace(v := judge(self, one), relaxed=torch.zeros_like(v.relaxed)),
+        "accept",
+        lambda self, one: replace(v := accept(self, one), relaxed=torch.zeros_like(v.relaxed)),
     )
 
 
 def the_targets_choice_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.warped.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
 
 
 def visual_states_belong_to_the_row_instead_of_the_slot(patch: Patch) -> None:

@@ -20,18 +20,18 @@ pytestmark = pytest.mark.slow
 def without_drafts(commit: Callable[..., None], wrong: Callable[[Any, Any, Any], None]) -> Callable[..., None]:
     """A commit that is wrong only after steps without drafts."""
 
-    def changed(self: Any, judgement: Any, verdict: Any) -> None:
-        commit(self, judgement, verdict)
-        if judgement.tree.num_levels == 0:
-            wrong(self, judgement, verdict)
+    def changed(self: Any, verification: Any, result: Any) -> None:
+        commit(self, verification, result)
+        if verification.tree.num_levels == 0:
+            wrong(self, verification, result)
 
     return changed
 
 
 def a_missed_token_is_forgotten(patch: Patch) -> None:
-    def forget(self: Any, judgement: Any, verdict: Any) -> None:
-        self._num_pending[judgement.slots.index] -= 1
-        self._pending[judgement.slots.index, self._num_pending[judgement.slots.index] - 1] = verdict.next
+    def forget(self: Any, verification: Any, result: Any) -> None:
+        self._num_pending[verification.slots.index] -= 1
+        self._pending[verification.slots.index, self._num_pending[verification.slots.index] - 1] = result.next
 
     patch.setattr(ModelDrafter, "commit", without_drafts(ModelDrafter.commit, forget))
 
@@ -64,8 +64,8 @@ def a_row_without_missed_pairs_loses_its_root(patch: Patch) -> None:
 
 
 def a_look_up_does_not_follow_while_it_rests(patch: Patch) -> None:
-    def undo(self: Any, judgement: Any, verdict: Any) -> None:
-        self._length[judgement.slots.index] -= 1
+    def undo(self: Any, verification: Any, result: Any) -> None:
+        self._length[verification.slots.index] -= 1
 
     patch.setattr(LookupDrafter, "commit", without_drafts(LookupDrafter.commit, undo))
 

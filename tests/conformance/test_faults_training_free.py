@@ -25,16 +25,16 @@ pytestmark = pytest.mark.slow
 
 
 def choices_are_drawn_without_noise(patch: Patch) -> None:
-    patch.setattr(jacobi, "target_choice", lambda judgement: judgement.warped.argmax(dim=-1))
+    patch.setattr(jacobi, "target_choice", lambda verification: verification.processed_logits.argmax(dim=-1))
 
 
 def steps_without_drafts_are_forgotten(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def forget(self: Any, judgement: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
-            if judgement.tree.num_levels:
-                commit(self, judgement, verdict)
+        def forget(self: Any, verification: VerificationOutput, result: Any, commit: Any = commit) -> None:
+            if verification.tree.num_levels:
+                commit(self, verification, result)
 
         patch.setattr(kind, "commit", forget)
 
@@ -43,10 +43,10 @@ def rows_write_to_each_others_slots(patch: Patch) -> None:
     for kind in (JacobiDrafter, SuffixDrafter):
         commit = kind.commit
 
-        def crossed(self: Any, judgement: VerificationOutput, verdict: Any, commit: Any = commit) -> None:
+        def crossed(self: Any, verification: VerificationOutput, result: Any, commit: Any = commit) -> None:
             name = "_output" if isinstance(self, JacobiDrafter) else "_text"
-            commit(self, judgement, verdict)
-            index = judgement.slots.index
+            commit(self, verification, result)
+            index = verification.slots.index
             getattr(self, name)[index] = getattr(self, name)[index.flip(0)]
 
         patch.setattr(kind, "commit", crossed)

@@ -58,8 +58,8 @@ class Inside(checks.Recorder):
         self.allowed = torch.zeros(toys.VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor([*tokens]), True)
         self.num_drafts = 0
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        tree = judgement.tree
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        tree = verification.tree
         drafts = tree.valid & (tree.parents >= 0)
         assert bool(self.allowed[tree.tokens[drafts]].all()), tree.tokens[drafts].tolist()
         self.num_drafts += int(drafts.sum())
@@ -67,7 +67,7 @@ class Inside(checks.Recorder):
             assert float(tree.draft_probs[..., ~self.allowed].abs().sum()) == 0.0, "q outside of the slice"
             totals = tree.draft_probs.sum(dim=-1)[tree.has_drafts()]
             torch.testing.assert_close(totals, torch.ones_like(totals))
-        return super().judge(judgement)
+        return super().accept(verification)
 
 
 def engine_of(

@@ -71,7 +71,7 @@ def wanting(*rows: Sequence[int]) -> Tensor:
     return SURE * torch.nn.functional.one_hot(torch.tensor(rows), VOCAB_SIZE).float()
 
 
-def judgement(
+def verification(
     drafts: DraftTree,
     logits: Tensor,
     hidden: Tensor | None = None,
@@ -95,13 +95,13 @@ def judgement(
     )
     states = torch.zeros(*logits.shape[:2], 4) if hidden is None else hidden
     noise = StepNoise(Noise(keys, torch.full((b,), position)), drafts.num_levels + 1, logits.shape[-1])
-    warped = logits / temperature if temperature > 0 else logits
+    processed_logits = logits / temperature if temperature > 0 else logits
     return VerificationOutput(
-        where or slots(*range(b)), drafts, logits, warped, states[:, None], states[:, None], noise, rows
+        where or slots(*range(b)), drafts, logits, processed_logits, states[:, None], states[:, None], noise, rows
     )
 
 
-def probe(visual: Tensor, num_text: int = 2) -> PrefillOutput:
+def prefill_output(visual: Tensor, num_text: int = 2) -> PrefillOutput:
     """A prefill whose visual columns have the given states (C, D), between text columns with states of ones."""
     text = torch.ones(num_text, visual.shape[-1], dtype=visual.dtype)
     hidden = torch.cat([text, visual, text])

@@ -56,13 +56,13 @@ class SickDrafter:
     def open(self, spec: EngineSpec) -> None:
         self.inner.open(spec)
 
-    def prefixes(self, request: Request, probe: PrefillOutput) -> list[Prefix]:
+    def prefixes(self, request: Request, prefill_output: PrefillOutput) -> list[Prefix]:
         self._strike_alone("prefixes", request)
-        return self.inner.prefixes(request, probe)
+        return self.inner.prefixes(request, prefill_output)
 
-    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[PrefillOutput]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, prefill_outputs: Sequence[PrefillOutput]) -> None:
         self._strike("admit", slots)
-        self.inner.admit(slots, first, probes)
+        self.inner.admit(slots, first, prefill_outputs)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         self._strike("prefill", slots)
@@ -85,9 +85,9 @@ class SickDrafter:
         logits[torch.tensor(sick)] = self.value
         return logits
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        self._strike("commit", judgement.slots)
-        self.inner.commit(judgement, verdict)
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        self._strike("commit", verification.slots)
+        self.inner.commit(verification, result)
 
     def finished(self, token_ids: Sequence[int]) -> None:
         if self.raises_in == "finished":

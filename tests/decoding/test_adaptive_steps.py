@@ -53,15 +53,15 @@ def grown(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, l
 def step(policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int, num_taken: Tensor) -> Any:
     """One step of which `num_taken` drafts along first children were accepted: the tree and the levels wanted next."""
     b = root.shape[0]
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(b, 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(b, 1, blocks.VOCAB_SIZE), where=slots)
     tree = grown(policy, slots, root, num_levels, like)
     first = [torch.zeros(b, dtype=torch.long)]
     for _ in range(num_levels):
         child = (tree.parents == first[-1][:, None]).long().argmax(dim=1)
         first.append(child)
     path = torch.stack(first, dim=1)
-    verdict = AcceptanceResult(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
-    return tree, policy.commit(replace(like, tree=tree), verdict)
+    result = AcceptanceResult(path, num_taken + 1, root, torch.zeros_like(path, dtype=torch.bool))
+    return tree, policy.commit(replace(like, tree=tree), result)
 
 
 def lines(tree: DraftTree, row: int) -> set[tuple[int, ...]]:
@@ -137,7 +137,7 @@ def test_a_root_without_candidates_teaches_nothing() -> None:
     policy.open(blocks.spec())
     slots, root = blocks.slots(0), torch.tensor([SURE])
     policy.reset(slots)
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
     step(policy, slots, root, 8, torch.tensor([8]))
     frontier: Frontier | None = policy.start(slots, root, 8, False)
     while frontier is not None:
@@ -160,17 +160,17 @@ def test_the_next_tree_is_planned_from_the_chosen_distribution(source: Any, expe
     policy.open(blocks.spec())
     slots, root = blocks.slots(0), torch.tensor([SURE])
     policy.reset(slots)
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(1, 1, blocks.VOCAB_SIZE), where=slots)
     frontier = policy.start(slots, root, 2, False)
     second = policy.grow(DraftLogits(TABLE[frontier.tokens], None, like.rows))
     assert second is not None
     policy.grow(DraftLogits(TABLE[torch.full_like(second.tokens, FLAT)], None, like.rows))
     tree = policy.finish()
     path = torch.tensor([[0, 1, 2]])
-    verdict = AcceptanceResult(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
+    result = AcceptanceResult(path, torch.tensor([3]), root, torch.zeros_like(path, dtype=torch.bool))
     # The mean of certainty and ten equal chances: P̃ = (.55, .05, …), α = 0.5, D = 5.5: the levels' best have .55, .30,
     # .17, .09, .05, and θ = .018 l: .073 on level 4, .091 on level 5.
-    levels = policy.commit(replace(like, tree=tree), verdict)
+    levels = policy.commit(replace(like, tree=tree), result)
     assert levels is not None
     assert levels.tolist() == [expected]
 
@@ -232,20 +232,20 @@ def admitted(prompts: list[list[int]], visual: list[list[bool]] | None = None) -
     drafter = LookupDrafter()
     drafter.open(blocks.spec())
     slots = blocks.slots(*range(len(prompts)))
-    probes = []
+    prefill_outputs = []
     for row, tokens in enumerate(prompts):
-        prefix = blocks.probe(torch.zeros(0, 4)).prefix
+        prefix = blocks.prefill_output(torch.zeros(0, 4)).prefix
         marks = visual[row] if visual else [False] * (len(tokens) - 1)
-        probes.append(
+        prefill_outputs.append(
             blocks.PrefillOutput(replace(prefix, token_ids=torch.tensor(tokens[:-1]), visual=torch.tensor(marks),
                                  embeds=torch.zeros(len(tokens) - 1, 4), positions=torch.arange(len(tokens) - 1)))
         )  # fmt: skip
-    drafter.admit(slots, torch.tensor([tokens[-1] for tokens in prompts]), probes)
+    drafter.admit(slots, torch.tensor([tokens[-1] for tokens in prompts]), prefill_outputs)
     return drafter, slots
 
 
 def drafted(drafter: Drafter, policy: TreePolicy, slots: SlotBatch, root: Tensor, num_levels: int) -> DraftTree:
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
     frontier: Frontier | None = policy.start(slots, root, num_levels, True)
     while frontier is not None:
         frontier = policy.grow(DraftLogits(drafter.draft(slots, frontier), None, like.rows))
@@ -273,8 +273,8 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     tree = drafted(drafter, policy, slots, torch.tensor([6, 8]), 3)
     # Row 0 takes 7 and 8 and then goes to 30; row 1 had no drafts and goes to 6.
     wanted = blocks.wanting([7, 8, 30, 0], [6, 0, 0, 0])
-    judgement = blocks.judgement(tree, wanted, where=slots)
-    drafter.commit(judgement, Exact().judge(judgement))
+    verification = blocks.verification(tree, wanted, where=slots)
+    drafter.commit(verification, Exact().accept(verification))
     assert drafter._text[0, :10].tolist() == [5, 6, 7, 8, 5, 6, 7, 8, 30, NO_TOKEN]
     assert drafter._text[1, :6].tolist() == [5, 6, 7, 8, 6, NO_TOKEN]
     again = drafted(drafter, policy, slots, torch.tensor([30, 6]), 3)

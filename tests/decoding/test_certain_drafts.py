@@ -44,14 +44,14 @@ def test_two_levels_of_picked_drafts_are_judged_without_bias() -> None:
     noise = StepNoise(Noise(torch.stack([index, index + 7], 1), index * 0), 3, VOCAB)
     slots = SlotBatch(index, tuple(range(NUM_ROWS)), (1,) * NUM_ROWS)
     hidden = torch.zeros(NUM_ROWS, 1, 5, 1)
-    verdict = Rejection().judge(VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows))
-    path = tree.tokens.gather(1, verdict.path)
-    first = torch.where(verdict.n > 1, path[:, 1], verdict.next)
-    second = torch.where(verdict.n > 2, path[:, 2], verdict.next)
+    result = Rejection().accept(VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows))
+    path = tree.tokens.gather(1, result.path)
+    first = torch.where(result.n > 1, path[:, 1], result.next)
+    second = torch.where(result.n > 2, path[:, 2], result.next)
     assert chi_square(torch.bincount(first, minlength=VOCAB), AFTER[0]) < 16.3
     for node, token in ((1, 1), (2, 3)):
-        below = second[(verdict.path[:, 1] == node) & (verdict.n > 1)]
+        below = second[(result.path[:, 1] == node) & (result.n > 1)]
         assert chi_square(torch.bincount(below, minlength=VOCAB), AFTER[node]) < 16.3
         # What is accepted is what the target gives a picked token: all of its mass, not a share of it.
-        share = float((verdict.path[:, 1] == node).double().mean())
+        share = float((result.path[:, 1] == node).double().mean())
         assert abs(share - AFTER[0][token]) < 0.015

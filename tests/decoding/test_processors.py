@@ -14,7 +14,7 @@ from torch import Tensor
 
 import decoding.processors
 from decoding.reference import processors_of
-from decoding.sampling import warp
+from decoding.sampling import process_logits
 from decoding.scheduling.processors import ProcessorTables
 from decoding.scheduling.slots import RequestState, SlotTable
 from decoding.tree import NO_TOKEN, DraftTree
@@ -87,7 +87,7 @@ def check(rows: list[tuple[Sampling, list[int], int]], seed: int) -> None:
     drafts = torch.randint(0, V, (len(rows), len(TREE)), generator=generator)
     tree = blocks.tree(drafts.tolist(), TREE)
     logits = torch.randn(len(rows), len(TREE), V, generator=generator)
-    got = warp(logits, table.sampling(slots), tree.paths())
+    got = process_logits(logits, table.sampling(slots), tree.paths())
     for row, (sampling, prompt, _) in enumerate(rows):
         for node in range(len(TREE)):
             path: list[int] = []
@@ -192,7 +192,7 @@ def test_placeholders_outside_of_the_output_layer_are_neither_penalised_nor_remo
     sampling = Sampling(repetition_penalty=2.0, no_repeat_ngram_size=1, max_new_tokens=5)
     texts = occupied(table, [(sampling, [V + 4, 3, V], 1)], 0)
     logits = torch.ones(1, 1, V)
-    got = warp(logits, table.sampling(table.batch([0])))[0, 0]
+    got = process_logits(logits, table.sampling(table.batch([0])))[0, 0]
     removed = {token for token in texts[0] if token < V}
     assert [i for i in range(V) if got[i] == -torch.inf] == sorted(removed)
     assert [i for i in range(V) if got[i] == 1.0] == sorted(set(range(V)) - removed)
@@ -203,7 +203,7 @@ def test_rows_without_processors_are_not_touched() -> None:
     occupied(table, [(Sampling(), [3, 4], 2)], 0)
     rows, logits = table.sampling(table.batch([0])), torch.randn(1, 1, V)
     assert rows.processors is None
-    assert warp(logits, rows) is logits
+    assert process_logits(logits, rows) is logits
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from decoding.sampling import RowSampling, warp
+from decoding.sampling import RowSampling, process_logits
 from decoding.tree import NO_TOKEN
 
 V = 23
@@ -54,7 +54,7 @@ def test_each_row_is_warped_as_transformers_would(
         logits = logits.round()
     history = torch.randint(0, V, (len(rows), 6), generator=generator)
     seen = torch.zeros(len(rows), V, dtype=torch.bool).scatter(1, history, True)
-    ours = warp(logits, row_sampling(rows, seen))
+    ours = process_logits(logits, row_sampling(rows, seen))
     for i, (temperature, top_k, top_p, penalty, min_p) in enumerate(rows):
         expected = logits[i]
         if penalty != 1.0:
@@ -74,7 +74,7 @@ def test_each_row_is_warped_as_transformers_would(
 @given(temperature=st.floats(0, 1e-8, exclude_min=True), top_k=st.integers(0, 3), top_p=st.sampled_from([0.5, 1.0]))
 def test_the_coldest_temperatures_draw_what_greedy_rows_take(temperature: float, top_k: int, top_p: float) -> None:
     logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(1)) * 100
-    out = warp(logits, row_sampling([(temperature, top_k, top_p, 1.0, 0.0)], None))
+    out = process_logits(logits, row_sampling([(temperature, top_k, top_p, 1.0, 0.0)], None))
     noise = torch.rand(1, 4, V, generator=torch.Generator().manual_seed(2)) * 20
     assert not out.isnan().any()
     assert not (out == torch.inf).any()
@@ -86,14 +86,18 @@ def test_the_penalty_counts_the_tokens_between_the_last_committed_one_and_the_no
     seen = torch.zeros(1, V, dtype=torch.bool)
     seen[0, 5] = True
     path = torch.tensor([[[7, NO_TOKEN], [7, 8]]])
-    out = warp(logits, row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), path)
+    out = process_logits(logits, row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), path)
     assert [i for i in range(V) if out[0, 0, i] == 0.5] == [5, 7]
     assert [i for i in range(V) if out[0, 1, i] == 0.5] == [5, 7, 8]
 
 
 def test_a_padded_place_does_not_count_even_when_the_same_token_is_real_elsewhere() -> None:
     seen = torch.zeros(1, V, dtype=torch.bool)
-    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[0, NO_TOKEN]]]))
+    out = process_logits(
+        torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[0, NO_TOKEN]]])
+    )
     assert [i for i in range(V) if out[0, 0, i] == 0.5] == [0]
-    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[9, NO_TOKEN]]]))
+    out = process_logits(
+        torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0, 0.0)], seen), torch.tensor([[[9, NO_TOKEN]]])
+    )
     assert [i for i in range(V) if out[0, 0, i] == 0.5] == [9]

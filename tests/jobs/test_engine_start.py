@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 import actors.loading.pair
-from actors.serving.journal import HOPELESS_FROM_ROWS, MAX_LOAD_DEATHS
+from actors.serving.crash_ledger import HOPELESS_FROM_ROWS, MAX_LOAD_DEATHS
 from jobs import caption
 from jobs.exit_status import FAILED
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset

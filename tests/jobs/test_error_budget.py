@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.crash_ledger import ErrorBudgetSpent
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJobConfig
 from jobs import caption

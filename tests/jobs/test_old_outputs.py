@@ -52,9 +52,9 @@ def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
 def test_an_old_output_is_planned_with_its_finished_rows(kind: str, tmp_path: Path) -> None:
     _, model, plan_of, num_done, num_missing = KINDS[kind]
     plan = plan_of(load_job(model, restored(kind, tmp_path)))
-    assert len(plan.earlier.done) == num_done
+    assert len(plan.prior.done) == num_done
     assert plan.datasource.num_samples == num_missing
-    assert not plan.earlier.inventory.strange
+    assert not plan.prior.inventory.strange
 
 
 @pytest.mark.slow

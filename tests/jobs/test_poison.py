@@ -12,9 +12,9 @@ import ray
 from ray.exceptions import RayError
 
 from actors.results import Stamp
-from actors.serving.journal import ErrorBudgetSpent
+from actors.serving.crash_ledger import ErrorBudgetSpent
 from pipeline.rows.schemas import result_schema
-from pipeline.run.crash_ledger import CrashLedger, kept
+from pipeline.run.crash_ledger import CrashLedgerClient, open_ledger
 from pipeline.run.execution import job_error
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
 from tests.actors.fakes import fake_job, num_steps_of
@@ -32,7 +32,7 @@ def rows_of(num_rows: int, words: dict[int, str]) -> list[dict[str, Any]]:
     ]
 
 
-def run(rows: list[dict[str, Any]], folder: Path, log: CrashLedger, **pool: Any) -> list[dict[str, Any]]:
+def run(rows: list[dict[str, Any]], folder: Path, ledger: CrashLedgerClient, **pool: Any) -> list[dict[str, Any]]:
     job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
     spans = [rows[start : start + 20] for start in range(0, len(rows), 20)]
     decode = functools.partial(decode_or_die, folder=folder)
@@ -41,7 +41,7 @@ def run(rows: list[dict[str, Any]], folder: Path, log: CrashLedger, **pool: Any)
         RowsInMemory(spans),
         len(spans),
         CaptionStages(decode, result_schema(), LoadPoisoned(folder)),
-        RunContext(STAMP, ledger=log),
+        RunContext(STAMP, ledger=ledger),
     )
     blocks = ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
     assert all(block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist()) for block in blocks)
@@ -57,8 +57,8 @@ def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_pa
     """One at admission, one in mid-generation, one in decoding, beside 53 healthy rows in two actors."""
     assert num_steps_of("s019") > 1, "it must die in mid-generation"
     words = {5: "POISON", 19: "LATE", 33: "SEGFAULT"}
-    with kept() as log:
-        found = run(rows_of(56, words), tmp_path, log, min_size=2, max_size=2)
+    with open_ledger() as ledger:
+        found = run(rows_of(56, words), tmp_path, ledger, min_size=2, max_size=2)
     assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(56)]
     codes = {row["sample_id"]: row["error_type"] for row in found if row["error_type"]}
     assert codes == {"s005": "engine_died", "s019": "engine_died", "s033": "decoder_died"}
@@ -73,12 +73,12 @@ def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_pa
 def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> None:
     rows = [{**row, "error": "broken_image" if index % 2 else ""} for index, row in enumerate(rows_of(64, {}))]
     result = r"of \d+ rows failed \(50.0 %\).*: \d+ broken_image"
-    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=result), job_error(log):
-        run(rows, tmp_path, log)
-    with kept(max_error_share=0.5, min_rows=16) as log:
-        assert len(run(rows, tmp_path, log)) == 64
+    with open_ledger(0.25, min_rows=16) as ledger, pytest.raises(ErrorBudgetSpent, match=result), job_error(ledger):
+        run(rows, tmp_path, ledger)
+    with open_ledger(max_error_share=0.5, min_rows=16) as ledger:
+        assert len(run(rows, tmp_path, ledger)) == 64
 
 
 def test_what_ends_a_job_otherwise_stays_its_own_error(tmp_path: Path) -> None:
-    with kept(max_error_share=0.0) as log, pytest.raises(RayError), job_error(log):
+    with open_ledger(max_error_share=0.0) as ledger, pytest.raises(RayError), job_error(ledger):
         ray.get(ray.remote(lambda: 1 // 0).remote())

@@ -1,4 +1,4 @@
-"""Progress for people: a line's numbers, the bar, and what the tally adds up."""
+"""Progress for people: a line's numbers, the bar, and what the client adds up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.reports import progress
-from pipeline.reports.progress import Counts, bar, progress_line, shown
+from pipeline.reports.progress import Counts, bar, open_progress, progress_line
 from pipeline.rows.schemas import result_schema
 from tests.pipeline.reports.synthetic_job import result_row
 
@@ -54,8 +54,8 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(progress, "TERMINAL_INTERVAL_S", 0.01)
     stream = Terminal()
-    with shown(2, stream=stream) as tally:
-        tally(batch(2, 20, 10, 0))
+    with open_progress(2, stream=stream) as client:
+        client(batch(2, 20, 10, 0))
     drawn = stream.getvalue()
     assert drawn.count("\n") == 1
     assert drawn.endswith("\n")
@@ -65,9 +65,9 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("local_ray")
 def test_a_job_whose_log_is_json_gets_its_progress_as_json() -> None:
     stream = io.StringIO()
-    with progress.shown(10, stream=stream, events=Events(Stamp("j", 2, "f"), enabled=True)) as tally:
-        tally(batch(1, 10, 3, 0))
-        tally(batch(3, 30, 5, 2))
+    with progress.open_progress(10, stream=stream, events=Events(Stamp("j", 2, "f"), enabled=True)) as client:
+        client(batch(1, 10, 3, 0))
+        client(batch(3, 30, 5, 2))
         # The last look is taken when the block ends; both calls go to one actor, in order.
     (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
     assert (line["event"], line["job_id"], line["attempt"], line["total_rows"]) == ("progress", "j", 2, 10)

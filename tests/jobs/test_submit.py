@@ -117,6 +117,27 @@ def test_an_installed_package_uploads_only_the_job_file_and_names_its_version(
     assert client.submitted[-1]["runtime_env"]["env_vars"] == variables
 
 
+def test_code_of_the_user_is_shipped_beside_the_job_file(client: Client, tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(Path(CAPTION[1]).read_text())
+    (tmp_path / "mine_package").mkdir()
+    (tmp_path / "mine_package/drafter.py").write_text("from mine_words import WORD\n")
+    (tmp_path / "mine_words.py").write_text("WORD = 1\n")
+    drafter = "method={drafter: {kind: 'mine_package.drafter:Mine'}}"
+    assert submit.main(["--config", str(own), *CAPTION[2:], *ADDRESS, drafter]) == submit.DONE
+    shipped = {name for name in client.archives[0] if name.startswith("submitted/")}
+    assert shipped == {"submitted/mine.yaml", "submitted/mine_package/drafter.py", "submitted/mine_words.py"}
+
+
+def test_a_module_that_is_not_there_is_refused_before_the_submission(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = "method={drafter: {kind: 'mine_nowhere:Mine'}}"
+    assert submit.main([*CAPTION, *ADDRESS, drafter]) == submit.REFUSED
+    assert "refused: method.drafter: mine_nowhere:Mine: there is no module" in capsys.readouterr().err
+    assert not client.submitted
+
+
 def test_a_job_file_by_name_is_not_added_to_the_archive(client: Client) -> None:
     assert submit.main(["zoo_caption", *CAPTION[2:], *ADDRESS]) == submit.DONE
     assert "python -m jobs.caption --config zoo_caption source.path=/data" in client.submitted[0]["entrypoint"]

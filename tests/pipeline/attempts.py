@@ -22,12 +22,12 @@ from pipeline.output.publishing import Publisher
 from pipeline.output.writer import MAX_TASKS, Writer
 from pipeline.reports.summary import Summary
 from pipeline.rows.schemas import result_schema
-from pipeline.run.execution import Ran, close, opening_record
+from pipeline.run.execution import AttemptResult, close, opening_record
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import Plan, checked
 from pipeline.run.reporting import ReportWriter
-from pipeline.run.resume import Begun, begin, fingerprints_of
+from pipeline.run.resume import AttemptState, begin, fingerprints_of
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import WHOLE, Shard
 
@@ -100,7 +100,7 @@ def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool]) -> pa.
     return pa.table(columns, schema=schema)
 
 
-def start(plan: Plan) -> tuple[Plan, Begun]:
+def start(plan: Plan) -> tuple[Plan, AttemptState]:
     """Take the attempt."""
     return begin(plan, opening_record(plan))
 
@@ -115,15 +115,15 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
     return batches
 
 
-def save(plan: Plan, begun: Begun, batches: list[pa.Table], max_tasks: int = MAX_TASKS) -> None:
+def save(plan: Plan, begun: AttemptState, batches: list[pa.Table], max_tasks: int = MAX_TASKS) -> None:
     """Save and publish these and what waits."""
-    waiting = plan.earlier.inventory.spooled if plan.earlier else []
+    waiting = plan.prior.inventory.spooled if plan.prior else []
     with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers, max_tasks=max_tasks) as writer:
         for batch in batches:
             writer.add([batch], batch.num_rows, batch.nbytes)
 
 
-def end(plan: Plan, begun: Begun) -> Inventory:
+def end(plan: Plan, begun: AttemptState) -> Inventory:
     """Bring the output to rest."""
     return finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
 
@@ -131,7 +131,7 @@ def end(plan: Plan, begun: Begun) -> Inventory:
 def write_summary(plan: Plan, done: Summary, publisher: Publisher) -> None:
     """Write the summary and the report of an attempt that has computed no rows."""
     report = ReportWriter(plan, publisher, {}, Events(plan.identity.stamp(publisher.attempt), False))
-    close(plan, done, Ran(1.0, Waits(), publisher, report, None))
+    close(plan, done, AttemptResult(1.0, Waits(), publisher, report, None))
 
 
 def run(

@@ -17,11 +17,11 @@ class BigramDrafter(Drafter):
         shape = (spec.num_slots, spec.vocab_size + 1)
         self.follower = torch.full(shape, NO_TOKEN, dtype=torch.long, device=spec.device)
 
-    def admit(self, slots, first, probes):
-        for slot, token, probe in zip(slots.ids, first, probes, strict=True):
+    def admit(self, slots, first, prefill_outputs):
+        for slot, token, prefill_output in zip(slots.ids, first, prefill_outputs, strict=True):
             self.follower[slot] = NO_TOKEN
             if self.reads_prompt:
-                text = torch.cat([probe.prefix.token_ids[~probe.prefix.visual], token[None]])
+                text = torch.cat([prefill_output.prefix.token_ids[~prefill_output.prefix.visual], token[None]])
                 self.follower[slot, text[:-1]] = text[1:]
 
     def draft(self, slots, frontier):
@@ -30,12 +30,12 @@ class BigramDrafter(Drafter):
         scores = torch.where(tokens >= 0, 0.0, -torch.inf)
         return logits.scatter_(2, tokens.clamp_min(0)[:, :, None], scores[:, :, None])
 
-    def commit(self, judgement, verdict):
-        tokens = verdict.produced(judgement.tree)
-        before = torch.cat([judgement.tree.tokens[:, :1], tokens[:, :-1]], dim=1)
-        is_new = torch.arange(tokens.shape[1], device=tokens.device) < verdict.n[:, None]
+    def commit(self, verification, result):
+        tokens = result.produced(verification.tree)
+        before = torch.cat([verification.tree.tokens[:, :1], tokens[:, :-1]], dim=1)
+        is_new = torch.arange(tokens.shape[1], device=tokens.device) < result.n[:, None]
         before = torch.where(is_new, before, self.vocab_size)
-        self.follower[judgement.slots.index[:, None], before] = tokens
+        self.follower[verification.slots.index[:, None], before] = tokens
 
     def replay_key(self, slots, num_levels):
         return ()  # the kernels of a step depend on no state of the host

@@ -37,8 +37,8 @@ def accepted(
     wanted = [30 if i in mismatches else tokens[i - 1] for i in range(1, length + 1)]
     # Draft i is judged by the distribution after node i − 1.
     unsure = set(range(length)) if unsure_at is None else {i - 1 for i in unsure_at}
-    verdict = made.judge(blocks.judgement(blocks.chain(tokens), logits_of([*wanted, 31], unsure)))
-    return int(verdict.n) - 1
+    result = made.accept(blocks.verification(blocks.chain(tokens), logits_of([*wanted, 31], unsure)))
+    return int(result.n) - 1
 
 
 def test_the_gate_sums_the_three_largest_probabilities_as_they_are() -> None:
@@ -84,9 +84,9 @@ def test_special_tokens_are_strict_both_ways() -> None:
     assert accepted(Fly(0.0, window=0), {2}, drafts=[10, blocks.EOS, 12], length=3) == 1
     made = Fly(0.0, window=0)
     made.open(blocks.spec())
-    ending = blocks.judgement(blocks.chain([10, 11, 12]), blocks.wanting([10, blocks.EOS, 12, 13]))
-    verdict = made.judge(ending)
-    assert (int(verdict.n), int(verdict.next)) == (2, blocks.EOS)
+    ending = blocks.verification(blocks.chain([10, 11, 12]), blocks.wanting([10, blocks.EOS, 12, 13]))
+    result = made.accept(ending)
+    assert (int(result.n), int(result.next)) == (2, blocks.EOS)
 
 
 def test_a_window_runs_along_its_own_branch() -> None:
@@ -97,9 +97,9 @@ def test_a_window_runs_along_its_own_branch() -> None:
     wanted = [30, 11, 21, 12, 30, 13, 23, 30, 30]
     made = Fly(0.3, window=2, block_end="fit")
     made.open(blocks.spec())
-    verdict = made.judge(blocks.judgement(drafts, logits_of(wanted, set(range(9)))))
-    assert verdict.path.tolist() == [[0, 1, 3, 5, 7]]
-    assert verdict.relaxed.tolist() == [[False, True, False, False, False]]
+    result = made.accept(blocks.verification(drafts, logits_of(wanted, set(range(9)))))
+    assert result.path.tolist() == [[0, 1, 3, 5, 7]]
+    assert result.relaxed.tolist() == [[False, True, False, False, False]]
 
 
 def test_rows_of_one_batch_are_judged_each_by_its_own_length() -> None:
@@ -108,5 +108,5 @@ def test_rows_of_one_batch_are_judged_each_by_its_own_length() -> None:
     wanted = [10, 30, 12, 13, 31]
     logits = logits_of(wanted, set(range(5))).expand(2, -1, -1)
     drafts = blocks.chain([10, 11, 12, 13], [10, 11, 12, 13], valid=[[True] * 5, [True] * 4 + [False]])
-    verdict = made.judge(blocks.judgement(drafts, logits))
-    assert verdict.n.tolist() == [5, 2], "the second row's window lacks its last draft"
+    result = made.accept(blocks.verification(drafts, logits))
+    assert result.n.tolist() == [5, 2], "the second row's window lacks its last draft"

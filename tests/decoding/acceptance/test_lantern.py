@@ -52,7 +52,7 @@ def random_case(seed: int, rows: int, num_nodes: int, temperature: float, sharp:
     for node, parent in enumerate(parents[1:], start=1):
         valid[:, node] &= valid[:, parent]
     logits = sharp * torch.randn(rows, num_nodes, V, generator=generator)
-    return blocks.judgement(
+    return blocks.verification(
         blocks.tree(tokens.tolist(), parents, valid.tolist()), logits, temperature=temperature, position=seed
     )
 
@@ -67,12 +67,12 @@ def same(one: AcceptanceResult, other: AcceptanceResult) -> bool:
 
 def test_a_greedy_row_judges_raw_logits_whatever_the_filters_of_others() -> None:
     """In a batch with a sampled row: temperature and filters are for that row alone."""
-    one = blocks.judgement(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
+    one = blocks.verification(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
     temperature = torch.tensor([0.0, 0.7])
-    warped = one.raw / torch.tensor([1.0, 0.7])[:, None, None]
-    mixed = replace(one, warped=warped, rows=replace(one.rows, temperature=temperature))
-    assert int(opened(Lantern(NEXT, 5, 0.16)).judge(mixed).n[0]) == 2
-    assert int(opened(Lantern(NEXT, 5, 0.10)).judge(mixed).n[0]) == 1
+    processed_logits = one.target_logits / torch.tensor([1.0, 0.7])[:, None, None]
+    mixed = replace(one, processed_logits=processed_logits, rows=replace(one.rows, temperature=temperature))
+    assert int(opened(Lantern(NEXT, 5, 0.16)).accept(mixed).n[0]) == 2
+    assert int(opened(Lantern(NEXT, 5, 0.10)).accept(mixed).n[0]) == 1
 
 
 @pytest.mark.parametrize("divergence", ["tvd", "jsd", "multiplicative"])
@@ -82,20 +82,21 @@ def test_greedy_verdicts_equal_a_slow_loop_written_from_the_paper(seed: int, div
     delta = {"tvd": 0.11, "jsd": 0.05, "multiplicative": 6.3}[divergence]
     case = random_case(seed, rows=12, num_nodes=9, temperature=0.0, sharp=0.8)
     k = 3 + 5 * (seed % 6)
-    verdict = opened(Lantern(NEXT, k, delta, divergence)).judge(case)
+    result = opened(Lantern(NEXT, k, delta, divergence)).accept(case)
     num_relaxed = 0
     for row in range(12):
-        best = lantern_by_hand.longest_greedy(case.tree, row, case.warped, NEXT, k - 1, divergence, delta)
-        n = int(verdict.n[row])
-        path = verdict.path[row, 1:n].tolist()
+        best = lantern_by_hand.longest_greedy(case.tree, row, case.processed_logits, NEXT, k - 1, divergence, delta)
+        n = int(result.n[row])
+        path = result.path[row, 1:n].tolist()
         assert path in best, (row, path, best)
         last = path[-1] if path else 0
-        assert int(verdict.next[row]) == int(case.warped[row, last].argmax())
+        assert int(result.next[row]) == int(case.processed_logits[row, last].argmax())
         above = [0, *path][: n - 1]
         odd = [
-            int(case.warped[row, a].argmax()) != int(case.tree.tokens[row, b]) for a, b in zip(above, path, strict=True)
+            int(case.processed_logits[row, a].argmax()) != int(case.tree.tokens[row, b])
+            for a, b in zip(above, path, strict=True)
         ]
-        assert verdict.relaxed[row].tolist() == [False, *odd, *[False] * (case.tree.num_levels + 1 - n)]
+        assert result.relaxed[row].tolist() == [False, *odd, *[False] * (case.tree.num_levels + 1 - n)]
         num_relaxed += sum(odd)
     assert num_relaxed > 0 or k == 3, "nothing was relaxed, so nothing was tested"
 
@@ -106,31 +107,31 @@ def test_greedy_verdicts_equal_a_slow_loop_written_from_the_paper(seed: int, div
 def drawn(
     siblings: list[int], delta: float, rows: int = 4000, k: int = 5, **options: Any
 ) -> tuple[torch.Tensor, AcceptanceResult]:
-    """The target's own draws after the root, and the verdicts on `siblings`."""
+    """The target's own draws after the root, and the results on `siblings`."""
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), rows)
     logits = logits_of(PROBS, *[{7: 1.0}] * len(siblings)).expand(rows, -1, -1)
-    one = blocks.judgement(tree, logits, temperature=1.0)
-    return target_choice(one)[:, 0], opened(Lantern(NEXT, k, delta, **options)).judge(one)
+    one = blocks.verification(tree, logits, temperature=1.0)
+    return target_choice(one)[:, 0], opened(Lantern(NEXT, k, delta, **options)).accept(one)
 
 
 def test_a_sampled_draft_passes_where_the_targets_draw_is_in_its_neighbourhood() -> None:
     # A(12) = {12, 13} at δ = 0.16, {12, 13, 14} at 0.41.
     for delta, lenders in ((0.0, {12}), (0.16, {12, 13}), (0.41, {12, 13, 14})):
-        y, verdict = drawn([12], delta)
-        assert (verdict.n == 2).equal(torch.isin(y, torch.tensor(sorted(lenders))))
-        assert verdict.relaxed[:, 1].equal(torch.isin(y, torch.tensor(sorted(lenders - {12}))))
-        refused = verdict.n == 1
-        assert verdict.next[refused].equal(y[refused]), "where it is refused the target's own draw is emitted"
+        y, result = drawn([12], delta)
+        assert (result.n == 2).equal(torch.isin(y, torch.tensor(sorted(lenders))))
+        assert result.relaxed[:, 1].equal(torch.isin(y, torch.tensor(sorted(lenders - {12}))))
+        refused = result.n == 1
+        assert result.next[refused].equal(y[refused]), "where it is refused the target's own draw is emitted"
 
 
 def test_of_siblings_whose_neighbourhoods_hold_the_draw_the_first_is_taken() -> None:
     # A(11) = {11, 12}, A(12) = {12, 13} at δ = 0.26; 12 is in both, and is itself the second sibling.
-    y, verdict = drawn([11, 12, 14], 0.26)
-    taken = verdict.path[:, 1]
+    y, result = drawn([11, 12, 14], 0.26)
+    taken = result.path[:, 1]
     expected = {10: (0, False), 11: (1, False), 12: (1, True), 13: (2, True), 14: (3, False)}
     for token, (node, is_relaxed) in expected.items():
         assert set(taken[y == token].tolist()) == {node}
-        assert set(verdict.relaxed[y == token, 1].tolist()) == {is_relaxed}
+        assert set(result.relaxed[y == token, 1].tolist()) == {is_relaxed}
     assert set(y.tolist()) == set(expected)
 
 
@@ -138,10 +139,10 @@ def test_given_a_draft_of_the_same_noise_its_neighbours_are_drawn_more_often_tha
     """Target 0.9, 0.1 on codes 20 and 11, drafter on 20 and 10: where 20 loses to one it often loses to both."""
     rows = 40_000
     tree = blocks.chain(*[[10]] * rows)
-    one = blocks.judgement(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
+    one = blocks.verification(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
     noise = one.noise.gumbel(Stream.TOKEN)[:, 0]
     drafted = (logits_of({20: 0.9, 10: 0.1})[0, 0] + noise).argmax(-1) == 10
-    relaxed = opened(Lantern(NEXT, 2, 0.11)).judge(one).relaxed[:, 1]
+    relaxed = opened(Lantern(NEXT, 2, 0.11)).accept(one).relaxed[:, 1]
     assert float(relaxed.double().mean()) == pytest.approx(0.1, abs=0.01), "a draft that knows nothing of the noise"
     # 1 − 0.9 − 0.9 + 0.9 / 1.1 of all rows, of the tenth where 10 is drafted.
     assert float(relaxed[drafted].double().mean()) == pytest.approx(0.182, abs=0.02)
@@ -156,9 +157,9 @@ def chi_square(tokens: torch.Tensor, probs: list[float]) -> float:
     return float(((counts - expected)[used] ** 2 / expected[used]).sum() / (int(used.sum()) - 1))
 
 
-def emitted(tree: DraftTree, verdict: AcceptanceResult) -> torch.Tensor:
+def emitted(tree: DraftTree, result: AcceptanceResult) -> torch.Tensor:
     """The first token that each row puts out."""
-    return torch.where(verdict.n > 1, tree.tokens.gather(1, verdict.path[:, 1:2])[:, 0], verdict.next)
+    return torch.where(result.n > 1, tree.tokens.gather(1, result.path[:, 1:2])[:, 0], result.next)
 
 
 @pytest.mark.parametrize(("siblings", "delta"), [([12], 0.16), ([11, 12, 14], 0.26), ([13, 12, 10], 0.41)])
@@ -170,10 +171,10 @@ def test_a_sampled_token_has_the_distribution_of_the_papers_rule(siblings: list[
     expected = lantern_by_hand.coupled_output(q, siblings, a)
     by_residual = lantern_by_hand.residual_output(q, siblings, None, near, 4, "tvd", delta, "paper")
     assert by_residual == pytest.approx(expected), "drawing y once is trying siblings in turn and drawing a residual"
-    _, verdict = drawn(siblings, delta, rows=8000)
+    _, result = drawn(siblings, delta, rows=8000)
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), 8000)
-    assert chi_square(emitted(tree, verdict), expected) < 4.6
-    assert chi_square(emitted(tree, verdict), q) > 20, "the emitted distribution must differ from the target's"
+    assert chi_square(emitted(tree, result), expected) < 4.6
+    assert chi_square(emitted(tree, result), q) > 20, "the emitted distribution must differ from the target's"
 
 
 # --- zero ----------------------------------------------------------------------------------------------------------
@@ -192,9 +193,9 @@ def test_delta_zero_is_exact_token_for_token_over_random_trees(
 ) -> None:
     case = random_case(seed, rows=5, num_nodes=8, temperature=temperature)
     zero = 1.0 if divergence == "multiplicative" else 0.0
-    verdict = opened(Lantern(NEXT, k, zero, divergence, k_counts_draft)).judge(case)
-    assert same(verdict, Exact().judge(case))
-    assert not verdict.relaxed.any()
+    result = opened(Lantern(NEXT, k, zero, divergence, k_counts_draft)).accept(case)
+    assert same(result, Exact().accept(case))
+    assert not result.relaxed.any()
 
 
 # --- specials ------------------------------------------------------------------------------------------------------
@@ -206,9 +207,9 @@ def test_special_tokens_are_strict_in_both_directions(temperature: float) -> Non
     rule = opened(Lantern(NEXT, 5, 0.9), special)
     for draft in (12, 13):
         tree = blocks.chain(*[[draft]] * 300)
-        one = blocks.judgement(tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature)
+        one = blocks.verification(tree, logits_of(PROBS, {7: 1.0}).expand(300, -1, -1), temperature=temperature)
         y = target_choice(one)[:, 0]
-        taken = rule.judge(one).n == 2
+        taken = rule.accept(one).n == 2
         wanted = {12, 14} if draft == 12 else {13}
         if temperature:
             assert taken.tolist() == [token in wanted for token in y.tolist()]

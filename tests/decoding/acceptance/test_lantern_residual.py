@@ -103,7 +103,7 @@ def trial_of(siblings: Tensor, drafter: list[float] | None, temperature: float =
     if drafter is not None:
         tree = replace(tree, draft_probs=torch.tensor(drafter).expand(b, count + 1, -1))
     logits = torch.tensor([Q, *[AFTER] * count]).log().expand(b, -1, -1)
-    return blocks.judgement(tree, logits, temperature=temperature)
+    return blocks.verification(tree, logits, temperature=temperature)
 
 
 def drawn_siblings(count: int) -> Tensor:
@@ -124,10 +124,10 @@ def test_certain_siblings_lead_to_the_distribution_worked_out_by_hand(
     """With four degrees of freedom the right one stays under 4.6 but once in a thousand."""
     n = 2
     one = trial_of(torch.tensor(siblings).expand(ROWS, -1), None)
-    verdict = made(n + (residual == "paper"), delta, residual, divergence).judge(one)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
     expected = lantern_by_hand.residual_output(Q, siblings, None, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, verdict), expected) < 4.6
+    assert chi_square(emitted(one.tree, result), expected) < 4.6
 
 
 @pytest.mark.parametrize(("divergence", "delta"), BOUNDS)
@@ -139,10 +139,10 @@ def test_drawn_siblings_lead_to_the_distribution_worked_out_by_hand(
     """LANTERN++: siblings without replacement, each tried by its probability among those that were left."""
     n = 2
     one = trial_of(drawn_siblings(count), P)
-    verdict = made(n + (residual == "paper"), delta, residual, divergence).judge(one)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
     expected = lantern_by_hand.drawn_output(Q, P, count, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, verdict), expected) < 4.6
+    assert chi_square(emitted(one.tree, result), expected) < 4.6
 
 
 def test_on_a_chain_the_coupled_rule_and_the_papers_residual_have_one_distribution() -> None:
@@ -151,29 +151,29 @@ def test_on_a_chain_the_coupled_rule_and_the_papers_residual_have_one_distributi
     coupled.open(plain_spec(5))
     expected = lantern_by_hand.residual_output(Q, (0,), None, NEAR, 4, "tvd", 0.21, "paper")
     for rule in (coupled, made(5, 0.21, "paper")):
-        verdict = rule.judge(one)
-        assert chi_square(emitted(one.tree, verdict), expected) < 4.6
-        assert float((verdict.n == 2).double().mean()) == pytest.approx(0.50, abs=0.015), "q over A(0) is 0.50"
+        result = rule.accept(one)
+        assert chi_square(emitted(one.tree, result), expected) < 4.6
+        assert float((result.n == 2).double().mean()) == pytest.approx(0.50, abs=0.015), "q over A(0) is 0.50"
 
 
 def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
     """Two levels; what follows differs below the two children of the root, in target and drafter."""
     laws = [Q, AFTER, [0.4, 0.1, 0.1, 0.1, 0.3], Q, Q]
     drafters = [P, [0.3, 0.1, 0.1, 0.4, 0.1], [0.1, 0.1, 0.2, 0.3, 0.3], P, P]
-    draws = blocks.judgement(blocks.chain(*[[1, 1]] * ROWS), torch.zeros(ROWS, 3, 5)).noise.gumbel(Stream.DRAFT)
+    draws = blocks.verification(blocks.chain(*[[1, 1]] * ROWS), torch.zeros(ROWS, 3, 5)).noise.gumbel(Stream.DRAFT)
     first = (torch.tensor(P).log() + draws[:, 0]).topk(2, dim=-1).indices
     below = [(torch.tensor(drafters[node]).log() + draws[:, 1]).argmax(-1, keepdim=True) for node in (1, 2)]
     tokens = torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), first, *below], dim=1)
     tree = replace(
         blocks.tree(tokens.tolist(), [-1, 0, 0, 1, 2]), draft_probs=torch.tensor(drafters).expand(ROWS, -1, -1)
     )
-    one = blocks.judgement(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
-    verdict = made(3, 0.21, "paper").judge(one)
-    path = tree.tokens.gather(1, verdict.path)
-    second = torch.where(verdict.n > 2, path[:, 2], verdict.next)
+    one = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
+    result = made(3, 0.21, "paper").accept(one)
+    path = tree.tokens.gather(1, result.path)
+    second = torch.where(result.n > 2, path[:, 2], result.next)
     for node in (1, 2):
         expected = lantern_by_hand.drawn_output(laws[node], drafters[node], 1, NEAR, 2, "tvd", 0.21, "paper")
-        assert chi_square(second[(verdict.path[:, 1] == node) & (verdict.n > 1)], expected) < 4.6
+        assert chi_square(second[(result.path[:, 1] == node) & (result.n > 1)], expected) < 4.6
 
 
 # --- what is counted, and zero -------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def test_delta_zero_is_rejection_token_for_token_over_random_trees(
         NEXT, V - 1, 1.0 if divergence == "multiplicative" else 0.0, divergence, False, residual=residual
     )
     rule.open(plain_spec())
-    verdict = rule.judge(case)
-    assert same(verdict, Rejection().judge(case))
-    assert not verdict.relaxed.any()
+    result = rule.accept(case)
+    assert same(result, Rejection().accept(case))
+    assert not result.relaxed.any()
 
 
 @pytest.mark.parametrize("residual", ["paper", "code"])
@@ -221,9 +221,9 @@ def test_greedy_rows_are_judged_as_by_the_coupled_rule_also_beside_sampled_ones(
         plain = Lantern(NEXT, 10, 0.4)
         rule.open(plain_spec())
         plain.open(plain_spec())
-        whole, alone, sampled = rule.judge(mixed), plain.judge(cold), rule.judge(case)
+        whole, alone, sampled = rule.accept(mixed), plain.accept(cold), rule.accept(case)
         for name in ("path", "n", "next", "relaxed"):
             got = getattr(whole, name)
             assert got[greedy].equal(getattr(alone, name)[greedy]), (seed, name)
             assert got[~greedy].equal(getattr(sampled, name)[~greedy]), (seed, name)
-        assert same(rule.judge(cold), alone)
+        assert same(rule.accept(cold), alone)

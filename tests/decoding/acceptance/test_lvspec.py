@@ -26,7 +26,7 @@ AXIS = torch.eye(4)[:1]
 def rule(loose: float = 0.7, top_visual: int = 10, position_shift: bool = False, visual: Tensor = AXIS) -> LVSpec:
     made = LVSpec(loose, top_visual, position_shift)
     made.open(blocks.spec())
-    made.admit(blocks.slots(0, 1, 2, 3), [blocks.probe(visual)] * 4)
+    made.admit(blocks.slots(0, 1, 2, 3), [blocks.prefill_output(visual)] * 4)
     return made
 
 
@@ -34,19 +34,19 @@ def judged(made: LVSpec, wanted: list[int], relevance: list[float] = RELEVANCE, 
     """Return the number of accepted drafts of a chain."""
     length = len(drafts)
     logits = blocks.wanting([*wanted[:length], 35])
-    verdict = made.judge(blocks.judgement(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))
-    n = int(verdict.n) - 1
-    assert verdict.path[0, : n + 1].tolist() == list(range(n + 1))
+    result = made.accept(blocks.verification(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))
+    n = int(result.n) - 1
+    assert result.path[0, : n + 1].tolist() == list(range(n + 1))
     mismatched = [False, *(draft != want for draft, want in zip(drafts, wanted, strict=False))]
-    assert verdict.relaxed[0].tolist() == [m and i <= n for i, m in enumerate(mismatched)]
-    assert int(verdict.next) == [*wanted[:length], 35][n]
+    assert result.relaxed[0].tolist() == [m and i <= n for i, m in enumerate(mismatched)]
+    assert int(result.next) == [*wanted[:length], 35][n]
     return n
 
 
 def test_relevance_is_the_mean_of_the_largest_cosines() -> None:
     memory = VisualMemory(blocks.spec(hidden_size=3))
     # Lengths do not matter: the visual states are 2·x, 3·y, 5·z.
-    memory.admit(blocks.slots(0), [blocks.probe(torch.diag(torch.tensor([2.0, 3.0, 5.0])))])
+    memory.admit(blocks.slots(0), [blocks.prefill_output(torch.diag(torch.tensor([2.0, 3.0, 5.0])))])
     states = torch.tensor([[[3.0, 4.0, 0.0], [2.0, 2.0, 1.0], [-7.0, 0.0, 0.0], [0.0, 0.0, 0.1]]])
     # Cosines: (.6, .8, 0), (⅔, ⅔, ⅓), (−1, 0, 0), (0, 0, 1).
     for top, expected in ((1, [0.8, 2 / 3, 0.0, 1.0]), (2, [0.7, 2 / 3, 0.0, 0.5])):
@@ -115,11 +115,11 @@ def test_special_tokens_are_strict_both_ways(special: int, position_shift: bool)
 
 def test_nothing_is_loosened_in_a_sample_without_visual_columns() -> None:
     made = rule(loose=1.0)
-    made.admit(blocks.slots(1), [blocks.probe(torch.zeros(0, 4))])
+    made.admit(blocks.slots(1), [blocks.prefill_output(torch.zeros(0, 4))])
     logits = blocks.wanting([30] * 4, [30] * 4)
     states = blocks.directions([0.1, 0.2, 0.3]).expand(2, -1, -1)
-    verdict = made.judge(blocks.judgement(blocks.chain([10, 11, 12], [10, 11, 12]), logits, states))
-    assert verdict.n.tolist() == [4, 1]
+    result = made.accept(blocks.verification(blocks.chain([10, 11, 12], [10, 11, 12]), logits, states))
+    assert result.n.tolist() == [4, 1]
 
 
 def test_a_slot_forgets_the_visual_states_of_its_former_sample() -> None:
@@ -127,7 +127,7 @@ def test_a_slot_forgets_the_visual_states_of_its_former_sample() -> None:
     wanted = [DRAFTS[i] if i in (1, 4, 8) else 30 for i in range(10)]
     assert judged(made, wanted) == 10
     # Now relevance is measured against the opposite direction: the loosened are those nearest to the old axis.
-    made.admit(blocks.slots(0), [blocks.probe(-AXIS)])
+    made.admit(blocks.slots(0), [blocks.prefill_output(-AXIS)])
     assert judged(made, wanted) == 0
 
 
@@ -139,26 +139,26 @@ def test_a_sample_is_judged_the_same_alone_and_in_a_batch_whatever_the_memory_ha
     wanted = torch.randint(10, 14, (4, 11), generator=generator).tolist()
     together = LVSpec(0.5, 3, True)
     together.open(blocks.spec())
-    together.admit(blocks.slots(2, 0, 3, 1), [blocks.probe(visual) for visual in visuals])
-    batch = blocks.judgement(blocks.chain(*tokens), blocks.wanting(*wanted), states, blocks.slots(2, 0, 3, 1))
-    verdict = together.judge(batch)
+    together.admit(blocks.slots(2, 0, 3, 1), [blocks.prefill_output(visual) for visual in visuals])
+    batch = blocks.verification(blocks.chain(*tokens), blocks.wanting(*wanted), states, blocks.slots(2, 0, 3, 1))
+    result = together.accept(batch)
     for row in range(4):
         alone = LVSpec(0.5, 3, True)
         alone.open(blocks.spec(num_slots=1))
-        alone.admit(blocks.slots(0), [blocks.probe(visuals[row])])
-        one = alone.judge(
-            blocks.judgement(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
+        alone.admit(blocks.slots(0), [blocks.prefill_output(visuals[row])])
+        one = alone.accept(
+            blocks.verification(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
         )
-        assert one.path.tolist() == verdict.path[row : row + 1].tolist()
-        assert one.n.tolist() == verdict.n[row : row + 1].tolist()
-        assert one.relaxed.tolist() == verdict.relaxed[row : row + 1].tolist()
+        assert one.path.tolist() == result.path[row : row + 1].tolist()
+        assert one.n.tolist() == result.n[row : row + 1].tolist()
+        assert one.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
 
 
 def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
     memory = VisualMemory(blocks.spec())
     generator = torch.Generator().manual_seed(1)
     visual = torch.randn(2000, 4, generator=generator).bfloat16()  # more than one chunk of columns
-    memory.admit(blocks.slots(0), [blocks.probe(visual)])
+    memory.admit(blocks.slots(0), [blocks.prefill_output(visual)])
     states = torch.randn(1, 3, 4, generator=generator)
     cosine = torch.nn.functional.cosine_similarity(states[0, :, None].double(), visual[None].double(), dim=-1)
     expected = cosine.topk(10, dim=-1).values.mean(-1).float()[None]
@@ -178,25 +178,25 @@ def test_relevance_is_read_from_the_state_that_is_asked_for(
     table[10:13] = blocks.directions([0.2, 0.6, 0.9])[1:]
     made = LVSpec(0.34, 1, False, relevance_of)
     made.open(replace(blocks.spec(), token_embeddings=table))
-    made.admit(blocks.slots(0), [blocks.probe(AXIS)])
+    made.admit(blocks.slots(0), [blocks.prefill_output(AXIS)])
     states = blocks.directions([0.5, 0.9, 0.1])
     states[0, 0] = -1.0  # the root's own state: what the first draft's place was predicted from
     drafts = blocks.chain([10, 11, 12])
-    verdict = made.judge(blocks.judgement(drafts, blocks.wanting([10, 11, 30, 31]), states[None]))
-    assert int(verdict.n) - 1 == passes
-    first = made.judge(blocks.judgement(drafts, blocks.wanting([30, 11, 12, 31]), states[None]))
+    result = made.accept(blocks.verification(drafts, blocks.wanting([10, 11, 30, 31]), states[None]))
+    assert int(result.n) - 1 == passes
+    first = made.accept(blocks.verification(drafts, blocks.wanting([30, 11, 12, 31]), states[None]))
     assert int(first.n) - 1 == {"draft": 0, "before": 3, "embedding": 3}[relevance_of]
 
 
 # --- trees ---------------------------------------------------------------------------------------------------------
 
 
-def slow_verdict(judgement: VerificationOutput, visual: Tensor, made: LVSpec) -> tuple[int, int]:
+def slow_verdict(verification: VerificationOutput, visual: Tensor, made: LVSpec) -> tuple[int, int]:
     """The longest accepted prefix over all branches of row 0, and the fewest relaxed drafts of such: plain loops."""
-    drafts: DraftTree = judgement.tree
+    drafts: DraftTree = verification.tree
     tokens, parents = drafts.tokens[0].tolist(), drafts.parents[0].tolist()
     valid = drafts.valid[0].tolist()
-    choice = judgement.warped[0].argmax(-1).tolist()
+    choice = verification.processed_logits[0].argmax(-1).tolist()
     leaves = [
         i for i in range(len(tokens)) if valid[i] and not any(p == i and v for p, v in zip(parents, valid, strict=True))
     ]
@@ -209,7 +209,9 @@ def slow_verdict(judgement: VerificationOutput, visual: Tensor, made: LVSpec) ->
         scores = []
         for node in branch:
             cosines = [
-                float(torch.nn.functional.cosine_similarity(judgement.hidden[0, 0, node].double(), v.double(), dim=0))
+                float(
+                    torch.nn.functional.cosine_similarity(verification.hidden[0, 0, node].double(), v.double(), dim=0)
+                )
                 for v in visual
             ]
             best = sorted(cosines, reverse=True)[: made.top_visual]
@@ -244,8 +246,8 @@ def test_random_trees_agree_with_plain_loops() -> None:
         logits = blocks.wanting(torch.randint(2, 8, (num_nodes,), generator=generator).tolist())
         visual = torch.randn(5, 4, generator=generator)
         made = rule([0.0, 0.3, 0.7, 1.0][case % 4], 1 + case % 3, case % 2 == 0, visual)
-        one = blocks.judgement(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
-        verdict = made.judge(one)
-        assert (int(verdict.n) - 1, int(verdict.relaxed.sum())) == slow_verdict(one, visual, made)
-        lengths.add(int(verdict.n))
+        one = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
+        result = made.accept(one)
+        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(one, visual, made)
+        lengths.add(int(result.n))
     assert lengths >= {1, 2, 3, 4, 5}

@@ -19,14 +19,14 @@ def after_root(probs: list[float], draft: int, temperature: float = 0.0) -> Veri
     """One draft under a target with `probs` for tokens 10, 11, … after the root."""
     logits = torch.full((1, 2, blocks.VOCAB_SIZE), -torch.inf)
     logits[0, :, 10 : 10 + len(probs)] = torch.tensor(probs).log()
-    return blocks.judgement(blocks.chain([draft]), logits, temperature=temperature)
+    return blocks.verification(blocks.chain([draft]), logits, temperature=temperature)
 
 
 def passes(made: Typical, probs: list[float], draft: int) -> bool:
     made.open(blocks.spec())
-    verdict = made.judge(after_root(probs, draft))
-    assert int(verdict.next) == 10, "the token after the path is the target's best"
-    return int(verdict.n) == 2
+    result = made.accept(after_root(probs, draft))
+    assert int(result.next) == 10, "the token after the path is the target's best"
+    return int(result.n) == 2
 
 
 def test_a_draft_passes_above_the_smaller_of_two_bounds() -> None:
@@ -54,8 +54,8 @@ def test_sampled_rows_are_judged_by_what_they_sample_from() -> None:
     rule.open(blocks.spec())
     outcomes = {}
     for draft in (10, 11, 12, 13):
-        verdict = rule.judge(after_root(PROBS, draft, temperature=0.5))
-        outcomes[draft] = (int(verdict.n) == 2, bool(verdict.relaxed[0, 1]))
+        result = rule.accept(after_root(PROBS, draft, temperature=0.5))
+        outcomes[draft] = (int(result.n) == 2, bool(result.relaxed[0, 1]))
     drawn = [draft for draft, (taken, relaxed) in outcomes.items() if taken and not relaxed]
     assert len(drawn) == 1, "exactly one draft is the row's own draw"
     assert {draft for draft, (taken, _) in outcomes.items() if taken} == {10, 11, *drawn}
@@ -67,8 +67,8 @@ def test_of_equally_long_paths_the_likelier_wins() -> None:
     logits[0, :, 10:14] = torch.tensor(PROBS).log()
     rule = Typical(temperature=1.0)
     rule.open(blocks.spec())
-    verdict = rule.judge(blocks.judgement(blocks.tree([[39, 12, 11]], [-1, 0, 0]), logits))
-    assert verdict.path.tolist() == [[0, 2]]
+    result = rule.accept(blocks.verification(blocks.tree([[39, 12, 11]], [-1, 0, 0]), logits))
+    assert result.path.tolist() == [[0, 2]]
 
 
 def test_specials_are_strict_under_typical_acceptance() -> None:
@@ -76,7 +76,7 @@ def test_specials_are_strict_under_typical_acceptance() -> None:
     logits[0, :, [10, blocks.EOS]] = torch.tensor([0.6, 0.4]).log()
     rule = Typical(temperature=1.0)
     rule.open(blocks.spec())
-    assert int(rule.judge(blocks.judgement(blocks.chain([blocks.EOS]), logits)).n) == 1
+    assert int(rule.accept(blocks.verification(blocks.chain([blocks.EOS]), logits)).n) == 1
 
 
 # --- random --------------------------------------------------------------------------------------------------------
@@ -87,13 +87,13 @@ def relax(
 ) -> VerificationOutput:
     tokens = drafts or [10, 11, 12]
     drafts_of_all = blocks.chain(*[tokens] * rows)
-    return blocks.judgement(drafts_of_all, blocks.wanting(*[[30] * 4] * rows), position=position)
+    return blocks.verification(drafts_of_all, blocks.wanting(*[[30] * 4] * rows), position=position)
 
 
 def lengths(probability: float, **kwargs: int) -> torch.Tensor:
     rule = RandomRelaxation(probability)
     rule.open(blocks.spec())
-    return rule.judge(relax(probability, **kwargs)).n - 1
+    return rule.accept(relax(probability, **kwargs)).n - 1
 
 
 def test_never_and_always_are_what_they_say() -> None:
@@ -111,13 +111,13 @@ def test_mismatches_pass_with_the_given_probability_each_on_its_own() -> None:
 def test_the_draws_belong_to_sample_and_position() -> None:
     rule = RandomRelaxation(0.5)
     rule.open(blocks.spec())
-    whole = rule.judge(relax(0.5, rows=40)).n.tolist()
+    whole = rule.accept(relax(0.5, rows=40)).n.tolist()
     for row in (0, 7, 39):
         keys = torch.tensor([[row + 11, row + 77]])
-        alone = blocks.judgement(blocks.chain([10, 11, 12]), blocks.wanting([30] * 4), keys=keys)
-        assert rule.judge(alone).n.tolist() == [whole[row]]
+        alone = blocks.verification(blocks.chain([10, 11, 12]), blocks.wanting([30] * 4), keys=keys)
+        assert rule.accept(alone).n.tolist() == [whole[row]]
     # A draft's draw follows its place in the text: two places on, the first draft meets the third one's draw.
-    first = rule.judge(relax(0.5, rows=40, position=7)).n > 1
+    first = rule.accept(relax(0.5, rows=40, position=7)).n > 1
     passes_third = rule.pardon(relax(0.5, rows=40), None)[:, 0, 3]  # type: ignore[arg-type]
     assert first.tolist() == passes_third.tolist()
 
@@ -126,6 +126,6 @@ def test_siblings_have_a_draw_each() -> None:
     rule = RandomRelaxation(0.5)
     rule.open(blocks.spec())
     drafts = blocks.tree([[39, 10, 11]] * 400, [-1, 0, 0])
-    taken = rule.judge(blocks.judgement(drafts, blocks.wanting(*[[30] * 3] * 400))).path[:, 1]
+    taken = rule.accept(blocks.verification(drafts, blocks.wanting(*[[30] * 3] * 400))).path[:, 1]
     share = torch.bincount(taken, minlength=3) / 400
     torch.testing.assert_close(share, torch.tensor([0.25, 0.5, 0.25]), atol=0.07, rtol=0)

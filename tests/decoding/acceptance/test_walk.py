@@ -40,19 +40,19 @@ def test_an_invalid_leaf_shortens_its_branch() -> None:
 
 def test_the_longest_accepted_branch_wins_and_the_targets_own_token_follows_it() -> None:
     choice = torch.tensor([[5, 20, 21, 22, 23, 24, 25]])
-    verdict = accept_all(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK), choice)
-    assert verdict.path.tolist() == [[0, 1, 3, 6]]
-    assert verdict.n.tolist() == [4]
-    assert verdict.next.tolist() == [25]
-    assert verdict.relaxed.tolist() == [[False, True, True, True]]
+    result = accept_all(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK), choice)
+    assert result.path.tolist() == [[0, 1, 3, 6]]
+    assert result.n.tolist() == [4]
+    assert result.next.tolist() == [25]
+    assert result.relaxed.tolist() == [[False, True, True, True]]
 
 
 def test_of_equally_long_paths_the_one_with_more_of_the_targets_own_choices_wins() -> None:
     # Branches {1, 3}, {1, 4} and {2, 5}: the target wants 5 (node 2) first, and 8 (node 5) after it.
     drafts = blocks.tree([[39, 4, 5, 6, 7, 8]], FORK[:6])
-    verdict = accept_all(drafts, torch.tensor([[5, 20, 8, 22, 23, 24]]))
-    assert verdict.path.tolist() == [[0, 2, 5]]
-    assert verdict.relaxed.tolist() == [[False, False, False]]
+    result = accept_all(drafts, torch.tensor([[5, 20, 8, 22, 23, 24]]))
+    assert result.path.tolist() == [[0, 2, 5]]
+    assert result.relaxed.tolist() == [[False, False, False]]
     first = accept_all(drafts, torch.tensor([[30, 20, 21, 22, 23, 24]]))
     assert first.path.tolist() == [[0, 1, 3]], "what still ties goes to the branch whose last node comes first"
 
@@ -61,8 +61,8 @@ def test_merit_decides_between_equally_long_paths() -> None:
     drafts = blocks.tree([[39, 4, 5, 6, 7, 8]], FORK[:6])
     choice = torch.tensor([[30, 20, 21, 22, 23, 24]])
     merit = torch.tensor([[0.0, -1.0, -5.0, -3.0, -2.0, -0.5]])
-    verdict = walk_accepted(drafts, Branches.of(drafts), choice, torch.ones_like(drafts.valid)[:, None], merit)
-    assert verdict.path.tolist() == [[0, 1, 4]], "−1 − 2 beats −1 − 3 and −5 − 0.5"
+    result = walk_accepted(drafts, Branches.of(drafts), choice, torch.ones_like(drafts.valid)[:, None], merit)
+    assert result.path.tolist() == [[0, 1, 4]], "−1 − 2 beats −1 − 3 and −5 − 0.5"
 
 
 def test_accepting_exact_matches_only_is_the_walk_along_the_targets_choices() -> None:
@@ -118,16 +118,16 @@ def test_the_walk_takes_the_first_child_that_is_the_targets_choice(data: st.Data
         valid = [place % num_nodes < cut for place in range(2 * num_nodes)]
     drafts = blocks.tree([data.draw(row), data.draw(row)], parents, [valid[:num_nodes], valid[num_nodes:]])
     choice = torch.tensor([data.draw(row), data.draw(row)])
-    verdict = walk_choices(drafts, choice)
+    result = walk_choices(drafts, choice)
     for number in range(2):
         path, own = walk_by_hand(drafts, choice, number)
-        assert verdict.n[number] == len(path)
-        assert verdict.path[number].tolist() == path + [0] * (drafts.num_levels + 1 - len(path))
-        assert verdict.next[number] == own
-    assert not verdict.relaxed.any()
+        assert result.n[number] == len(path)
+        assert result.path[number].tolist() == path + [0] * (drafts.num_levels + 1 - len(path))
+        assert result.next[number] == own
+    assert not result.relaxed.any()
 
 
 def test_of_equal_siblings_the_first_is_followed_even_where_the_second_leads_on() -> None:
     drafts = blocks.tree([[39, 4, 4, 5]], [-1, 0, 0, 2])
-    verdict = walk_choices(drafts, torch.tensor([[4, 7, 5, 8]]))
-    assert (verdict.path.tolist(), verdict.n.tolist(), verdict.next.tolist()) == ([[0, 1, 0]], [2], [7])
+    result = walk_choices(drafts, torch.tensor([[4, 7, 5, 8]]))
+    assert (result.path.tolist(), result.n.tolist(), result.next.tolist()) == ([[0, 1, 0]], [2], [7])

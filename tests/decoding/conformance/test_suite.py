@@ -89,7 +89,7 @@ class Lists(LookupDrafter):
 
 
 class Raises(LookupDrafter):
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
         raise KeyError("mine")
 
 
@@ -123,8 +123,8 @@ class Results(Exact):
     def __init__(self, change: Callable[[VerificationOutput, AcceptanceResult], AcceptanceResult]) -> None:
         self._change = change
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        return self._change(judgement, super().judge(judgement))
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        return self._change(verification, super().accept(verification))
 
 
 class TooDeep(Chain):
@@ -201,15 +201,15 @@ RESULTS: dict[str, tuple[Callable[[VerificationOutput, AcceptanceResult], Accept
     ),
     "a token outside": (
         lambda output, result: replace(result, next=result.next + 64),
-        "Results.judge returned a next token outside the target's vocabulary of 64",
+        "Results.accept returned a next token outside the target's vocabulary of 64",
     ),
     "n of zero": (
         lambda output, result: replace(result, n=result.n * 0),
-        "Results.judge returned n outside of 1 to 4: 0",
+        "Results.accept returned n outside of 1 to 4: 0",
     ),
     "no root": (
         lambda output, result: replace(result, path=result.path + 1, n=result.n * 0 + 1),
-        "Results.judge returned a path that does not begin at the root",
+        "Results.accept returned a path that does not begin at the root",
     ),
     "all drafts": (
         lambda output, result: replace(
@@ -217,11 +217,11 @@ RESULTS: dict[str, tuple[Callable[[VerificationOutput, AcceptanceResult], Accept
             path=torch.arange(output.tree.num_levels + 1).expand_as(result.path),
             n=torch.full_like(result.n, output.tree.num_levels + 1),
         ),
-        "Results.judge returned a path over an invalid node",
+        "Results.accept returned a path over an invalid node",
     ),
     "a missing row": (
         lambda output, result: replace(result, n=result.n[:1]),
-        "Results.judge returned n of shape (1), and it must be (3)",
+        "Results.accept returned n of shape (1), and it must be (3)",
     ),
 }
 
@@ -236,23 +236,23 @@ def test_deviations_of_acceptance_rules_are_found(name: str) -> None:
 class RelaxesEnds(RandomRelaxation):
     """Marks every accepted draft as relaxed, those of special tokens too."""
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        result = super().judge(judgement)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        result = super().accept(verification)
         return replace(result, relaxed=torch.ones_like(result.relaxed))
 
 
 class DependsOnTheBatch(RandomRelaxation):
     """Accepts more if the batch is larger."""
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        self.probability = 1.0 if len(judgement.slots.ids) > 1 else 0.0
-        return super().judge(judgement)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        self.probability = 1.0 if len(verification.slots.ids) > 1 else 0.0
+        return super().accept(verification)
 
 
 def test_relaxed_special_tokens_are_found() -> None:
     checks: dict[str, Check] = {"more rows": lambda own: own.check_output(SAMPLED, 3, 24)}
     found = first_problem(with_parts(similar, acceptance=lambda: RelaxesEnds(0.5)), checks, own)
-    assert "RelaxesEnds.judge returned a relaxed EOS or other special token" in found
+    assert "RelaxesEnds.accept returned a relaxed EOS or other special token" in found
 
 
 def test_a_lossy_rule_whose_tokens_follow_from_the_batch_is_found() -> None:

@@ -192,13 +192,13 @@ def test_the_attention_probe_equals_eager_attention_weights() -> None:
     key = torch.randn(2, 2, length, 8, generator=generator)
     marked = torch.zeros(2, length, dtype=torch.bool)
     marked[0, 140:], marked[1, 100:120] = True, True
-    probe = AttentionProbe(marked)
-    probe.add(query, key, None)
-    probe.add(2 * query, key, None)
+    prefill_output = AttentionProbe(marked)
+    prefill_output.add(query, key, None)
+    prefill_output.add(2 * query, key, None)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     means = []
     for scaled in (query, 2 * query):
         scores = (scaled @ key.repeat_interleave(2, 1).transpose(2, 3) / 8**0.5).masked_fill(~causal, -torch.inf)
         weights = scores.softmax(-1)
         means.append(torch.stack([weights[row, :, marked[row]].mean(dim=(0, 1)) for row in range(2)]))
-    torch.testing.assert_close(probe.mean(), torch.stack(means).mean(0))
+    torch.testing.assert_close(prefill_output.mean(), torch.stack(means).mean(0))

@@ -102,17 +102,17 @@ def one_step(
         torch.tensor([[0, 3]]), torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]), torch.ones(1, 2, dtype=torch.bool),
         torch.tensor([[0, 1]]), 1, is_chain=True,
     )  # fmt: skip
-    raw = torch.tensor([[target, target]]).log()
+    target_logits = torch.tensor([[target, target]]).log()
     ones = torch.ones(1)
     rows = RowSampling(0 * ones, torch.zeros(1, dtype=torch.long), ones, ones, None, False, 0, False)
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
     states = torch.zeros(1, 1, 2, 2)
-    judgement = VerificationOutput(slots, tree, raw, raw, states, states, noise, rows)
-    verdict = AcceptanceResult(
+    verification = VerificationOutput(slots, tree, target_logits, target_logits, states, states, noise, rows)
+    result = AcceptanceResult(
         torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([target_token]), torch.zeros(1, 2, dtype=torch.bool)
     )
     if ensemble.learns:
-        ensemble.learn(judgement, verdict, torch.tensor([[0, -1]]))
+        ensemble.learn(verification, result, torch.tensor([[0, -1]]))
     return ensemble
 
 

@@ -61,13 +61,13 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     ids = torch.arange(4, 4 + LENGTH)
     is_visual = (ids == ids[1]) | (ids == ids[2]) if kind == "vispec" else ids < 0
     prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), is_visual)
-    probe = PrefillOutput(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
-    drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
+    prefill_output = PrefillOutput(prefix, features=torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
+    drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [prefill_output] * NUM_SLOTS)
     return drafter, slots
 
 
 def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1) -> Tensor:
-    """Draft, grow, judge and commit once against a target that gives zeros."""
+    """Draft, grow, accept and commit once against a target that gives zeros."""
     drafter: Any = method.drafter
     b = root.shape[0]
     ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
@@ -76,11 +76,11 @@ def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1)
     tree = grow_tree(method, slots, root, LEVELS, rows, noise, torch.full_like(root, 2))
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
     hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
-    judgement = VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows)
-    verdict = method.acceptance.judge(judgement)
-    drafter.commit(judgement, verdict)
+    verification = VerificationOutput(slots, tree, logits, logits, hidden, hidden, noise, rows)
+    result = method.acceptance.accept(verification)
+    drafter.commit(verification, result)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
-    return state + verdict.next[:, None, None] + tree.tokens.sum()
+    return state + result.next[:, None, None] + tree.tokens.sum()
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def grown(drafter: JacobiDrafter, slots: SlotBatch, num_levels: int) -> DraftTre
     root = drafter._output[slots.index].gather(1, drafter._length[slots.index][:, None] - 1)[:, 0]
     if num_levels == 0:
         return DraftTree.root_only(root)
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
     policy = Chain(num_levels)
     frontier: Frontier | None = policy.start(slots, root, num_levels, False)
     while frontier is not None:
@@ -39,8 +39,8 @@ def grown(drafter: JacobiDrafter, slots: SlotBatch, num_levels: int) -> DraftTre
 def step(drafter: JacobiDrafter, slots: SlotBatch, num_levels: int, *choices: list[int]) -> list[list[int]]:
     """Run a step in which the target takes `choices[row][i]` after node i; return the drafts of the step."""
     tree = grown(drafter, slots, num_levels)
-    judgement = blocks.judgement(tree, blocks.wanting(*choices), where=slots)
-    drafter.commit(judgement, Exact().judge(judgement))
+    verification = blocks.verification(tree, blocks.wanting(*choices), where=slots)
+    drafter.commit(verification, Exact().accept(verification))
     return tree.tokens[:, 1:].tolist()
 
 
@@ -110,7 +110,7 @@ def test_a_window_wider_than_a_row_is_filled_from_filled_rows() -> None:
 def test_a_tree_that_is_no_chain_is_an_error() -> None:
     drafter, slots = opened(2, 10)
     tree = blocks.tree([[10, 11, 12]], [-1, 0, 0])
-    judgement = blocks.judgement(tree, blocks.wanting([11, 0, 0]), where=slots)
+    verification = blocks.verification(tree, blocks.wanting([11, 0, 0]), where=slots)
     with pytest.raises(AssertionError, match="only along a chain"):
-        drafter.commit(judgement, Exact().judge(judgement))
+        drafter.commit(verification, Exact().accept(verification))
     assert StaticTree([(0,), (0, 0)]).is_chain

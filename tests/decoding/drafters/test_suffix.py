@@ -131,18 +131,18 @@ def opened(*texts: list[int], finished: Outputs = (), **options: int) -> tuple[S
     for output in finished:
         drafter.finished(output)
     slots = blocks.slots(*range(len(texts)))
-    probes = []
+    prefill_outputs = []
     for text in texts:
         ids = torch.tensor(text[:-1])
-        probes.append(PrefillOutput(Prefix(ids, torch.zeros(len(ids), 4), torch.arange(len(ids)), ids == 0)))
-    drafter.admit(slots, torch.tensor([text[-1] for text in texts]), probes)
+        prefill_outputs.append(PrefillOutput(Prefix(ids, torch.zeros(len(ids), 4), torch.arange(len(ids)), ids == 0)))
+    drafter.admit(slots, torch.tensor([text[-1] for text in texts]), prefill_outputs)
     return drafter, slots
 
 
 def drafts(drafter: SuffixDrafter, slots: SlotBatch) -> list[list[int]]:
     """The valid drafts of a step's chains."""
     root = torch.zeros(len(slots.ids), dtype=torch.long)
-    like = blocks.judgement(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
+    like = blocks.verification(DraftTree.root_only(root), torch.zeros(len(root), 1, blocks.VOCAB_SIZE), where=slots)
     policy = Chain(4)
     frontier: Frontier | None = policy.start(slots, root, 4, False)
     while frontier is not None:

@@ -128,15 +128,15 @@ def test_chains_are_cut(backend: Backend, data: st.DataObject) -> None:
         assert torch.equal(one, other)
 
 
-def compare_verdicts(verdict: ChainVerdict, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
+def compare_verdicts(result: ChainVerdict, logits: Tensor, tokens: Tensor, valid: Tensor) -> None:
     expected = REFERENCE.verify_chain(logits, tokens, valid)
     for name in ("choice", "path", "num_taken", "next_token"):
-        assert torch.equal(getattr(verdict, name), getattr(expected, name)), name
+        assert torch.equal(getattr(result, name), getattr(expected, name)), name
     chain = blocks.tree(tokens.tolist(), [-1, *range(tokens.shape[1] - 1)], valid.tolist())
     walked = walk_choices(chain, logits.argmax(dim=-1))
-    assert verdict.path.tolist() == walked.path.tolist()
-    assert verdict.num_taken.tolist() == walked.n.tolist()
-    assert verdict.next_token.tolist() == walked.next.tolist()
+    assert result.path.tolist() == walked.path.tolist()
+    assert result.num_taken.tolist() == walked.n.tolist()
+    assert result.next_token.tolist() == walked.next.tolist()
 
 
 @PER_TEST

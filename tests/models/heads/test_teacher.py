@@ -67,9 +67,9 @@ class Watching(EagleDrafter):
         super().prefill(slots, prefixes)
         self.guesses = [self._output[0].clone()]
 
-    def commit(self, judgement: VerificationOutput, verdict: AcceptanceResult) -> None:
-        super().commit(judgement, verdict)
-        if judgement.tree.num_levels:
+    def commit(self, verification: VerificationOutput, result: AcceptanceResult) -> None:
+        super().commit(verification, result)
+        if verification.tree.num_levels:
             self.guesses.append(self._output[0].clone())
 
 
@@ -87,9 +87,9 @@ def watch(target: TargetModel, task: EagleTask, request: Request, length: int) -
 class NoneAccepted(Exact):
     """Takes the target's token alone, so that every step commits one token."""
 
-    def judge(self, judgement: VerificationOutput) -> AcceptanceResult:
-        verdict = super().judge(judgement)
-        first = judgement.raw[:, 0].argmax(dim=-1)
+    def accept(self, verification: VerificationOutput) -> AcceptanceResult:
+        verdict = super().accept(verification)
+        first = verification.target_logits[:, 0].argmax(dim=-1)
         return AcceptanceResult(
             torch.zeros_like(verdict.path), torch.ones_like(verdict.n), first, torch.zeros_like(verdict.relaxed)
         )

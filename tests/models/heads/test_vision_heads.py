@@ -96,16 +96,16 @@ def opened(case: str, others: int = 0) -> tuple[EagleDrafter, SlotBatch, dict[st
     tokens = recorded["tokens"]
     length = len(tokens) - 1
     generator = torch.Generator().manual_seed(1)
-    probes = []
+    prefill_outputs = []
     for _ in range(others):
         rows, features = torch.randn(2, length, HIDDEN, generator=generator)
         ids = torch.randint(VOCAB, (length,), generator=generator)
-        probes.append(PrefillOutput(Prefix(ids, rows, torch.arange(length), ids < 0), features=features[None]))
+        prefill_outputs.append(PrefillOutput(Prefix(ids, rows, torch.arange(length), ids < 0), features=features[None]))
     # The target's positions differ from those of the pairs, as with three rotary axes.
     own = Prefix(tokens[:-1], recorded["embeds"], torch.zeros(3, length).long(), recorded["visual"])
-    probes.append(PrefillOutput(own, features=recorded["features"][None]))
-    drafter.admit(slots, tokens[-1:].expand(count), probes)
-    drafter.prefill(slots, [[] for _ in probes])
+    prefill_outputs.append(PrefillOutput(own, features=recorded["features"][None]))
+    drafter.admit(slots, tokens[-1:].expand(count), prefill_outputs)
+    drafter.prefill(slots, [[] for _ in prefill_outputs])
     return drafter, slots, recorded
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from actors.events import Events
 from actors.results import Stamp
-from pipeline.cluster.drain import Drains, watched
-from pipeline.run.crash_ledger import Ledger
+from pipeline.cluster.drain import Drains, watch_drains
+from pipeline.run.crash_ledger import CrashLedgerState
 
 
 class RecordedCalls:
@@ -62,14 +62,14 @@ def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
             seen.set()
         return {"a": 0}
 
-    with watched(result.drains(), look, every_s=0.001):
+    with watch_drains(result.drains(), look, every_s=0.001):
         assert seen.wait(600)
     assert result.calls == [True, ["a"]]
     assert "drains" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     book.begin("p0", ["a", "b"], "going")
     book.spare(["going"])
     assert book.begin("p1", ["a", "b"], "staying") == [0, 0]
@@ -83,7 +83,7 @@ def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
 
 
 def test_a_row_that_kills_on_one_node_after_another_is_given_up_also_while_nodes_drain() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     book.spare(["n0"])
     deaths = []
     for life in range(6):

@@ -24,7 +24,7 @@ LONG_S = 300
 SCRIPT = """
 import signal, sys, time
 from pipeline.cluster import signals as stopping
-with stopping.caught({grace_s}) as stop:
+with stopping.catch_signals({grace_s}) as stop:
     try:
         print("ready", flush=True)
         time.sleep({long_s})
@@ -92,10 +92,10 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_handlers_are_as_before_behind_the_block_and_other_threads_take_none() -> None:
     before = [signal.getsignal(number) for number in signals.SIGNALS]
-    with signals.caught():
+    with signals.catch_signals():
         assert signal.getsignal(signal.SIGTERM) != before[0]
         within = signal.getsignal(signal.SIGTERM)
-        thread = threading.Thread(target=lambda: signals.caught().__enter__())
+        thread = threading.Thread(target=lambda: signals.catch_signals().__enter__())
         thread.start()
         thread.join()
         assert signal.getsignal(signal.SIGTERM) is within
@@ -106,9 +106,9 @@ def test_ray_does_not_take_the_handler_away_while_it_connects() -> None:
     from ray._private import utils
 
     own = utils.set_sigterm_handler
-    with signals.caught():
+    with signals.catch_signals():
         within = signal.getsignal(signal.SIGTERM)
-        with signals.handlers_kept():
+        with signals.keep_handlers():
             utils.set_sigterm_handler(lambda *_: None)
         assert signal.getsignal(signal.SIGTERM) is within
     assert utils.set_sigterm_handler is own
@@ -145,7 +145,7 @@ def test_rows_that_finished_before_a_signal_are_durable_before_the_error_propaga
             finally:
                 stopped.set()
 
-    with signals.caught() as stop, pytest.raises(KeyboardInterrupt):
+    with signals.catch_signals() as stop, pytest.raises(KeyboardInterrupt):
         fill()
     assert stop.status == 143
     names = [f"{folder}/{name}" for folder in ("_job/spool", "data") for name in publisher.output.list_files(folder)]

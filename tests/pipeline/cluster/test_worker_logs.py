@@ -11,7 +11,7 @@ import pytest
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.cluster import worker_logs
-from pipeline.cluster.worker_logs import Console, kept
+from pipeline.cluster.worker_logs import Console, open_console
 from pipeline.storage.output_dir import OutputDir
 
 TEXT, JSON = (Events(Stamp("job-1", 2, "f"), enabled=enabled) for enabled in (False, True))
@@ -26,7 +26,7 @@ def worker_lines(*lines: str, pid: int | str = 7) -> dict[str, object]:
 def test_each_death_is_one_line_and_its_details_are_in_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with kept(OutputDir(str(tmp_path)), 2, TEXT) as found:
+    with open_console(OutputDir(str(tmp_path)), 2, TEXT) as found:
         for pid in (12, 13):
             found.take(worker_lines(f"\x1b[33m{DIED.format(pid)}\x1b[0m", pid="raylet"))
         found.take(worker_lines("Task x failed. There are 100 retries remaining, so …", pid="raylet"))
@@ -74,12 +74,12 @@ def test_in_a_json_log_events_are_json(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_job_that_fails_names_the_log_and_a_quiet_one_leaves_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with kept(OutputDir(str(tmp_path)), 2, TEXT):
+    with open_console(OutputDir(str(tmp_path)), 2, TEXT):
         pass
     assert not (tmp_path / LOG).exists()
 
     def fail_inside() -> None:
-        with kept(OutputDir(str(tmp_path)), 2, TEXT) as found:
+        with open_console(OutputDir(str(tmp_path)), 2, TEXT) as found:
             found.take(worker_lines("a word"))
             raise KeyError
 
@@ -90,7 +90,7 @@ def test_a_job_that_fails_names_the_log_and_a_quiet_one_leaves_none(
 
 def test_the_log_of_an_output_on_a_store_is_uploaded(tmp_path: Path) -> None:
     output = OutputDir("memory://console-test")
-    with kept(output, 2, TEXT) as found:
+    with open_console(output, 2, TEXT) as found:
         found.take(worker_lines("a word"))
     assert output.read_bytes(LOG).endswith(b"(MapWorker pid=7, ip=10.0.0.1) a word\n")
 
@@ -126,6 +126,6 @@ def test_a_log_that_cannot_be_uploaded_ends_no_job(
         raise PermissionError("read only")
 
     monkeypatch.setattr(OutputDir, "write_bytes", refuse)
-    with kept(OutputDir("memory://console-refused"), 2, TEXT) as found:
+    with open_console(OutputDir("memory://console-refused"), 2, TEXT) as found:
         found.log("a word")
     assert "the log cannot be uploaded" in capsys.readouterr().err

@@ -111,8 +111,8 @@ def test_a_second_attempt_publishes_between_the_inventories_of_the_first(tmp_pat
     save(second, begun, rows[:10])
     first, begun_first = start(first)  # takes over and takes its second inventory
     assert begun_first.publisher.attempt == begun.publisher.attempt + 1
-    assert first.earlier is not None
-    assert len(first.earlier.done) == 24 + 40
+    assert first.prior is not None
+    assert len(first.prior.done) == 24 + 40
     with pytest.raises(Fenced):
         save(second, begun, rows[10:])
     with pytest.raises(Fenced):
@@ -206,8 +206,8 @@ def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     config = text_job(tmp_path, [40])
     run(config, fails=lambda own: own.endswith("7"))
     plan = plan_of(config)
-    assert plan.earlier is not None
-    known = plan.earlier.inventory
+    assert plan.prior is not None
+    known = plan.prior.inventory
 
     def take() -> Inventory:
         fingerprints = resume.fingerprints_of(plan.output)
@@ -240,7 +240,7 @@ def test_a_store_without_versions_is_read_again(tmp_path: Path, monkeypatch: pyt
     run(config)
     plan = plan_of(config)
     monkeypatch.setattr(type(plan.output), "list_versions", lambda self, folder: {})
-    assert plan.earlier is not None
+    assert plan.prior is not None
     fingerprints = resume.fingerprints_of(plan.output)
     first = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints)
     again = inventory.take_inventory(plan.output, plan.manifest, 1, fingerprints, known=first)

@@ -7,15 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.serving.journal import HOPELESS_FROM_ROWS, ErrorBudgetSpent
+from actors.serving.crash_ledger import HOPELESS_FROM_ROWS, ErrorBudgetSpent
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.run.crash_ledger import Ledger, journalled
+from pipeline.run.crash_ledger import CrashLedgerState, with_ledger
 from tests.actors.fakes import decoded_table
-from tests.actors.poison import BookJournal
+from tests.actors.poison import LocalLedger
 
 
 def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_that_ran() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     assert book.begin("first", ["a", "b", "c"]) == [0, 0, 0]
     assert book.begin("second", ["a", "b", "c"]) == [1, 1, 1]
     book.running("second", ["a", "b"])
@@ -26,13 +26,13 @@ def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_tha
 
 
 def test_a_batch_that_the_same_process_gets_twice_has_seen_no_death() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     assert book.begin("one", ["a"]) == [0]
     assert book.begin("one", ["a"]) == [0]
 
 
 def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     book.begin("p0", ["a", "b"])
     for life in range(1, 4):
         book.begin(f"p{life}", ["a", "b"])
@@ -46,7 +46,7 @@ def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() 
 
 
 def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     book.begin("old", ["a"])
     book.begin("new", ["a"])
     book.end("old", ["a"], 1, {})
@@ -54,7 +54,7 @@ def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
 
 
 def test_deaths_in_loading_count_until_an_actor_has_loaded_and_not_on_a_drained_node() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     assert [book.begin_load("a", "n1") for _ in range(3)] == [0, 1, 2]
     assert book.begin_load("b", "n1") == 0
     book.end_load("a")
@@ -67,7 +67,7 @@ def test_deaths_in_loading_count_until_an_actor_has_loaded_and_not_on_a_drained_
     assert book.engine_failure() == "the first reason"
 
 
-def kill(book: Ledger, keys: list[str], num_deaths: int = 3) -> None:
+def kill(book: CrashLedgerState, keys: list[str], num_deaths: int = 3) -> None:
     """Processes that each die with all of these rows running."""
     for life in range(num_deaths + 1):
         book.begin(f"{keys[0]}-{life}", keys)
@@ -77,7 +77,7 @@ def kill(book: Ledger, keys: list[str], num_deaths: int = 3) -> None:
 @pytest.mark.parametrize("num_rows", [HOPELESS_FROM_ROWS - 1, HOPELESS_FROM_ROWS])
 @pytest.mark.parametrize("survivor", ["", "engine\ngood", "decode\ngood"])
 def test_rows_that_all_end_their_process_end_the_job(num_rows: int, survivor: str) -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     if survivor:
         book.begin("early", [survivor])
         book.end("early", [survivor], 1, {})
@@ -87,7 +87,7 @@ def test_rows_that_all_end_their_process_end_the_job(num_rows: int, survivor: st
 
 
 def test_a_suspect_that_is_finished_shows_that_not_every_row_ends_its_process() -> None:
-    book = Ledger()
+    book = CrashLedgerState()
     keys = [f"engine\n{number}" for number in range(HOPELESS_FROM_ROWS)]
     book.begin("one", keys)
     book.running("one", keys[:1])
@@ -97,23 +97,23 @@ def test_a_suspect_that_is_finished_shows_that_not_every_row_ends_its_process() 
 
 
 def test_a_share_of_errors_counts_from_the_least_number_of_rows_on() -> None:
-    book = Ledger(max_error_share=0.1, min_rows=20)
+    book = CrashLedgerState(max_error_share=0.1, min_rows=20)
     assert book.end("p", [], 19, {"broken_image": 19}) == ""
     verdict = book.end("p", [], 1, {"prompt_refused": 1})
     assert verdict == (
         "20 of 20 rows failed (100.0 %), more than job.max_error_share (0.1) allows: 19 broken_image, 1 prompt_refused"
     )
-    exact = Ledger(max_error_share=0.5, min_rows=1)
+    exact = CrashLedgerState(max_error_share=0.5, min_rows=1)
     assert exact.end("p", [], 2, {"broken_image": 1}) == "", "the share itself is allowed"
     assert exact.end("p", [], 1, {"broken_image": 1}) != ""
-    assert Ledger().end("p", [], 5, {"broken_image": 5}) == "", "no limit"
+    assert CrashLedgerState().end("p", [], 5, {"broken_image": 5}) == "", "no limit"
 
 
 def test_no_error_at_all_may_be_allowed() -> None:
-    journal = BookJournal(Ledger(max_error_share=0.0))
-    journal.end("p", [], 1000, {})
+    ledger = LocalLedger(CrashLedgerState(max_error_share=0.0))
+    ledger.end("p", [], 1000, {})
     with pytest.raises(ErrorBudgetSpent, match="1 of 1,001 rows failed"):
-        journal.end("p", [], 1, {"broken_image": 1})
+        ledger.end("p", [], 1, {"broken_image": 1})
 
 
 class Crash(BaseException):
@@ -122,7 +122,7 @@ class Crash(BaseException):
 
 def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() -> None:
     """Ray gives the same batch to a new process after each death; rows are counted separately from the second on."""
-    book, seen = Ledger(), []
+    book, seen = CrashLedgerState(), []
     table = decoded_table([{"id": f"s{index}", "text": "x"} for index in range(6)])
 
     def decode(rows: pa.Table) -> pa.Table:
@@ -135,7 +135,7 @@ def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() ->
     deaths, result = 0, None
     while result is None:
         try:
-            result = journalled(decode, BookJournal(book))(table)
+            result = with_ledger(decode, LocalLedger(book))(table)
         except Crash:
             deaths += 1
             assert deaths < 20, "the rows kill for ever"
@@ -153,12 +153,12 @@ def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() ->
 def test_rows_that_never_met_a_death_are_decoded_as_one_table() -> None:
     calls: list[int] = []
     table = decoded_table([{"id": f"s{index}"} for index in range(4)])
-    book = Ledger()
-    assert journalled(lambda rows: (calls.append(rows.num_rows), rows)[1], BookJournal(book))(table).equals(table)
+    book = CrashLedgerState()
+    assert with_ledger(lambda rows: (calls.append(rows.num_rows), rows)[1], LocalLedger(book))(table).equals(table)
     assert calls == [4]
     assert book.num_known() == 0
 
 
 def test_an_empty_table_passes() -> None:
     table = decoded_table([])
-    assert journalled(lambda rows: rows, BookJournal(Ledger()))(table).equals(table)
+    assert with_ledger(lambda rows: rows, LocalLedger(CrashLedgerState()))(table).equals(table)

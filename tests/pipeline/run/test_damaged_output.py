@@ -105,7 +105,7 @@ def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
         line.startswith("data/part-000001.parquet: it") for line in check_output(OutputDir(config.sink.path)).problems
     )
     plan = plan_of(config)
-    assert [one.relative for one in plan.earlier.inventory.strange] == ["data/part-000001.parquet"]
+    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert not is_complete(plan)
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == before
@@ -154,7 +154,7 @@ def test_an_output_of_an_older_version_resumes(tmp_path: Path, num_batches: int 
     run(config, num_batches=num_batches)
     as_old_output(tmp_path / "out")
     plan = run(config)
-    assert plan.earlier.inventory.strange == []
+    assert plan.prior.inventory.strange == []
     assert plan.datasource.num_samples == {None: 0, 0: 30, 3: 18}[num_batches]
     assert at_rest(tmp_path / "out") == (every_id(), set())
     assert check_output(OutputDir(config.sink.path)).problems == []
@@ -227,7 +227,7 @@ def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case:
     problem = f"{relative}: {min(len(table), 10) if case == 'a file twice' else 2 if 'two' in case else 1} rows are in"
     assert any(line.startswith(problem) for line in check_output(output).problems)
     plan = plan_of(config)
-    assert [one.relative for one in plan.earlier.inventory.strange] == [relative]
+    assert [one.relative for one in plan.prior.inventory.strange] == [relative]
     assert not is_complete(plan)
     run(config)
     assert at_rest(tmp_path / "out") == (every_id(), set())
@@ -261,7 +261,7 @@ def test_rows_of_another_shard_in_a_file_of_my_name_are_not_accepted(
     ]
     assert "rows of other shards" in line or not with_note
     plan = run(config, shard=SHARDS[0])
-    [strange] = plan.earlier.inventory.strange
+    [strange] = plan.prior.inventory.strange
     assert strange.relative == relative
     assert strange.problem == "it holds 10 rows of other shards" or not with_note
     assert at_rest(tmp_path / "out") == (every_id(), set())
@@ -385,9 +385,9 @@ def test_rows_beyond_the_end_of_a_file_take_no_memory(tmp_path: Path, row: int) 
     begun.publisher.publish_rows("data", 0, wrong)
     plan = plan_of(config)
     if row == 30:  # possible, until the tar is read to its end
-        assert plan.earlier.inventory.strange == []
+        assert plan.prior.inventory.strange == []
     else:
-        [strange] = plan.earlier.inventory.strange
+        [strange] = plan.prior.inventory.strange
         assert strange.problem == "it holds rows of samples that the manifest does not list"
 
 

@@ -18,7 +18,7 @@ from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan import Plan
-from pipeline.run.resume import Begun, fingerprints_of, read_earlier
+from pipeline.run.resume import AttemptState, fingerprints_of, read_prior_state
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start, write_summary
 
@@ -42,7 +42,7 @@ def fails_on(ending: str) -> Callable[[str], bool]:
     return lambda own: own.endswith(ending)
 
 
-def ready_to_settle(config: CaptionJobConfig) -> tuple[Plan, Begun]:
+def ready_to_settle(config: CaptionJobConfig) -> tuple[Plan, AttemptState]:
     """Attempt 2 before its end, with something of each kind to do: superseded errors, late spool files, strange files,
     a checksum that lacks."""
     old_plan, old = start(plan_of(config))
@@ -296,4 +296,4 @@ def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> No
     output = OutputDir(config.sink.path)
     output.write_bytes("_job/config.yaml", b"sampling: {num_images_per_prompt: 7}")  # a late copy of another attempt's
     assert check_output(output).num_missing == 0
-    assert read_earlier(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0
+    assert read_prior_state(plan_of(config), plan_of(config).prior.gone).datasource.num_spans == 0

@@ -219,7 +219,7 @@ def test_attempts_planned_while_the_source_grows_keep_each_others_files(
     published = {own for batch in batches for own in batch["sample_id"].to_pylist()}
     second, begun = start(second)
     assert (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes() == part
-    assert second.earlier.inventory.strange == []
+    assert second.prior.inventory.strange == []
     batches = make_rows(second, begun.publisher.attempt)
     assert not published & {own for batch in batches for own in batch["sample_id"].to_pylist()}
     save(second, begun, batches)
@@ -305,7 +305,7 @@ def test_a_damaged_page_of_a_spool_file_is_set_aside_and_its_rows_are_made_again
     spooled = sorted((tmp_path / "out/_job/spool").glob("*/*.parquet"))
     damage_text(spooled[1])
     plan = run(config)
-    assert [one.relative for one in plan.earlier.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
+    assert [one.relative for one in plan.prior.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
     assert len(at_rest(tmp_path / "out")[0]) == 20
 
 
@@ -337,12 +337,12 @@ def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path,
     damage(tmp_path / "out/data/part-000001.parquet")
     plan = plan_of(config)
     assert not is_complete(plan)
-    assert [one.relative for one in plan.earlier.inventory.strange] == ["data/part-000001.parquet"]
+    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in resume_lines(plan))
-    assert plan.earlier.verified.line().endswith("; 1 damaged")
+    assert plan.prior.verified.line().endswith("; 1 damaged")
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == expected
-    assert plan_of(config).earlier.verified.problems == {}
+    assert plan_of(config).prior.verified.problems == {}
 
 
 def test_digests_are_skipped_on_request_and_sizes_are_not(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_digests_are_skipped_on_request_and_sizes_are_not(tmp_path: Path) -> Non
     run(config)
     flip(tmp_path / "out/data/part-000000.parquet")
     shorten(tmp_path / "out/data/part-000001.parquet")
-    verified = plan_of(config, ResumeOptions(skip_digests=True)).earlier.verified
+    verified = plan_of(config, ResumeOptions(skip_digests=True)).prior.verified
     assert list(verified.problems) == ["data/part-000001.parquet"]
     assert verified.num_bytes == 0
     assert "--skip-digests" in verified.line()
@@ -368,7 +368,7 @@ def test_each_published_byte_is_read_once_for_its_digest(tmp_path: Path, monkeyp
     before = [name for name in read if name.startswith("data/")]
     assert sorted(set(before)) == sorted(before)
     size = sum(path.stat().st_size for path in (tmp_path / "out/data").glob("part-00000[012].parquet"))
-    assert plan.earlier.verified.num_bytes >= size
+    assert plan.prior.verified.num_bytes >= size
 
 
 def test_a_file_that_another_attempt_rewrites_meanwhile_is_not_taken_for_damaged(
@@ -396,7 +396,7 @@ def test_a_damaged_checksum_note_is_written_anew(tmp_path: Path) -> None:
     note = tmp_path / "out/_job/files/data/part-000000.parquet.json"
     good = note.read_text()
     note.write_text("{")
-    assert plan_of(config).earlier.verified.unreadable == ("data/part-000000.parquet",)
+    assert plan_of(config).prior.verified.unreadable == ("data/part-000000.parquet",)
     run(config)
     assert note.read_text() == good
 

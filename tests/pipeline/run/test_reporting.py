@@ -101,6 +101,6 @@ def test_the_last_report_of_an_attempt_that_ends_early_says_so(
     plan, publisher, path = finished(tmp_path)
     writer = ReportWriter(plan, publisher, {}, Events(plan.identity.stamp(1), False))
     live = Live(plan.empty_summary(), DriftWatch())
-    with pytest.raises(type(error)), reporting.kept(writer, lambda: live, lambda: NO_WAITS):
+    with pytest.raises(type(error)), reporting.write_reports(writer, lambda: live, lambda: NO_WAITS):
         raise error
     assert f"{state} all rows were done" in path.read_text()

@@ -200,7 +200,7 @@ def test_torn_and_strange_files_are_set_aside_and_named(tmp_path: Path) -> None:
     (data / "notes.txt").write_text("mine")
     write_parquet(data / "other.parquet", {"sample_id": ["a"]})
     plan = run(config)
-    told_of = {one.relative: one.problem for one in plan.earlier.inventory.strange}
+    told_of = {one.relative: one.problem for one in plan.prior.inventory.strange}
     assert told_of.keys() == {
         f"data/{name}" for name in ("part-000001.parquet", "part-000002.parquet", "notes.txt", "other.parquet")
     }
@@ -216,7 +216,7 @@ def test_files_of_an_unknown_job_are_set_aside(tmp_path: Path) -> None:
     run(job(source, tmp_path / "other", sampling={"temperature": 1.0}))
     (tmp_path / "out/data/part-000000.parquet").write_bytes((tmp_path / "other/data/part-000000.parquet").read_bytes())
     plan = run(job(source, tmp_path / "out"))
-    [strange] = plan.earlier.inventory.strange
+    [strange] = plan.prior.inventory.strange
     assert "which this output has no record of" in strange.problem
     assert {row["attempt"] for row in rows_in(tmp_path / "out/data").values()} == {1, 2}
     assert len(at_rest(tmp_path / "out")[0]) == 30
@@ -376,7 +376,7 @@ def test_late_spool_files_that_hold_more_than_is_there_are_taken_in_without_the_
     old.publisher.spool(0, batches[:1])
     plan = run(config)
     assert plan.datasource.num_samples == 30 - 12
-    assert {one.drop for one in plan.earlier.inventory.spooled} == {
+    assert {one.drop for one in plan.prior.inventory.spooled} == {
         frozenset(),
         frozenset(f"a.txt#{row}" for row in range(4)),
     }

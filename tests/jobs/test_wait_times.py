@@ -14,7 +14,7 @@ from pipeline.run.graph import configure
 
 @pytest.mark.usefixtures("local_ray")
 def test_the_last_report_of_each_actor_counts() -> None:
-    with wait_times.measured() as measured:
+    with wait_times.collect_waits() as measured:
         assert measured.total() == Waits()
         measured.report("a", Waits(1.0, 1.0, 4.0))
         measured.report("b", Waits(0.0, 3.0, 3.0))

@@ -1,4 +1,4 @@
-"""Records in the crash journal which rows a process runs, to find rows that end processes."""
+"""Records in the crash ledger which rows a process runs, to find rows that end processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LossBudgetExceeded(RuntimeError):
     """Raised if the loss of audited rows exceeds `audit.max_loss`; the message has the loss and its interval."""
 
 
-class Journal(Protocol):
-    """Crash journal of one stage. Every call returns after its entry is durable."""
+class CrashLedger(Protocol):
+    """Crash ledger of one stage. Every call returns after its entry is durable."""
 
     def begin_load(self) -> int:
         """Record that this actor loads its models; return how many of its processes have died in loading since the
@@ -72,7 +72,7 @@ class Journal(Protocol):
 
 
 def row_keys(table: pa.Table) -> list[str]:
-    """Return the journal keys of a table's rows, which are unique even if sample ids repeat."""
+    """Return the ledger keys of a table's rows, which are unique even if sample ids repeat."""
     columns = (table.column(name).to_pylist() for name in ("sample_id", "source", "row_index"))
     return [f"{sample_id}\n{source}\n{row_index}" for sample_id, source, row_index in zip(*columns, strict=True)]
 
@@ -85,59 +85,59 @@ def deaths_message(process: str, num_deaths: int) -> str:
     )
 
 
-class JournalClient:
-    """Records the rows of one process in a journal, under a unique name. Thread-safe.
+class ProcessLedger:
+    """Records the rows of one process in a ledger, under a unique name. Thread-safe.
 
-    Without a journal nothing is recorded, and no row is a suspect. For the methods see `Journal`.
+    Without a ledger nothing is recorded, and no row is a suspect. For the methods see `CrashLedger`.
     """
 
-    def __init__(self, journal: Journal | None) -> None:
-        self._journal = journal
+    def __init__(self, ledger: CrashLedger | None) -> None:
+        self._ledger = ledger
         self._who = uuid4().hex
         self._parts: dict[str, Sequence[str]] = {}
         self._lock = threading.Lock()
 
     def begin(self, keys: Sequence[str]) -> list[int]:
-        return [0] * len(keys) if self._journal is None else self._journal.begin(self._who, keys)
+        return [0] * len(keys) if self._ledger is None else self._ledger.begin(self._who, keys)
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
         """Load models in the block. An error of the block is recorded, and so is a block that ended the processes of
         this actor `MAX_LOAD_DEATHS` times: EngineFailed."""
-        if self._journal is None:
+        if self._ledger is None:
             yield
             return
-        if (num_deaths := self._journal.begin_load()) >= MAX_LOAD_DEATHS:
+        if (num_deaths := self._ledger.begin_load()) >= MAX_LOAD_DEATHS:
             reason = (
                 f"the process of an actor ended {num_deaths} times while it loaded the models, as it does if the "
                 "machine's memory does not hold them; the log of the attempt has its last lines"
             )
-            self._journal.end_load(reason)
+            self._ledger.end_load(reason)
             raise EngineFailed(reason)
         try:
             yield
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON_CHARS]
-            self._journal.end_load(f"an actor cannot load the models: {reason}")
+            self._ledger.end_load(f"an actor cannot load the models: {reason}")
             raise
-        self._journal.end_load()
+        self._ledger.end_load()
 
     def running(self, part: str, keys: Sequence[str]) -> None:
         """Record that this part of the process currently runs exactly these suspect rows."""
-        if self._journal is None:
+        if self._ledger is None:
             return
         with self._lock:
             self._parts[part] = list(keys)
-            self._journal.running(self._who, sorted({key for keys in self._parts.values() for key in keys}))
+            self._ledger.running(self._who, sorted({key for keys in self._parts.values() for key in keys}))
 
     def audited(self, losses: Sequence[float]) -> None:
-        if self._journal is not None and losses:
-            self._journal.audited(losses)
+        if self._ledger is not None and losses:
+            self._ledger.audited(losses)
 
     def failed(self, reason: str) -> None:
-        if self._journal is not None:
-            self._journal.failed(reason)
+        if self._ledger is not None:
+            self._ledger.failed(reason)
 
     def end(self, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
-        if self._journal is not None:
-            self._journal.end(self._who, keys, num_results, errors)
+        if self._ledger is not None:
+            self._ledger.end(self._who, keys, num_results, errors)
