@@ -48,7 +48,7 @@ class FlyAcceptanceConfig(Section):
     kind: Literal["fly"] = "fly"
     lossless: ClassVar[bool] = False
     min_entropy: Annotated[float, Field(ge=0.0, le=100.0)] = 0.3
-    """Least entropy of the target at a mismatch that may pass, in nats over the `top` probabilities."""
+    """Minimum entropy of the target at a mismatch that may pass, in nats over the `top` probabilities."""
     window: Annotated[int, Field(ge=0, le=63)] = 5
     """Number of matches that must follow a mismatch; 0 requires none."""
     top: Annotated[int, Field(ge=1, le=1024)] = 3

@@ -44,7 +44,7 @@ class CaptionContextConfig(Section):
     num_beams: Annotated[int, Field(ge=1, le=16)] = 3
     """Number of beams of the captioner's beam search."""
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
-    """Most tokens of a caption."""
+    """Maximum number of tokens of a caption."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the captioner's weights, as `model.target.dtype`."""
     device: Device = "auto"

@@ -12,7 +12,7 @@ from configs.external import BUILT_IN, EXTERNAL, ExternalDrafterConfig, kind_tag
 from configs.section import Place, Section
 
 MAX_LAYERS = 1000
-"""Most layers of a target, for options that name layers."""
+"""Maximum number of layers of a target, for options that name layers."""
 
 
 def check_ngrams(shortest: int, longest: int) -> None:
@@ -167,7 +167,7 @@ class SuffixDrafterConfig(Section):
     max_ngram_tokens: Annotated[int, Field(ge=1, le=32)] = 8
     """Longest match, in tokens; the longest match found is used."""
     max_corpus_tokens: Annotated[int, Field(ge=256, le=1_048_576)] = 65_536
-    """Most tokens of finished outputs that are searched; older outputs are dropped."""
+    """Maximum number of tokens of finished outputs that are searched; older outputs are dropped."""
 
     @model_validator(mode="after")
     def _bounds(self) -> SuffixDrafterConfig:

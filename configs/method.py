@@ -56,11 +56,11 @@ class AutoMethodConfig(Section):
     """Methods, each a section or a name, with acceptance `exact`. Each engine [tries](../methods/auto.md) them and
     plain decoding on its first rows, and keeps the fastest one."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
-    """Most blocks of rows that each candidate decodes in a trial."""
+    """Maximum number of blocks of rows that each candidate decodes in a trial."""
     min_rounds: Annotated[int, Field(ge=1, le=50)] = 1
-    """Least blocks that each candidate decodes before slower ones leave the trial."""
+    """Minimum number of blocks that each candidate decodes before slower ones leave the trial."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
-    """Most further trials of an engine, each after its acceptance length has changed."""
+    """Maximum number of further trials of an engine, each after its acceptance length has changed."""
 
     @model_validator(mode="after")
     def _comparable(self) -> AutoMethodConfig:

@@ -16,7 +16,7 @@ from files.strict_json import JsonError, parse_json
 
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMA_DEPTH = 200
-"""Most levels of nesting of a schema; the grammar library has a lower limit of its own."""
+"""Maximum number of levels of nesting of a schema; the grammar library has a lower limit of its own."""
 MAX_EXACT = 2**53
 """Largest magnitude of integers that doubles hold without gaps."""
 _MAXIMA = ("maximum", "exclusiveMaximum")

@@ -15,9 +15,9 @@ class ActorPoolConfig(Section):
 
     _most_gpus: ClassVar[int] = 1
     min_size: Annotated[int, Field(ge=1)] = 1
-    """Least number of actors."""
+    """Minimum number of actors."""
     max_size: Annotated[int, Field(ge=1)] = 1
-    """Most actors."""
+    """Maximum number of actors."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
     """Number of actors at the start, if more than `min_size`."""
     num_gpus: NumGpus = "auto"
@@ -52,10 +52,10 @@ class ActorPoolConfig(Section):
         return 0.0 if self.num_gpus == "auto" else self.num_gpus
 
 
-MOST_ROWS = 4096
-"""Most slots of an engine, and most rows of a batch."""
-LEAST_BATCH_ROWS = 32
-"""Least rows of a batch if `batch_rows` is `auto`."""
+MAX_ROWS = 4096
+"""Maximum number of slots of an engine, and of rows of a batch."""
+MIN_BATCH_ROWS = 32
+"""Minimum number of rows of a batch if `batch_rows` is `auto`."""
 
 
 class EnginePoolConfig(ActorPoolConfig):
@@ -65,7 +65,7 @@ class EnginePoolConfig(ActorPoolConfig):
     """Samples that one engine decodes at once; `auto`: the number that [fits into memory](../guides/sizing.md#memory).
     """
     batch_rows: int | Literal["auto"] = "auto"
-    """Most rows of one Ray batch; `auto`: 32 to 512, by the number of rows, actors and slots."""
+    """Maximum number of rows of one Ray batch; `auto`: 32 to 512, by the number of rows, actors and slots."""
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 2
     """Batches that feed one engine at once."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
@@ -86,7 +86,7 @@ class EnginePoolConfig(ActorPoolConfig):
     @property
     def rows_per_batch(self) -> int:
         """`batch_rows`, or the least number of rows while it is `auto` (see `pipeline.run.job_plan`)."""
-        return LEAST_BATCH_ROWS if self.batch_rows == "auto" else self.batch_rows
+        return MIN_BATCH_ROWS if self.batch_rows == "auto" else self.batch_rows
 
     @field_validator("capture", mode="before")
     @classmethod
@@ -103,8 +103,8 @@ class EnginePoolConfig(ActorPoolConfig):
             raise PydanticCustomError("int_or_auto", "Input should be a valid integer, or auto")
         if value < 1:
             raise PydanticKnownError("greater_than_equal", {"ge": 1})
-        if value > MOST_ROWS:
-            raise PydanticKnownError("less_than_equal", {"le": MOST_ROWS})
+        if value > MAX_ROWS:
+            raise PydanticKnownError("less_than_equal", {"le": MAX_ROWS})
         return value
 
 
@@ -113,7 +113,7 @@ class PoolConfig(EnginePoolConfig):
 
     _most_gpus: ClassVar[int] = 64
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Most tokens of prompt, images and output together; a row that needs more is a row error."""
+    """Maximum number of tokens of prompt, images and output together; a row that needs more is a row error."""
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
     """Size of the cache of visual features and their pixels, for each model of a pair; later prompts about the same
     image or video reuse them. 0 is off."""
@@ -125,7 +125,7 @@ class PoolConfig(EnginePoolConfig):
     decode_label_selector: Labels | None = None
     """Labels of nodes for tasks that read and decode rows, in the format of `label_selector`."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
-    """Most bytes of rows that are read and decoded ahead of the actors."""
+    """Maximum number of bytes of rows that are read and decoded ahead of the actors."""
 
 
 class AcceptanceDropConfig(Section):
@@ -155,7 +155,7 @@ class JobSectionConfig(Section):
     """Largest share of failed rows. If more rows have failed, a running job ends, and a finished job with at least 20
     rows counts as failed, both with [exit status](commands.md#exit-status) 3. `null` is no limit."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
-    """Least number of finished rows at which `max_error_share` ends a running job."""
+    """Minimum number of finished rows at which `max_error_share` ends a running job."""
     drift: AcceptanceDropConfig | None = AcceptanceDropConfig()
     """When a drop of acceptance is reported; `null` is never."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0

@@ -132,7 +132,7 @@ class SamplingConfig(Section):
     target's [generation settings](../guides/caption.md#generation-settings)."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """Most generated tokens of a row."""
+    """Maximum number of generated tokens of a row."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """Softmax temperature; 0 is greedy decoding."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -160,9 +160,9 @@ class SamplingConfig(Section):
     begin_suppress_tokens: Annotated[tuple[Token, ...], Field(max_length=4096)] = ()
     """Tokens that are not generated first."""
     min_new_tokens: Annotated[int, Field(ge=0, le=65_536)] = 0
-    """Least generated tokens before EOS."""
+    """Minimum number of generated tokens before EOS."""
     min_length: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """Least tokens of prompt and output before EOS; without effect if `min_new_tokens` is set."""
+    """Minimum number of tokens of prompt and output before EOS; without effect if `min_new_tokens` is set."""
     forced_bos_token_id: Token | None = None
     """First generated token if the prompt has one token."""
     # Not strict, because one token is validated as Python data, in which lists are not accepted for tuples.
@@ -209,7 +209,7 @@ class SinkConfig(Section):
     keep_columns: tuple[str, ...] = ()
     """Input columns that are copied into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
-    """Most rows of one Parquet file."""
+    """Maximum number of rows of one Parquet file."""
     max_unsaved_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
     """Longest time until a finished row is durable; 0 writes rows at once."""
     compression: Literal["zstd", "snappy", "none"] = "zstd"

@@ -41,7 +41,7 @@ class VideoConfig(Section):
     fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
     """Frames per second, in place of `num_frames`."""
     max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most frames of a clip sampled by `fps`; a longer one gets fewer frames per second."""
+    """Maximum number of frames of a clip sampled by `fps`; a longer one gets fewer frames per second."""
     timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
     """Times of the frames in seconds, in place of `num_frames`."""
     clip_s: Annotated[float, Field(ge=0.1)] | None = None
@@ -49,17 +49,17 @@ class VideoConfig(Section):
     split: Literal["windows", "shots"] = "windows"
     """`shots` cuts videos at scene changes, each shot is one row; `windows` cuts them by `clip_s`, if that is set."""
     shot_threshold: Annotated[float, Field(gt=0.0, lt=100.0)] = 10.0
-    """Least score of a scene change in percent, as of FFmpeg's detector; lower finds more cuts."""
+    """Minimum score of a scene change in percent, as of FFmpeg's detector; lower finds more cuts."""
     min_shot_s: Annotated[float, Field(ge=0.1)] = 1.0
-    """Least length of a shot in seconds; a cut that would make a shorter shot is dropped."""
+    """Minimum length of a shot in seconds; a cut that would make a shorter shot is dropped."""
     max_shot_s: Annotated[float, Field(ge=0.1)] | None = None
-    """Most seconds of a shot; a longer shot is cut into equal parts."""
+    """Maximum number of seconds of a shot; a longer shot is cut into equal parts."""
     max_shots: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """Most shots of a video; a video with more is a row error."""
+    """Maximum number of shots of a video; a video with more is a row error."""
     max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
-    """Most bytes of a video file; a larger file is a row error."""
+    """Maximum number of bytes of a video file; a larger file is a row error."""
     max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
-    """Most bytes of a video's sampled frames; a video that needs more is a row error."""
+    """Maximum number of bytes of a video's sampled frames; a video that needs more is a row error."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
     """Longest time to decode a video; a video that takes longer is a row error."""
     worker_max_videos: Annotated[int, Field(ge=1)] = 200
@@ -145,9 +145,9 @@ class SourceConfig(Section):
     delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
     """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
-    """Most rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
+    """Maximum rows of one read task; a Parquet row group of small rows is not split up to 64 times this number."""
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    """Most bytes of one read task. Parquet files are split at row groups and inside larger row groups, text files
+    """Maximum bytes of one read task. Parquet files are split at row groups and inside larger row groups, text files
     between records, and plain tars between samples; a compressed tar is one task."""
     uri_schemes: tuple[UriScheme, ...] = ("file",)
     """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
@@ -156,9 +156,9 @@ class SourceConfig(Section):
     """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
     fetch: FetchConfig = FetchConfig()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    """Most bytes of an image file; a larger file is a row error."""
+    """Maximum number of bytes of an image file; a larger file is a row error."""
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
-    """Most pixels of an image or a video frame; a larger one is a row error."""
+    """Maximum number of pixels of an image or a video frame; a larger one is a row error."""
     max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
     """A row with more images is a row error."""
     max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
@@ -176,7 +176,7 @@ class SourceConfig(Section):
 
     @property
     def max_row_bytes(self) -> int:
-        """Most bytes of one row's encoded images, and of their pixels."""
+        """Maximum number of bytes of one row's encoded images, and of their pixels."""
         return max(1, self.max_decoded_bytes // SHARES)
 
 

@@ -122,7 +122,7 @@ class ImageSinkConfig(SinkConfig):
     """The output: images, codes, or both."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
-    """Most rows of one Parquet file."""
+    """Maximum number of rows of one Parquet file."""
     images: bool = True
     """Whether images are decoded and written."""
     keep_codes: bool = True

@@ -139,15 +139,15 @@ class TeachingConfig(Section):
     noise_tokens: Annotated[int, Field(ge=1)] | None = 512
     """The noise is scaled by this number divided by the row's length in tokens; `null` does not scale it."""
     max_rows: Annotated[int, Field(ge=2)] | None = None
-    """Most rows of the source that are used; 200,000 answers of a `job_output` if left out."""
+    """Maximum number of rows of the source that are used; 200,000 answers of a `job_output` if left out."""
     shuffle_rows: Annotated[int, Field(ge=1)] = 4096
     """Rows of the shuffle buffer."""
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Share of rows that are held out from training."""
     held_out_rows: Annotated[int, Field(ge=1)] = 64
-    """Most held-out rows on which the head is evaluated."""
+    """Maximum number of held-out rows on which the head is evaluated."""
     max_tokens: Annotated[int, Field(ge=16)] = 1024
-    """Most tokens of a row; longer rows are skipped."""
+    """Maximum number of tokens of a row; longer rows are skipped."""
     measure_every_steps: Annotated[int, Field(ge=1)] = 500
     """Number of steps between evaluations of accuracy."""
     gemm_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -170,7 +170,7 @@ class AcceptanceLengthConfig(Section):
     num_rows: Annotated[int, Field(ge=0)] = 16
     """Number of held-out prompts that are decoded at the end; 0 disables the measurement."""
     max_new_tokens: Annotated[int, Field(ge=2)] = 128
-    """Most generated tokens of a text; images are always complete."""
+    """Maximum number of generated tokens of a text; images are always complete."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """As `sampling.temperature`."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -185,7 +185,7 @@ class TeacherCacheConfig(Section):
     path: Place | None = None
     """Folder that runs use one after the other; if left out, one in the output that is removed at the end."""
     max_bytes: Annotated[int, Field(ge=0)] = 20_000_000_000
-    """Most bytes of the folder; never more than half of the free disk space is taken. 0 disables the cache."""
+    """Maximum bytes of the folder; never more than half of the free disk space is taken. 0 disables the cache."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of stored states; `auto` is the target's type, which loses nothing."""
 
@@ -200,16 +200,16 @@ class WorkersConfig(Section):
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Torch threads of each worker."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
-    """Most rows in one forward of a worker."""
+    """Maximum number of rows in one forward of a worker."""
     max_forward_tokens: Annotated[int, Field(ge=16)] = 8192
-    """Most tokens in one forward of a worker, padding included, unless it is of one row; bounds memory."""
+    """Maximum number of tokens in one forward of a worker, padding included, unless it is of one row; bounds memory."""
     teacher_cache: TeacherCacheConfig = TeacherCacheConfig()
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of batches that are read and decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
     """Seconds between checkpoints."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Most restarts of dead workers."""
+    """Maximum number of restarts of dead workers."""
     ray_address: str = "local"
     """As `job.ray_address`."""
 

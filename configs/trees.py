@@ -103,9 +103,9 @@ class SageTreeConfig(Section):
     top_k: Annotated[int, Field(ge=2, le=64)] = 10
     """Number of candidates whose entropy determines the confidence, and most children of a node."""
     max_nodes: Annotated[int, Field(ge=2, le=512)] = 64
-    """Most drafts of a tree."""
+    """Maximum number of drafts of a tree."""
     max_expanded: Annotated[int, Field(ge=1, le=64)] = 6
-    """Most nodes of a level that have children."""
+    """Maximum number of nodes of a level that have children."""
     threshold_scale: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """A child on level l of a tree of depth D needs a probability above `threshold_scale` · l / D."""
     threshold: Literal["cumulative", "node"] = "cumulative"

@@ -11,7 +11,7 @@ from files.local import read_regular
 
 MAX_YAML_CHARS = 1_000_000
 MAX_YAML_NODES = 100_000
-"""Most values of a file; each alias counts as a copy of its value."""
+"""Maximum number of values of a file; each alias counts as a copy of its value."""
 
 
 class ConfigError(ValueError):

@@ -17,13 +17,13 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 
 MAX_SOURCE_BYTES = 1 << 20
-"""Most bytes of a schema, an expression or all choices together."""
+"""Maximum number of bytes of a schema, an expression or all choices together."""
 LIMITS = LLParserLimits(max_grammar_size=200_000, max_lexer_states=50_000, verbose_errors=False)
 """Bounds of compilation and of one mask; a lexer state takes 1 to 2 kB."""
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 """JSON is written on one line, as by `json.dumps`; unsupported keywords of a schema are errors."""
 MAX_MASK_S = 0.5
-"""Most CPU seconds of a grammar's first mask; usual grammars take about a millisecond."""
+"""Maximum number of CPU seconds of a grammar's first mask; usual grammars take about a millisecond."""
 NO_TOKEN = -1
 
 

@@ -21,7 +21,7 @@ from decoding.tree import NO_TOKEN
 ANY_TOKEN = -2
 """Placeholder in a pattern that matches every token."""
 CHUNK_ENTRIES = 1 << 24
-"""Most entries (row, node, token of the text) that are compared at once; bounds the memory of n-grams."""
+"""Maximum number of entries (row, node, token of the text) that are compared at once; bounds the memory of n-grams."""
 
 
 @dataclass(frozen=True)

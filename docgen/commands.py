@@ -1,39 +1,35 @@
-"""Generates the reference of commands: the options of every job, from its parser, and the targets of the Makefile."""
+"""Generates the reference of commands: options of every command, from its parser, and the targets of the Makefile."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
 import re
 from pathlib import Path
-from unittest import mock
 
 from docgen.markdown import page, table
+from jobs.cli import COMMANDS, module_of
 from jobs.exit_status import MEANINGS
 
 
-def parser_of(module: str) -> argparse.ArgumentParser:
-    """Return the parser of `python -m module`."""
-    seen: list[argparse.ArgumentParser] = []
-    record = mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser, file=None: seen.append(parser))
-    with record, contextlib.suppress(SystemExit):
-        importlib.import_module(module).main(["--help"])
-    return seen[0]
-
-
 def commands_page(root: Path) -> str:
-    """Render the options of every job, exit statuses, and make targets."""
-    parts = ["Run jobs from the checkout: `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
-    for path in sorted((root / "jobs").glob("*.py")):
-        if '__name__ == "__main__"' in path.read_text():
-            parser = parser_of(f"jobs.{path.stem}")
-            about = [" ".join(text.split()) for text in (parser.description or "").strip().split("\n\n")]
-            parts += [f"## jobs.{path.stem}", *about, table(("option", "meaning"), _options(parser))]
+    """Render the options of every command, exit statuses, and make targets."""
+    parts = [
+        "`draftfleet NAME` runs a command; in a checkout `python -m jobs.NAME`, with underscores, is the same. `JOB` "
+        "is a path, or the [name](presets.md) of a shipped job file; `section.field=value` replaces a value of it. "
+        "`draftfleet --help` lists the commands, and `draftfleet --version` prints the version."
+    ]
+    for name in COMMANDS:
+        parser = module_of(name).parser()
+        about = [" ".join(text.split()) for text in (parser.description or "").strip().split("\n\n")]
+        example = (parser.epilog or "").partition(" jobs.")[2].partition(" ")[2]
+        parts += [
+            f"## {name}",
+            *about,
+            f"Example: `draftfleet {name} {example}`",
+            table(("option", "meaning"), _options(parser)),
+        ]
     statuses = [(str(status), name, about) for status, (name, about) in MEANINGS.items()]
-    scope = (
-        "Of jobs and trainings; jobs.check, jobs.export and jobs.verify have meanings of 3 of their own, in their help."
-    )
+    scope = "Of jobs and trainings; check, export and verify have meanings of 3 of their own, in their help."
     parts += ["## Exit status", scope, table(("status", "name", "meaning"), statuses)]
     parts += ["## make", table(("command", "meaning"), make_targets((root / "Makefile").read_text()))]
     return page("Commands", *parts)

@@ -8,7 +8,19 @@ from pathlib import Path
 
 from docgen.markdown import page, table
 
-PACKAGES = ("jobs", "configs", "pipeline", "actors", "decoding", "models", "files", "zoo", "benchmarks", "docgen")
+PACKAGES = (
+    "draftfleet",
+    "jobs",
+    "configs",
+    "pipeline",
+    "actors",
+    "decoding",
+    "models",
+    "files",
+    "zoo",
+    "benchmarks",
+    "docgen",
+)
 SOURCES = (".cpp", ".h")
 
 

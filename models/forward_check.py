@@ -24,8 +24,8 @@ from models.loading.checkpoints import CheckpointError, first_line
 MAX_TOKENS = 4096
 """Longest test prompt in tokens; bounds the masks of a forward."""
 MAX_WORK = 1 << 37
-"""Most multiplications of weights in one forward of a test prompt: tokens times parameters. A forward of 2,000 tokens
-of a model of 70 million parameters, or of 137 tokens of one of a billion."""
+"""Maximum multiplications of weights in one forward of a test prompt: tokens times parameters. A forward of 2,000
+tokens of a model of 70 million parameters, or of 137 tokens of one of a billion."""
 WIDTHS = re.compile(
     r"_ids?$|_index$|pinpoints|label|vocab|hidden|intermediate|ffn|inner|embd|embed|model$|dim|rank|theta|max_|positions$|seq_length$"
     r"|heads?$|layers?$|experts?(_per_tok)?$",
@@ -40,7 +40,7 @@ LONGEST = re.compile(r"^(max_(\w+_)?positions?(_embeddings)?|n_positions|max_seq
 NUM_NODES = 4
 """Number of tokens of the step that follows the prompts."""
 TEXT_LENGTHS = (16, 4)
-"""Least lengths in tokens of the two text prompts, which share one ragged prefill."""
+"""Minimum lengths in tokens of the two text prompts, which share one ragged prefill."""
 PASSAGE = (
     "The old mill stands by the river, and its wheel turns slowly while the miller counts his sacks of grain before "
     "the carts leave for the town."

@@ -18,10 +18,10 @@ FULL_SHARE = 0.9
 FAR_OFF = 8.0
 """A step that exceeds the fit by more than this multiple of the median absolute deviation is an outlier."""
 MIN_TRIMMED_STEPS = 20
-"""Least number of steps from which outliers are removed."""
+"""Minimum number of steps from which outliers are removed."""
 NUM_REFITS = 3
-LEAST_OFF_S = 1e-9
-LEAST_NOISE = 0.005
+MIN_OFF_S = 1e-9
+MIN_NOISE = 0.005
 """Lower bound of the standard deviation of a block's log time; few blocks may agree better by chance."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom.
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
@@ -155,7 +155,7 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
     found = np.linalg.lstsq(factors, seconds, rcond=None)[0]
     for _ in range(NUM_REFITS if len(steps) >= MIN_TRIMMED_STEPS else 0):
         over = seconds - factors @ found
-        kept = over <= FAR_OFF * np.median(np.abs(over)) + LEAST_OFF_S
+        kept = over <= FAR_OFF * np.median(np.abs(over)) + MIN_OFF_S
         found = np.linalg.lstsq(factors[kept], seconds[kept], rcond=None)[0]
     return max(0.0, float(found[0])), max(0.0, float(found[1]))
 
@@ -183,7 +183,7 @@ class TimeComparison:
         if freedom > 0:
             noise = float(np.sum((values - factors @ found) ** 2)) / freedom
             student = T_95[max(known for known in T_95 if known <= freedom)]
-            self._width = student * max(LEAST_NOISE, math.sqrt(noise))
+            self._width = student * max(MIN_NOISE, math.sqrt(noise))
 
     @property
     def best(self) -> str:

@@ -30,21 +30,22 @@ logger = logging.getLogger(__name__)
 CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
-"""Least rows of a block per slot: the first rows fill all slots at once, and later rows refill single slots."""
+"""Minimum rows of a block per slot: the first rows fill all slots at once, and later rows refill single slots."""
 MIN_FULL_STEPS = 24
-"""Least steps at full slots of a block, unless it has its most rows; short outputs need more rows to reach it."""
+"""Minimum steps at full slots of a block, unless it has its maximum number of rows; short outputs need more rows to
+reach it."""
 MAX_LONGER = 4
-"""Most rows of a block, as a multiple of its least rows."""
+"""Maximum number of rows of a block, as a multiple of its minimum."""
 FAR_SLOWER = 2.0
 """A candidate whose time is this multiple of the best time is dropped, regardless of its confidence interval."""
 FAR_SLOWER_COLD = 3.0
 """The same multiple after the first round, which warms up compilers and caches; later rounds do not use its times."""
 MAX_FAILED_ROWS = 1
 """A candidate whose drafter fails on more rows is dropped."""
-LEAST_DRIFT = 0.15
-"""Least relative change of the acceptance length, in two consecutive windows, that starts another trial."""
+MIN_DRIFT = 0.15
+"""Minimum relative change of the acceptance length, in two consecutive windows, that starts another trial."""
 ROWS_BETWEEN = 4
-"""Least rows between two trials, as a multiple of the last trial's rows."""
+"""Minimum number of rows between two trials, as a multiple of the last trial's rows."""
 ROWS_WITHOUT_DRAFTS = 16
 """The same multiple if plain decoding was chosen, which has no acceptance length; it doubles with every trial."""
 
@@ -237,7 +238,7 @@ class MethodTrial(QueuedEngine):
             standings |= {name: found.standing(name, notes.get(name, WITHIN), plain) for name in found.names}
         if self._turn in standings:
             standings[self._turn] = replace(standings[self._turn], note=CHOSEN)
-            self._band = acceptance_band(self._blocks, self._turn, LEAST_DRIFT)
+            self._band = acceptance_band(self._blocks, self._turn, MIN_DRIFT)
         for name in self._candidates:
             note = CHOSEN if name == self._turn else notes.get(name, "not measured")
             standings.setdefault(name, CandidateResult(name, None, None, None, 1.0, 0, note))

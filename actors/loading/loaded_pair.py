@@ -23,7 +23,7 @@ from models.contract import TargetModel
 from models.llamagen.neighbours import CodebookError
 
 MIN_COMPILED_BYTES = 1 << 28
-"""Least size of the largest decoder at which `auto` compiles; smaller models gain less than compilation costs."""
+"""Minimum size of the largest decoder at which `auto` compiles; smaller models gain less than compilation costs."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LoadedPair(ABC):
     @property
     @abstractmethod
     def max_context_tokens(self) -> int:
-        """Most KV positions of one sample."""
+        """Maximum number of KV positions of one sample."""
 
     def engine(self, slots: int, choice: MethodConfig | None = None) -> Engine:
         """Build an engine with the configured method, or with `choice`, a candidate of `method.auto`.

@@ -7,7 +7,7 @@ import time
 
 STDERR = 2
 REARM_SHARE = 0.1
-"""Least time between two restarts of the watchdog timer, as a share of its limit; each restart starts a thread."""
+"""Minimum time between two restarts of the watchdog timer, as a share of its limit; each restart starts a thread."""
 
 
 class Watchdog:

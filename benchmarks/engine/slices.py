@@ -22,7 +22,7 @@ PHASES = ("encode_s", "prefill_s", "draft_s", "verify_s", "commit_s")
 SLICE_S = 0.5
 """A slice ends with the first step after this time: long enough that cold CPU caches do not matter."""
 MAX_FORWARDS, MIN_FORWARDS, ENOUGH_S = 25, 3, 2.0
-"""Most and fewest isolated forwards timed per kind; after `ENOUGH_S` seconds only the fewest."""
+"""Maximum and minimum number of isolated forwards timed per kind; after `ENOUGH_S` seconds only the fewest."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ RESULTS = results_file("real_speed")
 BATCHES = {"cpu": (1, 8, 32), "cuda": (1, 32, 128)}
 NUM_ROUNDS = 3
 MAX_NEW_TOKENS = 64
-LEAST_PROMPTS, MOST_PROMPTS = 8, 128
+MIN_PROMPTS, MAX_PROMPTS = 8, 128
 """Limits of the prompts of a round, which are two per slot. As many come before the first round."""
 DTYPE = "bfloat16"
 PLAIN, GENERATE = "plain", "generate of transformers"
@@ -140,7 +140,7 @@ def measure_speed(
     plain = next(iter(pairs))
     found: Results = {"rows": [], "left_out": []}
     for batch in batches:
-        num = min(max(2 * batch, LEAST_PROMPTS), MOST_PROMPTS)
+        num = min(max(2 * batch, MIN_PROMPTS), MAX_PROMPTS)
         num_needed = (1 + NUM_ROUNDS) * num
         requests = make_requests(pairs[plain], num_needed, MAX_NEW_TOKENS)
         if len(requests) < num_needed:

@@ -32,7 +32,7 @@ from pipeline.manifest.freezing import freeze_for, needs_of
 from pipeline.media.image_decoding import decode_table
 from pipeline.run.execution import run_graph
 from pipeline.run.graph import CaptionStages, RunContext, caption_dataset
-from pipeline.run.job_plan import MOST_BATCH_ROWS
+from pipeline.run.job_plan import MAX_BATCH_ROWS
 from pipeline.run.plan import Plan, checked
 from pipeline.storage.output_dir import OutputDir
 
@@ -41,7 +41,7 @@ HEAD = ("gcs_server", "raylet")
 """Processes of Ray's head node."""
 SMALL_BATCH_ROWS = 32
 """The default before batches were chosen by the size of the job."""
-LARGE_BATCH_ROWS = MOST_BATCH_ROWS
+LARGE_BATCH_ROWS = MAX_BATCH_ROWS
 UNPACED = 100_000.0
 NUM_ROWS = {SMALL_BATCH_ROWS: (10_000, 50_000), LARGE_BATCH_ROWS: (40_000, 240_000)}
 """Rows of a small and a large job, by `batch_rows`; the difference of their times excludes start and end."""

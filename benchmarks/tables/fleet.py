@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.markdown import Results
 
-MOST_BATCH_ROWS, MOST_BATCH_IMAGES = 512, 128
+MAX_BATCH_ROWS, MAX_BATCH_IMAGES = 512, 128
 """Those of `pipeline.run.job_plan`, which is not imported: `benchmarks.gpu` renders tables without pydantic."""
 
 DRIVER_SHARE = 0.5
@@ -31,9 +31,9 @@ class Fleet:
 
 
 FLEETS = (
-    Fleet("captions", 1_000, 20.0, 10**9, MOST_BATCH_ROWS),
-    Fleet("captions", 2_500, 20.0, 10**9, MOST_BATCH_ROWS),
-    Fleet("images", 1_000, 15.0, 10**9, MOST_BATCH_IMAGES),
+    Fleet("captions", 1_000, 20.0, 10**9, MAX_BATCH_ROWS),
+    Fleet("captions", 2_500, 20.0, 10**9, MAX_BATCH_ROWS),
+    Fleet("images", 1_000, 15.0, 10**9, MAX_BATCH_IMAGES),
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 MEMORY_TRIALS = 400.0
 """Time constant of the exponential decay, in offers at a depth."""
-LEAST_TRIALS = 64.0
+MIN_TRIALS = 64.0
 """Counts do not decay below this many offers, to limit noise."""
 FIRST_RATE = 0.6
 """Prior acceptance rate of the first draft."""
@@ -41,10 +41,10 @@ class AcceptanceRates:
                 self._takes[depth - 1] = keep * self._takes[depth - 1] + takes
 
     def fade(self) -> None:
-        """Halve the counts, but not below `LEAST_TRIALS` offers, so that new counts weigh more."""
+        """Halve the counts, but not below `MIN_TRIALS` offers, so that new counts weigh more."""
         for depth, offers in enumerate(self._offers):
-            if offers > LEAST_TRIALS:
-                keep = max(0.5, LEAST_TRIALS / offers)
+            if offers > MIN_TRIALS:
+                keep = max(0.5, MIN_TRIALS / offers)
                 self._offers[depth] *= keep
                 self._takes[depth] *= keep
 

@@ -24,7 +24,7 @@ LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, in addition to the tree's maximum depth."""
 START_STEPS = 3
 """Steps of each initial measurement; the first may include compilation and is ignored."""
-MOST_START_STEPS = 8
+MAX_START_STEPS = 8
 """Maximum steps of an initial measurement while no step was usable because the number of rows changed in each step."""
 TRIAL_STEPS = 4
 CHECK_STEPS = 2
@@ -172,7 +172,7 @@ class GoodputController(Controller):
         trial.num_done += 1
         cannot_win = trial.reason == "start" and self._cannot_win(num_active, trial.levels)
         is_unmeasured = trial.reason == "start" and self.step_times.num_measured(num_active, trial.levels) == 0
-        if cannot_win or trial.num_done >= (MOST_START_STEPS if is_unmeasured else trial.num_steps):
+        if cannot_win or trial.num_done >= (MAX_START_STEPS if is_unmeasured else trial.num_steps):
             self._trial = None
             self._next_review = self.num_steps
             self._review_pause = FIRST_REVIEW_STEPS

@@ -19,7 +19,7 @@ UNKNOWN = 100.0
 """Prior standard deviation of a kind's log time."""
 OUTLIER = 3.0
 """Standard deviations beyond which a measurement is clipped; two in a row on the same side are a sudden change."""
-MOST_LEAP = math.log(2.0)
+MAX_LEAP = math.log(2.0)
 """Largest sudden change, in log time, that applies to all kinds; a larger change applies to one kind only."""
 FEW_STEPS = 3
 """Number of first steps of a kind whose estimate is discarded if a much faster step follows."""
@@ -80,7 +80,7 @@ class StepTimeFilter:
         elif abs(odd) <= bound:
             self._odd = None
         elif self._odd is not None and self._odd[0] == kind and self._odd[1] * odd > 0:
-            has_changed = min(abs(odd), abs(self._odd[1])) > MOST_LEAP
+            has_changed = min(abs(odd), abs(self._odd[1])) > MAX_LEAP
             if has_changed:
                 covariance[place, place] += odd**2
             else:

@@ -16,7 +16,7 @@ MEMORY_SAMPLES = 256.0
 SWEEPS = 60
 RIDGE = 1e-3
 """L2 regularisation of the weights of the scaled features."""
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Minimum time of a step without drafts, as a share of the fastest step."""
 
 
@@ -116,7 +116,7 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
             weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
     found = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
     # Inconsistent measurements may give a step without drafts almost no time.
-    least = LEAST_SHARE * min(seconds for *_, seconds in points)
+    least = MIN_SHARE * min(seconds for *_, seconds in points)
     if found[0] + found[2] < least:
         found[0] = least
     return found

@@ -22,7 +22,7 @@ from models.kv.lanes import SlotBatch
 Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
 Distance = Literal["kl", "tvd"]
 MAX_MIXED = 1 << 24
-"""Most probabilities of candidate mixtures in memory at once: 64 MB."""
+"""Maximum number of probabilities of candidate mixtures in memory at once: 64 MB."""
 TIE = 1e-5
 """Errors of candidates that differ by at most this much per position are equal: rounding depends on the batch."""
 FLOOR = 1e-10

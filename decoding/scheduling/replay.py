@@ -31,12 +31,12 @@ NUM_LAUNCHED = 3
 """Steps of one key that are launched kernel by kernel before the next one is recorded. The last runs on the recorder's
 stream, where libraries allocate workspaces. Fewer than a controller's first measurement has steps."""
 MAX_RECORDINGS = 64
-"""Most recordings of an engine; steps of further keys are launched."""
+"""Maximum number of recordings of an engine; steps of further keys are launched."""
 MAX_KEYS = 4096
-"""Most keys that are counted; then the counts start again."""
+"""Maximum number of keys that are counted; then the counts start again."""
 MAX_LOGITS = 1 << 27
-"""Most logits of a recorded step, 512 MiB in fp32: a recording keeps the memory of a step. The kernels of larger steps
-take longer than their launches."""
+"""Maximum logits of a recorded step, 512 MiB in fp32: a recording keeps the memory of a step. The kernels of larger
+steps take longer than their launches."""
 
 Key = tuple[Hashable, ...]
 

@@ -23,7 +23,7 @@ from models.backends.memory import free_bytes
 from models.backends.recorder import KernelRecorder
 
 MAX_PREFILL_PADDING = 256
-"""Most padding positions of one prefill group; more would cost about as much as another forward."""
+"""Maximum number of padding positions of one prefill group; more would cost about as much as another forward."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Backend:
     """Time of a small prefill in decoding steps, if it does not depend on the number of prompts; see
     `decoding.scheduling.admission.Refill`."""
     max_slots = 32
-    """Most slots of an engine; more do not raise throughput."""
+    """Maximum number of slots of an engine; more do not raise throughput."""
     usable_share = 0.5
     """Share of free memory for slots; the rest is for prefills, vision towers and other processes."""
 

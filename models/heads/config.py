@@ -10,7 +10,7 @@ from transformers import LlamaConfig, Qwen3Config
 from models.loading.checkpoints import CheckpointError
 
 MAX_LAYERS = 16
-"""Most decoder layers and feature layers of a head."""
+"""Maximum number of decoder layers and feature layers of a head."""
 MODEL_TYPE = "speculators_model_type"
 LAYER_FIELDS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),

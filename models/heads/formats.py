@@ -23,9 +23,9 @@ from models.loading.checkpoints import CheckpointError
 from models.loading.inspection import LENGTH_DEPENDENT
 
 MAX_BLOCK_SIZE = 128
-"""Most tokens of a block."""
+"""Maximum number of tokens of a block."""
 MAX_QUERIES = 256
-"""Most queries of an adaptor of ViSpec; the public heads have two."""
+"""Maximum number of queries of an adaptor of ViSpec; the public heads have two."""
 EAGLE3_FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _PARALLEL, _DFLASH = "peagle", "dflash_config"

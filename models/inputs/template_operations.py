@@ -15,7 +15,7 @@ from models.inputs.template_meter import CELL, METER, Meter, TemplateTooCostly
 
 MAX_INT_BITS = 4096
 MAX_WIDTH = 1000
-"""Most characters to which one value is padded."""
+"""Maximum number of characters to which one value is padded."""
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _WIDE = re.compile(r"\d{4,}|%[^a-zA-Z%]*\*")
 _QUOTED = re.compile(r"%[^a-zA-Z%]*[ra]")

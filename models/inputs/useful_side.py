@@ -20,7 +20,7 @@ from models.inputs.video import VideoProcessor
 
 # Bound per side in pixels of families with sizes, tiles or a longest edge; longest aspect ratio at which it holds.
 SIZE_FACTOR, TILES_FACTOR, EDGE_FACTOR, ASPECT = 4, 2, 2, 4
-LEAST_PX = 1024
+MIN_PX = 1024
 """Lowest bound in pixels; smaller images are cheap to process."""
 
 SIZED = ("CLIP", "Siglip", "Llava", "Blip")
@@ -33,7 +33,7 @@ def useful_side_px(parts: Iterable[Any]) -> int | None:
     """Return the largest bound over image and video processors `parts`; None if any of them has no known bound."""
     bounds = [_bound(part) for part in parts]
     known = [bound for bound in bounds if bound is not None]
-    return max(LEAST_PX, *known) if known and len(known) == len(bounds) else None
+    return max(MIN_PX, *known) if known and len(known) == len(bounds) else None
 
 
 def _bound(part: Any) -> int | None:

@@ -112,7 +112,7 @@ class LaneModel:
         self._num_used_columns = 0
         # Scratch positions that other runners have written since the own one ran.
         self._num_temporary = 0
-        # Most scratch positions that a forward has read.
+        # Maximum number of scratch positions that a forward has read.
         self._most_scratch = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)

@@ -17,9 +17,9 @@ from models.backends.base import MAX_PREFILL_PADDING
 from models.inputs.prefix import Prefix
 
 MIN_SAVING = 256
-"""Least number of tokens that a stem must save, because it takes one more forward."""
+"""Minimum number of tokens that a stem must save, because it takes one more forward."""
 MAX_MASK = 2**24
-"""Most elements of the attention mask of a forward that continues stems."""
+"""Maximum number of elements of the attention mask of a forward that continues stems."""
 
 
 @dataclass(frozen=True)

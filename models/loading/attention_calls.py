@@ -25,7 +25,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 UNLIMITED_TOKENS = 1 << 20
 """Context length at which masks are evaluated if no limit is known."""
 MAX_POINTS = 1 << 20
-"""Most positions at which one row or column of a mask is evaluated; longer ones are sampled evenly."""
+"""Maximum number of positions at which one row or column of a mask is evaluated; longer ones are sampled evenly."""
 HARMLESS = frozenset(
     {"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"}
     | {"output_hidden_states", "output_router_logits", "return_dict", "deterministic"}

@@ -31,7 +31,7 @@ FILE_S, REMOTE_FILE_S = 2.5e-4, 5e-3
 BYTE_S, ID_S, PARSED_ID_S = 1e-8, 5e-7, 8e-6
 """Estimated seconds to find the lines in a byte of text, to read an id from a column, and to parse it from text."""
 MAX_IN_FLIGHT = 256
-"""Most partitions that are submitted or computed and not yet consumed, at two per CPU."""
+"""Maximum number of partitions that are submitted or computed and not yet consumed, at two per CPU."""
 MAX_RETRIES = 3
 """Number of times that Ray runs a task again after its worker or node died."""
 PROGRESS_INTERVAL_S = 10.0

@@ -23,9 +23,9 @@ from pipeline.storage.folders import FolderId
 from pipeline.storage.output_dir import DATA, OutputDir
 
 MAX_ROWS = 20_000_000
-"""Most rows of a merge: their ids and captions are in memory."""
+"""Maximum number of rows of a merge: their ids and captions are in memory."""
 MAX_REFUSED = 10_000
-"""Most ids without a row that are listed."""
+"""Maximum number of ids without a row that are listed."""
 FILE_S = 0.05
 
 

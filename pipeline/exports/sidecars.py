@@ -39,11 +39,11 @@ from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.tree import Tree, refuse_name
 
 MAX_EXISTING_BYTES = 16 * 1024**2
-"""Most bytes of a file to which a caption is appended."""
+"""Maximum number of bytes of a file to which a caption is appended."""
 MAX_TRIES = 3
 """Attempts to append to a file that another process creates at the same time."""
 MAX_PROBED = 20
-"""Most listed files of which one must exist before sidecars are written."""
+"""Maximum number of listed files of which one must exist before sidecars are written."""
 ROW_S = 2e-3
 KINDS = ("images", "videos")
 _CLIP = ("clip_start_s", "clip_end_s")

@@ -29,7 +29,7 @@ from pipeline.storage.listing import Listed, Skipped, describe_skipped, list_pat
 from pipeline.storage.output_dir import OutputDir
 
 MAX_REPEATED_ROWS = 1000
-"""Most rows with a repeated id: this number or half of all rows, whichever is larger."""
+"""Maximum number of rows with a repeated id: this number or half of all rows, whichever is larger."""
 _LISTING_CHUNK = 65_536
 
 

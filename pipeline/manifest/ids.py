@@ -25,7 +25,7 @@ IDS = pa.schema([("sample_id", pa.large_string()), ("file", pa.int32()), ("row",
 IDS_PER_PARTITION = 4_000_000
 """About the number of ids of one hash partition: 20 bytes per id in the folder, and 60 bytes in memory."""
 MAX_PARTITIONS = 4096
-"""Most hash partitions. Above 16 billion ids, partitions become larger."""
+"""Maximum number of hash partitions. Above 16 billion ids, partitions become larger."""
 
 
 class IdReader(Protocol):

@@ -10,11 +10,11 @@ import pyarrow.types as pt
 from pipeline.manifest.done_bitmap import UNKNOWN, Bools, Ints
 
 MAX_SAMPLES = 1 << 34
-"""Most samples of a manifest: each bitmap of them takes 2 GiB then."""
+"""Maximum number of samples of a manifest: each bitmap of them takes 2 GiB then."""
 MAX_ROWS_PER_BYTE = 1000
-"""Most rows per byte of a file whose size is known."""
+"""Maximum number of rows per byte of a file whose size is known."""
 MAX_UNCOUNTED_ROWS = 1 << 30
-"""Most rows of a file whose number of rows is known only after reading."""
+"""Maximum number of rows of a file whose number of rows is known only after reading."""
 _ROWS_PER_UNCOUNTED_BYTE = 64
 
 

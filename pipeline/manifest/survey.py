@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 RANGE_BYTES = 64 * 1024 * 1024
 """Bytes of the ranges in which a large file of lines is indexed. The index depends on it, and not on the machine."""
 PARTITION_FILES, PARTITION_BYTES, PARTITION_IDS = 1024, 64 * 1024 * 1024, 1_000_000
-"""Most files, bytes of content, and ids of one partition; a file that cannot be cut may have more."""
+"""Maximum number of files, bytes of content, and ids of one partition; a file that cannot be cut may have more."""
 MAX_ROUNDS = 4
-"""Most rounds in which ranges that began inside a record are surveyed again; files with more are counted when read."""
+"""Maximum rounds in which ranges that began inside a record are surveyed again; files with more are counted when
+read."""
 NO_BOUND = 1 << 60
 
 

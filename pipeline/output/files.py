@@ -30,7 +30,7 @@ CHECKSUMS = f"{JOB}/files"
 ATTEMPT_KEY, FINGERPRINT_KEY = b"draftfleet.attempt", b"draftfleet.config_fingerprint"
 NUM_READ_THREADS = 8
 PARTITION_FILES = 32
-"""Most result files of one partition, whose rows are in memory at the same time."""
+"""Maximum number of result files of one partition, whose rows are in memory at the same time."""
 RESULT_FILE_S = 5e-3
 """Estimated seconds of one core to read some columns of a result file."""
 KEYS: dict[str, Callable[[pa.DataType], bool]] = {

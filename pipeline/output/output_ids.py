@@ -23,7 +23,7 @@ from pipeline.storage.parquet_files import DamagedParquet, open_parquet
 
 ID_COLUMNS = ("sample_id", "source", "row_index")
 MAX_LISTINGS = 16
-"""Most listings of published files in one comparison; each further one reads only files that are new."""
+"""Maximum number of listings of published files in one comparison; each further one reads only files that are new."""
 
 
 def repeated_samples(

@@ -43,7 +43,7 @@ from pipeline.storage.parquet_files import DamagedParquet, read_parquet
 FOLDERS = (DATA, ERRORS)
 KEY_COLUMNS = ("source", "row_index", "sample_id")
 WINDOW = {DATA: 4, ERRORS: 1}
-"""Most numbers of a folder that tasks of one attempt publish at the same time. Outputs depend on it: never less."""
+"""Maximum numbers of a folder that tasks of one attempt publish at the same time. Outputs depend on it: never less."""
 
 
 SET_ASIDE = "start the job again, which sets it aside and makes its rows again"

@@ -24,7 +24,7 @@ MAX_BUFFERED_BYTES = 256 * 1024**2
 """Buffered blocks are published when they reach this size together; the object store holds one buffer more than tasks.
 """
 MAX_TASKS = 4
-"""Most tasks that write at the same time."""
+"""Maximum number of tasks that write at the same time."""
 MAX_DRAIN_SECONDS = 1.0
 """Maximum buffering time while a node drains; rows that exist only on that node are lost with it."""
 FENCE_CHECK_S = 30.0

@@ -20,7 +20,7 @@ from configs.pool import AcceptanceDropConfig
 QUANTILE = 3.29
 """Normal quantile of a one-sided probability of 0.0005, because one job has many windows."""
 MAX_GROUPS = 128
-"""Most pairs of a method and a source prefix; further prefixes share one group."""
+"""Maximum number of pairs of a method and a source prefix; further prefixes share one group."""
 ALL, OTHERS, ROOT = "all sources", "other sources", "."
 
 

@@ -19,20 +19,20 @@ from pipeline.reports.result_tables import list_tables, open_result
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 MAX_ROWS, MAX_ROWS_LIMITED = 48, 500
-"""Most rows of the gallery of a job, and of a job with `--limit`."""
+"""Maximum number of rows of the gallery of a job, and of a job with `--limit`."""
 MAX_FILES, MAX_ERROR_FILES = 8, 4
 MAX_ERRORS = 12
-"""Most error rows of the gallery without `--limit`."""
+"""Maximum number of error rows of the gallery without `--limit`."""
 ORDER = ("row_index", "clip_index", "prompt_index", "replica")
 BATCH_ROWS = 64
 MAX_SCANNED_ROWS = 2_048
-"""Most rows of a file among which audited rows are searched."""
+"""Maximum number of rows of a file among which audited rows are searched."""
 MAX_IMAGES_PER_ROW = 4
 SIDE_PX = 320
 """Longer side of the thumbnails, twice their displayed size."""
 MAX_TEXT_CHARS = 4_000
 MAX_BYTES = 3_500_000
-"""Most bytes of texts and thumbnails in the page; rows beyond them are left out."""
+"""Maximum number of bytes of texts and thumbnails in the page; rows beyond them are left out."""
 
 ResultRow = Mapping[str, Any]
 Images = Sequence[NDArray[np.uint8]]

@@ -19,7 +19,7 @@ from pipeline.reports.drift import Drift, DriftWatch, Moments, moments
 from pipeline.reports.summary import Summary
 
 MAX_WINDOWS = 160
-"""Most windows of the history; if they are full, pairs are merged and the width doubles."""
+"""Maximum number of windows of the history; if they are full, pairs are merged and the width doubles."""
 FIRST_WIDTH_S = 1.0
 MAX_CODES, MAX_EXAMPLES = 64, 3
 MAX_SAMPLES = 24

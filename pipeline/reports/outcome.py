@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pipeline.rows.schemas import ERROR_ADVICE
 
 MIN_JUDGED_ROWS = 20
-"""Least rows of a finished job whose share of errors is compared with `job.max_error_share`."""
+"""Minimum number of rows of a finished job whose share of errors is compared with `job.max_error_share`."""
 MAX_EXAMPLE_CHARS = 200
 
 

@@ -12,7 +12,7 @@ from pipeline.resources.capacity import Node
 UNIT = 10_000
 """Ray counts resources in ten-thousandths."""
 MAX_EXACT = 64
-"""Most actors whose places are computed exactly; the GPUs of more actors are only added up."""
+"""Maximum number of actors whose places are computed exactly; the GPUs of more actors are only added up."""
 
 Counts = tuple[int, ...]
 """A number of actors of each pool."""

@@ -50,7 +50,7 @@ from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
 from pipeline.resources.requests import GPU_ACTOR_CPUS, PREPARE_CPUS
 from pipeline.run.crash_ledger import CrashLedgerClient, with_ledger
-from pipeline.run.job_plan import MOST_BATCH_IMAGES
+from pipeline.run.job_plan import MAX_BATCH_IMAGES
 
 MAX_ACTOR_RESTARTS = 100
 """Restarts of one actor over the whole job; the loss of its node counts too."""
@@ -195,7 +195,7 @@ def synthesis_dataset(
 def rows_per_image_batch(config: SynthesizeJobConfig) -> int:
     """Return the images of a batch between the stages of a synthesis job, a multiple of `vq.batch_rows`."""
     num_images = config.pool.rows_per_batch * config.sampling.num_images_per_prompt
-    forwards = min(num_images, MOST_BATCH_IMAGES) // config.vq.batch_rows
+    forwards = min(num_images, MAX_BATCH_IMAGES) // config.vq.batch_rows
     return config.vq.batch_rows * max(1, forwards)
 
 

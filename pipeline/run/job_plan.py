@@ -14,7 +14,7 @@ import pyarrow as pa
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
 from configs.acceptance import AuditConfig
-from configs.pool import LEAST_BATCH_ROWS, EnginePoolConfig
+from configs.pool import MIN_BATCH_ROWS, EnginePoolConfig
 from configs.schema import CaptionJobConfig
 from configs.synthesis import SynthesizeJobConfig
 from pipeline.manifest.datasource import SpanDatasource, read_first
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
     from actors.loading.pair import TextPairInfo
 
-MOST_BATCH_ROWS = 512
-"""Most result rows of a batch. An actor that dies computes its batches again."""
-MOST_BATCH_IMAGES = 128
-"""Most images of a batch, which bounds its pixels: 100 MB at 512 × 512."""
+MAX_BATCH_ROWS = 512
+"""Maximum number of result rows of a batch. An actor that dies computes its batches again."""
+MAX_BATCH_IMAGES = 128
+"""Maximum number of images of a batch, which bounds its pixels: 100 MB at 512 × 512."""
 BATCHES_PER_ACTOR = 64
-"""Least batches of an actor, if batches have more than the least rows; so actors end at about the same time."""
+"""Minimum batches of an actor, if batches have more than the least rows; so actors end at about the same time."""
 ROWS_PER_SLOT = 2
-"""Least rows in flight for each slot, so that free slots find a next row."""
+"""Minimum number of rows in flight for each slot, so that free slots find a next row."""
 ASSUMED_SLOTS = 64
 """Slots of an engine whose number is known only when it is loaded; the rows in flight bound them."""
 
@@ -123,7 +123,7 @@ class JobPlan(ABC):
     """The rows to read instead of those that earlier attempts have not finished (None: those)."""
 
     reads_images: ClassVar[bool] = True
-    most_batch_rows: ClassVar[int] = MOST_BATCH_ROWS
+    most_batch_rows: ClassVar[int] = MAX_BATCH_ROWS
     picture_columns: ClassVar[tuple[str, ...]] = ()
     """Columns of written rows that `pictures` needs, besides those of the gallery."""
     _summary: ClassVar[type[Summary]] = Summary
@@ -222,6 +222,6 @@ def choose_batch_rows(pool: EnginePoolConfig, num_samples: int | None, rows_per_
     slots = ASSUMED_SLOTS if pool.slots == "auto" else pool.slots
     needed = -(-ROWS_PER_SLOT * slots // (pool.max_batches_in_flight * rows_per_sample))
     most = max(needed, most_rows // rows_per_sample, 1)
-    least = max(needed, min(LEAST_BATCH_ROWS, most))
+    least = max(needed, min(MIN_BATCH_ROWS, most))
     fair = most if num_samples is None else num_samples // (pool.max_size * BATCHES_PER_ACTOR)
     return max(least, min(fair, most))

@@ -33,7 +33,8 @@ _SHARED = ("manifest", "counts", "turns", "tmp", "content.json")
 _LITTER = (".probe-", "tmp/", "digests/")
 """Prefixes below `_job/` of files left by a process that was killed before it took its attempt; they are ignored."""
 MAX_RECORD_BYTES = 16 * 1024**2
-"""Most bytes of a JSON file in `_job/`; the record of an attempt has the configuration, with schemas of up to 1 MiB."""
+"""Maximum bytes of a JSON file in `_job/`; the record of an attempt has the configuration, with schemas of up to 1
+MiB."""
 
 
 @dataclass(frozen=True)

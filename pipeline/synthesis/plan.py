@@ -20,7 +20,7 @@ from pipeline.reports.summary import Summary
 from pipeline.resources.resolve import resolve
 from pipeline.rows import schemas
 from pipeline.run.external_parts import check_contracts, external_names, install_external
-from pipeline.run.job_plan import DEFAULT_RESUME, MOST_BATCH_IMAGES, JobPlan, ResumeOptions
+from pipeline.run.job_plan import DEFAULT_RESUME, MAX_BATCH_IMAGES, JobPlan, ResumeOptions
 from pipeline.run.plan import checked
 from pipeline.run.plan_checks import open_output, runs_here
 from pipeline.run.plan_text import actors_of, engines, first_usable, num_shown, show_plan
@@ -44,7 +44,7 @@ class SynthesisPlan(JobPlan):
     pair: ImagePairInfo
 
     reads_images: ClassVar[bool] = False
-    most_batch_rows: ClassVar[int] = MOST_BATCH_IMAGES
+    most_batch_rows: ClassVar[int] = MAX_BATCH_IMAGES
     picture_columns: ClassVar[tuple[str, ...]] = ("image", "width_px", "height_px", "prompt", "label")
     _summary: ClassVar[type[Summary]] = ImageSummary
 

@@ -28,7 +28,7 @@ from pipeline.storage.output_dir import OutputDir
 from pipeline.training.rows import TOKEN_IDS
 
 MAX_ANSWERS = 200_000
-"""Most answers of a run without `training.max_rows`: 80 MB at 100 tokens each."""
+"""Maximum number of answers of a run without `training.max_rows`: 80 MB at 100 tokens each."""
 MIN_TOKENS = 2
 """Fewest tokens of an answer: the first token of an answer is never drafted."""
 ANSWERS = "_job/answers.parquet"

@@ -16,7 +16,7 @@ from pipeline.verify.rows import RECORDED
 
 EQUAL, TIE, DIFFERENT, NOT_COMPARED = "equal", "tie", "different", "not_compared"
 MAX_MARGINS = 10_000
-"""Most rows of a round whose margins are computed; further differing rows count as different."""
+"""Maximum number of rows of a round whose margins are computed; further differing rows count as different."""
 
 KEY = ("sample_id", "source", "row_index", "clip_index", "prompt_index")
 """Columns by which recorded results and those of the second decoding are joined."""

@@ -40,7 +40,7 @@ def make_requests(pair: Pair, num: int, max_new_tokens: int) -> list[Request]:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "MAX_NEW_TOKENS", 6)
-    monkeypatch.setattr(speed, "LEAST_PROMPTS", 3)
+    monkeypatch.setattr(speed, "MIN_PROMPTS", 3)
 
 
 def test_all_methods_share_one_target_and_each_drafter_is_loaded_once(pairs: dict[str, Pair]) -> None:

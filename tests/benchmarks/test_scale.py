@@ -52,7 +52,7 @@ def test_the_needs_of_a_fleet() -> None:
 
 
 def test_batches_of_the_model_are_those_of_jobs() -> None:
-    assert (model.MOST_BATCH_ROWS, model.MOST_BATCH_IMAGES) == (job_plan.MOST_BATCH_ROWS, job_plan.MOST_BATCH_IMAGES)
+    assert (model.MAX_BATCH_ROWS, model.MAX_BATCH_IMAGES) == (job_plan.MAX_BATCH_ROWS, job_plan.MAX_BATCH_IMAGES)
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from models.backends.cpu.build import Library, beside
 STRIP = 32
 """Head sizes must be multiples of this."""
 LONG_PROMPT = {torch.float32: 1024, torch.bfloat16: 256}
-"""Least tokens of a prefill that uses torch's kernel, by dtype: where it was faster on a CPU with AMX. Prompts of this
-length run alone on a CPU, so sums do not depend on other rows."""
+"""Minimum tokens of a prefill that uses torch's kernel, by dtype: where it was faster on a CPU with AMX. Prompts of
+this length run alone on a CPU, so sums do not depend on other rows."""
 _FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _STEP_TYPES: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]

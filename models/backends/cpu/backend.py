@@ -13,7 +13,7 @@ from models.backends.cpu.compiled import CompiledDecoder, can_compile
 from models.backends.host_copy import HostCopy
 
 BUSY_TOKENS = 192
-"""Most positions of one prefill forward; more do not make GEMMs more efficient on a CPU."""
+"""Maximum number of positions of one prefill forward; more do not make GEMMs more efficient on a CPU."""
 MAX_PADDING = 16
 """See `models.backends.base.MAX_PREFILL_PADDING`; a CPU computes about this many positions while it reads weights."""
 

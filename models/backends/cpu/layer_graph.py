@@ -26,7 +26,7 @@ from models.backends.cpu.packing import forget, merge_linears
 from models.backends.layers import template_of
 
 MAX_GRAPHS = 16
-"""Most graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
+"""Maximum number of graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
 
 _ASSERTS = ("size_asserts", "alignment_asserts", "nan_asserts")
 """Checks in generated code that are switched off."""

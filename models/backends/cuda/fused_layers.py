@@ -24,7 +24,7 @@ from models.backends.layers import are_alike, template_of, with_layers
 
 INDUCTOR = "inductor"
 MAX_GRAPHS = 64
-"""Most graphs of a process (`recompile_limit`); torch compiles axes of length 1 separately."""
+"""Maximum number of graphs of a process (`recompile_limit`); torch compiles axes of length 1 separately."""
 
 
 class FusedLayers:

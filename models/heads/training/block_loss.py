@@ -23,7 +23,7 @@ from models.heads.training.losses import HeadTask, width_of
 from models.heads.training.teacher import States
 
 MAX_ANCHORS = 32
-"""Most blocks of one sample; the anchors of a longer answer are spaced evenly."""
+"""Maximum number of blocks of one sample; the anchors of a longer answer are spaced evenly."""
 
 
 def anchors_of(wanted: Tensor) -> Tensor:

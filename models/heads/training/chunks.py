@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 MAX_LOGITS = 1 << 25
-"""Most elements of one (positions, vocabulary) tensor of a chunk: 128 MiB in fp32."""
+"""Maximum number of elements of one (positions, vocabulary) tensor of a chunk: 128 MiB in fp32."""
 Terms = Callable[..., Tensor]
 """Maps chunks (n, …) of the inputs to the sums (k,) of k loss terms over these n positions."""
 

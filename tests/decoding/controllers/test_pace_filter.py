@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.pace_filter import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepTimeFilter
+from decoding.controllers.pace_filter import MAX_LEAP, NOISE, OWN_WALK, PACE_WALK, StepTimeFilter
 
 
 def seen(*steps: tuple[str, float], paces: StepTimeFilter | None = None) -> StepTimeFilter:
@@ -91,7 +91,7 @@ def test_one_delayed_step_has_little_weight_and_two_in_a_row_have_more() -> None
 
 def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
     paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
-    far = 3.0 * math.exp(1.5 * MOST_LEAP)
+    far = 3.0 * math.exp(1.5 * MAX_LEAP)
     assert not paces.add("drafts", math.log(far))
     assert paces.add("drafts", math.log(far))
     assert seconds(paces, "drafts") == pytest.approx(far, rel=0.1)

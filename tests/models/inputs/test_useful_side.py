@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from models.inputs.useful_side import LEAST_PX, useful_side_px
+from models.inputs.useful_side import MIN_PX, useful_side_px
 
 
 def part(name: str, **settings: Any) -> Any:
@@ -19,7 +19,7 @@ def part(name: str, **settings: Any) -> Any:
     [
         (("CLIPImageProcessorPil", {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}), 1344),
         (("SiglipImageProcessorPil", {"size": {"height": 384, "width": 384}}), 1536),
-        (("CLIPImageProcessorPil", {}), LEAST_PX),
+        (("CLIPImageProcessorPil", {}), MIN_PX),
         (("LlavaNextImageProcessorPil", {}), 2016),
         (("LlavaOnevisionImageProcessorPil", {}), 4608),
         (("Idefics3ImageProcessorPil", {}), 2912),

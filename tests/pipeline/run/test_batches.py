@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.pool import EnginePoolConfig
-from pipeline.run.job_plan import BATCHES_PER_ACTOR, MOST_BATCH_ROWS, ROWS_PER_SLOT, choose_batch_rows
+from pipeline.run.job_plan import BATCHES_PER_ACTOR, MAX_BATCH_ROWS, ROWS_PER_SLOT, choose_batch_rows
 from tests.pipeline.attempts import job, plan_of
 
 
@@ -49,10 +49,10 @@ def test_slots_are_fed_and_batches_are_bounded(
     slots: int, in_flight: int, actors: int, num_samples: int, rows_per_sample: int
 ) -> None:
     pool = EnginePoolConfig(slots=slots, max_batches_in_flight=in_flight, max_size=actors)
-    rows = choose_batch_rows(pool, num_samples, rows_per_sample, MOST_BATCH_ROWS)
+    rows = choose_batch_rows(pool, num_samples, rows_per_sample, MAX_BATCH_ROWS)
     assert in_flight * rows * rows_per_sample >= ROWS_PER_SLOT * slots
-    assert rows * rows_per_sample <= max(MOST_BATCH_ROWS, rows_per_sample * (1 + ROWS_PER_SLOT * slots))
-    least = choose_batch_rows(pool, 0, rows_per_sample, MOST_BATCH_ROWS)
+    assert rows * rows_per_sample <= max(MAX_BATCH_ROWS, rows_per_sample * (1 + ROWS_PER_SLOT * slots))
+    least = choose_batch_rows(pool, 0, rows_per_sample, MAX_BATCH_ROWS)
     assert rows == least or rows * actors * BATCHES_PER_ACTOR <= num_samples
 
 
