@@ -57,15 +57,20 @@ def choose_torch(index: str) -> list[str]:
 
 
 def interpreters() -> list[str]:
-    """Fitting interpreters, newest first: each is run once, because a name on the PATH may be an empty shim. Raises
-    Refused if there is none."""
+    """Fitting interpreters, newest first, or the one that PYTHON names: each is run once, because a name on the PATH
+    may be an empty shim. Raises Refused if there is none."""
+    named = os.environ.get("PYTHON", "").strip()
     names = [f"python3.{minor}" for minor in range(TOO_NEW[1] - 1, OLDEST[1] - 1, -1)]
     found: dict[tuple[int, ...], str] = {}
-    for name in [*names, sys.executable, "python3", "python"]:
+    for name in [named] if named else [*names, sys.executable, "python3", "python"]:
         path = shutil.which(name) if name else None
         version = version_of(path) if path else None
         if path and version and OLDEST <= version < TOO_NEW:
             found.setdefault(version, path)
+    if named and not found:
+        raise Refused(
+            f"PYTHON={named} is not a Python from {'.'.join(map(str, OLDEST))} to below {'.'.join(map(str, TOO_NEW))}."
+        )
     if not found:
         raise Refused(
             f"needs Python {'.'.join(map(str, OLDEST))} or newer, below {'.'.join(map(str, TOO_NEW))}, and found none "

@@ -18,7 +18,7 @@ SHIPPED_MODELS = "zoo/checkpoints"
 
 
 def version() -> str:
-    """Return the version of this code, such as `0.1.0`."""
+    """Return the version of this code, that of `pyproject.toml`."""
     if IS_INSTALLED:
         return metadata.version("draftfleet")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -27,6 +27,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(bootstrap.sys, "executable", "")
+    monkeypatch.delenv("PYTHON", raising=False)
     return folder
 
 
@@ -36,6 +37,16 @@ def test_the_newest_interpreter_that_really_runs_comes_first(programs: Path) -> 
     pretend_version(programs, "python3.11", "3 11")
     pretend_version(programs, "python3", "3 15")
     assert bootstrap.interpreters() == [str(programs / "python3.12"), str(programs / "python3.11")]
+
+
+def test_a_named_interpreter_is_the_only_candidate(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_version(programs, "python3.12", "3 12")
+    pretend_version(programs, "python3.11", "3 11")
+    monkeypatch.setenv("PYTHON", "python3.11")
+    assert bootstrap.interpreters() == [str(programs / "python3.11")]
+    monkeypatch.setenv("PYTHON", "python3.10")
+    with pytest.raises(bootstrap.Refused, match=r"PYTHON=python3\.10 is not a Python from 3\.11 to below 3\.15"):
+        bootstrap.interpreters()
 
 
 def test_without_a_supported_interpreter_the_supported_versions_are_printed(programs: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -20,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ("configs", "files", "jobs", "pipeline", "actors", "decoding", "models")
 PACKAGES = (*SHIPPED, "zoo", "benchmarks", "docgen", "tests")
 MAX_README_LINES = 200
+MAX_RECORD_LINES = 60
 ARCHIVED = re.compile(r"^Measured at commit `\w+` by .*; that code was deleted since\.$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
@@ -62,6 +66,42 @@ def test_the_json_schema_refuses_unknown_keys_and_methods() -> None:
     assert not validator.is_valid({**job, "sampling": {"top_p": 2}})
 
 
+# --- the version, the habits ---------------------------------------------------------------------------------------
+
+
+def stated_versions(read: Callable[[str], str]) -> dict[str, set[str]]:
+    """Return the versions of this project that each file states; `read` returns the text of a path."""
+    images = dict.fromkeys(("deploy/Dockerfile", "deploy/cluster.yaml", "deploy/rayjob.yaml"), r"/draftfleet:([\w.]+)")
+    patterns = {"pyproject.toml": r'^version = "(.*)"$', "CITATION.cff": r"^version: (.*)$", **images}
+    stated = {path: set(re.findall(pattern, read(path), re.MULTILINE)) for path, pattern in patterns.items()}
+    dated = re.findall(r"^## (\d[\w.]*) — \d{4}-\d\d-\d\d$", read("CHANGELOG.md"), re.MULTILINE)
+    return {**stated, "CHANGELOG.md": set(dated[:1])}
+
+
+def test_every_file_states_the_same_version() -> None:
+    stated = stated_versions(read)
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    assert stated == {path: {version} for path in stated}
+
+
+def test_a_file_with_another_version_is_found() -> None:
+    stated = stated_versions(lambda path: read(path).replace("draftfleet:", "draftfleet:9."))
+    assert [path for path, versions in stated.items() if versions != stated["pyproject.toml"]] == [
+        "deploy/Dockerfile",
+        "deploy/cluster.yaml",
+        "deploy/rayjob.yaml",
+    ]
+
+
+def test_pre_commit_runs_the_checks_of_make_check() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
+    assert recipe
+    commands = [line.strip().replace("$(PY)", ".venv/bin/python") for line in recipe[1].splitlines()]
+    repositories = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    assert [repository["repo"] for repository in repositories] == ["local"]
+    assert [hook["entry"] for hook in repositories[0]["hooks"]] == commands
+
+
 # --- the README and the pages of methods ---------------------------------------------------------------------------
 
 
@@ -69,6 +109,63 @@ def test_the_readme_is_short() -> None:
     lines = read("README.md").splitlines()
     assert len(lines) <= MAX_README_LINES
     assert [line for line in lines if len(line) > LINE_WIDTH] == []
+
+
+# --- decision records ----------------------------------------------------------------------------------------------
+
+
+def wide_lines(text: str) -> list[str]:
+    """Return the lines wider than `LINE_WIDTH` outside tables and code blocks."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [line for line in prose.splitlines() if len(line) > LINE_WIDTH and not line.startswith("|")]
+
+
+def unknown_names(text: str) -> list[str]:
+    """Return dotted names in backticks that begin with a package of this repository and name neither a module nor
+    a class, function or variable of a module, or a member of its classes."""
+    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?:\([^`]*\))?`", text)
+    return [name for name in names if not is_known(name)]
+
+
+def is_known(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:length])
+        file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        if file.is_file():
+            return contains(ast.parse(file.read_text(encoding="utf-8")), parts[length:])
+    return False
+
+
+def contains(node: ast.AST, names: list[str]) -> bool:
+    """Whether the body of a module or class defines the first name, the body of that the next, and so on."""
+    if not names:
+        return True
+    for child in getattr(node, "body", []):
+        targets = [*getattr(child, "targets", []), *([child.target] if isinstance(child, ast.AnnAssign) else [])]
+        if names[0] in (getattr(child, "name", None), *map(ast.unparse, targets)):
+            return contains(child, names[1:])
+    return False
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/design/decisions").glob("*.md")), ids=lambda path: path.stem)
+def test_a_decision_record_is_one_page_and_names_only_what_exists(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_RECORD_LINES
+    assert wide_lines(text) == []
+    assert unknown_names(text) == []
+
+
+def test_a_wide_line_and_an_unknown_name_of_a_record_are_found() -> None:
+    wide = "word " * 30
+    text = f"{wide}\n```\n{wide}\n```\n| {wide} |\n- {wide}\n"
+    assert wide_lines(text) == [wide, f"- {wide}"]
+    known = "`pipeline.run.graph` `pipeline.run.graph.MAX_TASK_RETRIES` `decoding.engine.Engine.step()` `source.kind`"
+    assert unknown_names(f"{known} `pipeline.sources` `pipeline.run.graph.GONE` `decoding.engine.Engine.gone()`") == [
+        "pipeline.sources",
+        "pipeline.run.graph.GONE",
+        "decoding.engine.Engine.gone",
+    ]
 
 
 # --- links, paths, commands ----------------------------------------------------------------------------------------
