@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from configs.external import BUILT_IN, EXTERNAL, ExternalAcceptanceConfig, kind_tag
-from configs.section import Section
+from configs.section import BUILT_IN, EXTERNAL, ExternalAcceptanceConfig, Section, kind_tag
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 

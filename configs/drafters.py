@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from configs.contexts import EnsembleConfig
-from configs.external import BUILT_IN, EXTERNAL, ExternalDrafterConfig, kind_tag
-from configs.section import Place, Section
+from configs.section import BUILT_IN, EXTERNAL, ExternalDrafterConfig, Place, Section, kind_tag
 
 MAX_LAYERS = 1000
 """Maximum number of layers of a target, for options that name layers."""

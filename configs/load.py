@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from configs.external import BUILT_IN, EXTERNAL
 from configs.presets import find_job, preset, replacement_of, resolve_methods
-from configs.section import REMOVED, without_removed
+from configs.section import BUILT_IN, EXTERNAL, REMOVED, without_removed
 from configs.yaml_file import ConfigError, parse, read_yaml
 
 __all__ = ["ConfigError", "apply_override", "load_job", "load_preset", "validate"]

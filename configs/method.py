@@ -26,8 +26,7 @@ from configs.drafters import (
     NoDrafterConfig,
     SuffixDrafterConfig,
 )
-from configs.external import short_kind
-from configs.section import Section, removed_defaults
+from configs.section import Section, removed_defaults, short_kind
 from configs.trees import ChainTreeConfig, SageTreeConfig, TreeConfig, max_depth
 
 

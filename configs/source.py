@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from pydantic_core import PydanticKnownError
 
-from configs.external import ExternalName
-from configs.section import Section, without_credentials
+from configs.section import ExternalName, Section, without_credentials
 from files.external_code import is_external
 
 DEFAULT_NUM_FRAMES = 8

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from configs.drafters import DraftVocabularyConfig
-from configs.external import BUILT_IN
 from configs.schema import SHORT_PROMPT, CheckpointConfig, PromptConfig, WeightsConfig
-from configs.section import NumGpus, Place, Section
+from configs.section import BUILT_IN, NumGpus, Place, Section
 from configs.source import JobOutputConfig, SourceConfig
 from configs.synthesis import ConditionColumnsConfig, TextEncoderConfig
 

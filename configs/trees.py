@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from configs.external import BUILT_IN, EXTERNAL, ExternalTreeConfig, kind_tag
-from configs.section import Section
+from configs.section import BUILT_IN, EXTERNAL, ExternalTreeConfig, Section, kind_tag
 
 FIRST_NODES = 25
 """Default number of nodes of SAGE's first tree."""

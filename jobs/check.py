@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.load import ConfigError
 from jobs.arguments import new_parser
-from pipeline.run.check import check_output
+from pipeline.check.output import check_output
 from pipeline.storage import access, retries
 from pipeline.storage.first_touch import check_stores
 from pipeline.storage.output_dir import OutputDir

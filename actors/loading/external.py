@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs.external import ExternalAcceptanceConfig, ExternalPartConfig
 from configs.load import ConfigError
+from configs.section import ExternalAcceptanceConfig, ExternalPartConfig
 from decoding.conformance.contract import PROXIES
 from decoding.contracts import Acceptance, Drafter, TreePolicy
 from files.external_code import ExternalCodeError, load

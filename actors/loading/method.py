@@ -16,10 +16,9 @@ from actors.loading.external import external_part
 from actors.loading.vocabulary import slice_head, slice_medusa, slice_model
 from configs.acceptance import LanternAcceptanceConfig
 from configs.contexts import EnsembleConfig
-from configs.external import ExternalPartConfig
 from configs.load import ConfigError
 from configs.method import MeasuredControllerConfig, MethodConfig, NoControllerConfig
-from configs.section import Section
+from configs.section import ExternalPartConfig, Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy

@@ -30,6 +30,7 @@ class _Proxy:
 
     def open(self, spec: EngineSpec) -> None:
         self._spec = spec
+        self._device = torch.empty(0, device=spec.device).device  # with its index
         self.inner.open(spec)
 
     def _expect(self, method: str, what: str, value: Any, shape: tuple[int | None, ...], *dtypes: torch.dtype) -> None:
@@ -46,8 +47,8 @@ class _Proxy:
         if value.dtype not in dtypes:
             names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise ContractError(f"{where} of type {str(value.dtype).removeprefix('torch.')}, and it must be {names}")
-        if value.device.type != self._spec.device.type:
-            raise ContractError(f"{where} on {value.device}, and the target is on {self._spec.device}")
+        if value.device != self._device:
+            raise ContractError(f"{where} on {value.device}, and the target is on {self._device}")
 
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

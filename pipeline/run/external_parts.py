@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from configs.contexts import FullContextConfig
 from configs.drafters import ModelDrafterConfig
-from configs.external import ExternalPartConfig
 from configs.load import ConfigError
 from configs.method import MethodConfig
 from configs.schema import CaptionJobConfig
+from configs.section import ExternalPartConfig
 from configs.synthesis import SynthesizeJobConfig
 from configs.training import TrainDrafterJobConfig
 from files.external_code import ExternalCode, ExternalCodeError, find, install, is_external

@@ -26,9 +26,9 @@ from typing import Any
 
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.cluster import signals
 from pipeline.output.publishing import Fenced, Publisher
-from pipeline.run.check import check_output
 from pipeline.run.job_plan import DEFAULT_RESUME, ResumeOptions
 from pipeline.run.plan import check_plan
 from pipeline.storage.output_dir import OutputDir

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.manifest.manifest import CUT_KEY, KEEP_KEY, ROOT_KEY, SCHEMA
 from pipeline.manifest.manifest_checks import MAX_SAMPLES, problem_of_files
 from pipeline.manifest.manifest_parts import read_parts
-from pipeline.run.check import check_output
 from pipeline.storage.damage import DamagedFile
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard

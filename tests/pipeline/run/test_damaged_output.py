@@ -14,10 +14,10 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.manifest.manifest_parts import COUNTS
 from pipeline.output.files import Format, write_checksum
 from pipeline.output.publishing import Publisher
-from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.resume import is_complete
 from pipeline.storage.output_dir import CONTENT, OutputDir

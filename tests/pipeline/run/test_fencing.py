@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.output.files import checksum_name, spool_name
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.writer import Writer
 from pipeline.reports.summary import Summary
-from pipeline.run.check import check_output
 from pipeline.run.execution import write_provenance
 from pipeline.run.finalize import finalize
 from pipeline.run.job_plan import ResumeOptions

@@ -16,6 +16,7 @@ import yaml
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig, PromptConfig
 from configs.source import SourceConfig
+from pipeline.check.output import check_output
 from pipeline.manifest.done_bitmap import PathIndex
 from pipeline.manifest.freezing import freeze
 from pipeline.output import checksums
@@ -23,7 +24,6 @@ from pipeline.output.publishing import Publisher
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
-from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan_text import source_lines
 from pipeline.run.resume import is_complete, resume_lines

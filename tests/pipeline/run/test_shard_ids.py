@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.cluster.partitions import IN_PROCESS
 from pipeline.output import output_ids, turns
 from pipeline.output.files import list_published
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.output.turns import Turns, take_turn
-from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from pipeline.storage.shard import Shard

@@ -12,10 +12,10 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import CaptionJobConfig
+from pipeline.check.output import check_output
 from pipeline.output.files import Format
 from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
-from pipeline.run.check import check_output
 from pipeline.run.job_plan import ResumeOptions
 from pipeline.run.plan_checks import open_output
 from pipeline.storage.output_dir import OutputDir

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.yaml_file import parse
+from pipeline.check.records import problems_of_records
 from pipeline.manifest import spans
 from pipeline.manifest.done_bitmap import DoneBitmap
 from pipeline.manifest.manifest import Manifest
@@ -27,7 +28,6 @@ from pipeline.output.inventory import problem_of, spool_problems, take_inventory
 from pipeline.output.output_ids import ids_of_several_rows
 from pipeline.output.publishing import FOLDERS
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
-from pipeline.run.check_records import problems_of_records
 from pipeline.run.resume import WHOLE_FILE_BYTES, WHOLE_FILE_ROWS, doubled_rows, limited
 from pipeline.storage import access
 from pipeline.storage.damage import DamagedFile

@@ -1,0 +1,1 @@
+"""Checks an output against its manifest and its recorded digests; changes nothing."""
