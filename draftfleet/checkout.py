@@ -17,11 +17,14 @@ PACKAGES = ("jobs", "pipeline", "actors", "decoding", "models", "configs", "file
 
 
 class Aliases(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds `draftfleet.X.Y` and loads it as the module `X.Y`."""
+    """Finds `draftfleet.X.Y` and loads it as the module `X.Y`; finds `X` in this checkout, whatever is put on
+    `sys.path` later: Ray puts the working directory of the driver before all other folders of its workers."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if name in PACKAGES:
+            return importlib.machinery.PathFinder.find_spec(name, [str(ROOT)])
         prefix, _, own = name.partition(".")
         if prefix != "draftfleet" or own.partition(".")[0] not in PACKAGES:
             return None

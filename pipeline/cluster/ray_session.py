@@ -121,18 +121,19 @@ def _worker_setup(job: JobSectionConfig) -> Callable[[], None]:
     watchdog of `job.max_silence_s`. Ray keeps replacing a worker whose hook fails, so a worker that cannot import the
     code prints the reason and runs without it.
 
-    A local Ray imports this code before packages of the working directory, which Ray puts on the path of workers.
+    With `draftfleet`, a worker of a checkout imports this code and no packages of the same names that are in the
+    working directory, which Ray puts on the path of workers after this hook.
     """
     install_external_code = external_code.shipping()
     max_silence_s, root = job.max_silence_s, str(IMPORT_ROOT)
-    comes_first = job.ray_address == "local" and not IS_INSTALLED
 
     def draftfleet_worker_setup() -> None:
         import sys
 
-        if root not in sys.path or comes_first:
-            sys.path.insert(0 if comes_first else len(sys.path), root)
+        sys.path.append(root)
         try:
+            import draftfleet  # noqa: F401
+
             install_external_code()
             from actors.serving import heartbeat
         except ImportError as error:

@@ -90,6 +90,14 @@ def test_a_foreign_package_that_comes_first_is_refused_with_both_paths(tmp_path:
     assert line.startswith(f"ImportError: the package 'models' of {tmp_path}/models comes before {ROOT}/models on ")
 
 
+def test_packages_of_folders_that_are_put_on_the_path_later_are_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/__init__.py").write_text("raise AssertionError")
+    program = f"import sys, draftfleet; sys.path.insert(0, {str(tmp_path)!r}); import models; print(models.__file__)"
+    done = python(program, tmp_path.parent, str(ROOT))
+    assert done.stdout == f"{ROOT}/models/__init__.py\n", done.stderr
+
+
 def test_a_folder_without_a_package_and_a_package_that_comes_later_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     program = f"import jobs.cli, models; assert models.__file__.startswith({str(ROOT)!r})"
