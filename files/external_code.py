@@ -189,7 +189,8 @@ def _imports(source: SourceFile) -> Iterator[str]:
 def _installed(name: str, module: str, roots: Sequence[Path]) -> SourceFile:
     """Return the file of an installed module, with its text for the digest."""
     try:
-        spec = importlib.util.find_spec(module)
+        # A module that was found before, and whose file is gone, can still be imported.
+        spec = None if module in _FINDER.files else importlib.util.find_spec(module)
     except Exception as error:  # importing the packages above it runs their code
         raise ExternalCodeError(f"{module!r} cannot be imported: {type(error).__name__}: {error}") from None
     if spec is None:
@@ -239,11 +240,11 @@ _FINDER = _Finder()
 
 
 def install(files: Mapping[str, SourceFile]) -> None:
-    """Import these modules from their recorded text in this process from now on; modules whose text has changed are
-    imported anew."""
-    for module, source in files.items():
-        before = _FINDER.files.get(module)
-        if before is not None and before.text != source.text:
+    """Import these modules from their recorded text in this process from now on, all of them anew if the text of one
+    has changed."""
+    known = _FINDER.files
+    if any(module in known and known[module].text != source.text for module, source in files.items()):
+        for module in files:
             sys.modules.pop(module, None)
     _FINDER.files |= files
     if files and _FINDER not in sys.meta_path:
@@ -274,7 +275,7 @@ def load(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module)
-    except Exception as error:  # a user's module raises any error
+    except (Exception, SystemExit) as error:  # a user's module raises any error
         raise ExternalCodeError(f"{module!r} cannot be imported: {type(error).__name__}: {error}") from None
     if not hasattr(found, attribute):
         names = ", ".join(sorted(one for one in vars(found) if not one.startswith("_"))[:8])

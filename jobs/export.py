@@ -20,6 +20,7 @@ from jobs.arguments import new_parser
 from pipeline.cluster import signals
 from pipeline.exports.run import run_exports
 from pipeline.output.recorded_job import read_job
+from pipeline.run.external_parts import install_recorded
 from pipeline.storage import access
 
 DONE, FAILED, REFUSED, ROWS_REFUSED = 0, 1, 2, 3
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not exports:
                 raise ConfigError("--config: is missing, and the job has no sink.exports; name a YAML with exports")
             ray = JobSectionConfig(ray_address=arguments.ray_address)
+            install_recorded(job.config, job.source_code)
             reports = run_exports(job, exports, ray, dotted, arguments.accept_moved)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)

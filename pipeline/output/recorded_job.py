@@ -60,6 +60,8 @@ class RecordedJob:
     source_folders: tuple[FolderId, ...] = ()
     """Identities of the source's local root when attempts read it."""
     special_tokens: str | None = None
+    source_code: str = ""
+    """Name and SHA-256 of the external code of `source.kind`; empty if it is a built-in kind."""
 
     def results(self, columns: Sequence[str], dotted: str) -> Iterator[pa.Table]:
         """Yield the results of every published file, by `columns` that it has; raise ConfigError, which names `dotted`,
@@ -180,7 +182,8 @@ def _read(output: OutputDir, dotted: str) -> RecordedJob:
     config = validate(CaptionJobConfig, data, where, recorded=True)
     known = (fingerprints.pop(), str(revisions.get("target")), manifest)
     folders = source_folders(records.values())
-    return RecordedJob(output, tuple(newest), config, *known, folders, revisions.get("special_tokens"))
+    code = revisions.get("special_tokens"), revisions.get("source.kind", "")
+    return RecordedJob(output, tuple(newest), config, *known, folders, *code)
 
 
 def source_folders(records: Iterable[Mapping[str, Any]]) -> tuple[FolderId, ...]:

@@ -70,6 +70,14 @@ def install_external(names: Mapping[str, str], folder: Path | None) -> dict[str,
     return {where: f"{name} sha256:{digest}" for where, code in found.items() for name, digest in code.digests.items()}
 
 
+def install_recorded(config: CaptionJobConfig, source_code: str) -> None:
+    """Install the external code of a recorded configuration, looked up in the working directory first. Raises
+    ConfigError if it cannot be found, or if the code of its source is not `source_code`, which made the output."""
+    installed = install_external(external_names(config), None).get("source.kind", "")
+    if installed != source_code:
+        raise ConfigError(f"source.kind: the output was made by {source_code}, and now it is {installed}; restore it")
+
+
 def suite_of(method: MethodConfig) -> Suite:
     """Return the checks of a method on the toy target. A drafter with a checkpoint is replaced by a toy model. Raises
     ConfigError if a part cannot be made."""

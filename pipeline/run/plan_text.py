@@ -48,6 +48,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
         "method": f"{method.label} ({method.verify_mode}): {parts}",
         **({f"  {one.label}": _method(one) for one in method.methods} if method.auto is not None else {}),
         **lines,
+        **({"code": ", ".join(plan.external.values())} if plan.external else {}),
         **({"gpus": text} if (text := plan.resources.line()) else {}),
         "output": f"{plan.output.shown()} (data/, errors/, _job/)",
         **({"kept": ", ".join(keep)} if keep else {}),

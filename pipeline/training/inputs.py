@@ -18,6 +18,7 @@ from pipeline.manifest.row_stream import SpanSource
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.prompts.row_options import PromptOptions
+from pipeline.run.external_parts import install_recorded
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.answers import MAX_ANSWERS, AnsweredSpans, Answers, collect, load, store
@@ -89,6 +90,7 @@ def open_inputs(job: TrainDrafterJobConfig) -> Inputs:
     if isinstance(job.source, JobOutputConfig):
         found = read_job(job.source.path, "source.path")
         check_answers(found, job.target)
+        install_recorded(found.config, found.source_code)
         options = PromptOptions.of(found.config)
         limits = (training.max_rows, training.max_tokens)
         return Inputs(found.config.source, found.manifest, options, *limits, found)

@@ -32,6 +32,7 @@ from pipeline.output.recorded_job import RecordedJob, read_job, rows_without
 from pipeline.reports.loss import Losses, loss_interval
 from pipeline.resources.resolve import resolve
 from pipeline.run.execution import stream
+from pipeline.run.external_parts import install_recorded
 from pipeline.run.graph import Build, BuildCaptions
 from pipeline.run.plan import Plan
 from pipeline.run.plan_checks import check_models
@@ -182,6 +183,7 @@ def prepare(settings: Settings) -> Prepared:
     loss = loss_of(settings.metric, "--metric")
     job = read_job(settings.output, OUTPUT)
     config = second_config(job, settings)
+    install_recorded(config, job.source_code)
     check_stores("source.path", config.source.paths)
     with access.refusals(OUTPUT, job.output.url):
         num_rows, num_chosen = count_chosen(job, SampleShare(settings.share, settings.seed))

@@ -12,7 +12,16 @@ import pytest
 from configs.load import ConfigError, validate
 from configs.method import MethodConfig
 from files import external_code
-from pipeline.run.external_parts import METRIC, check_contracts, external_names, install_external, parts_of, suite_of
+from pipeline.formats import kind_of
+from pipeline.run.external_parts import (
+    METRIC,
+    check_contracts,
+    external_names,
+    install_external,
+    install_recorded,
+    parts_of,
+    suite_of,
+)
 from tests.pipeline.attempts import job
 
 PART = """
@@ -144,6 +153,30 @@ def test_parts_that_break_the_contract_are_refused_before_the_job(
 def test_a_module_that_does_not_exist_is_refused_with_the_dotted_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"method.drafter: nowhere_mine:D: there is no module 'nowhere_mine'"):
         install_external(dict(parts_of(method("nowhere_mine:D").places)), tmp_path)
+
+
+def test_an_output_is_read_again_with_the_code_of_its_source_and_with_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_parts.py").write_text(PART)
+    config = job({"kind": "mine_parts:number", "path": str(tmp_path)}, tmp_path / "out")
+    code = install_external(external_names(config), None)["source.kind"]
+    install_recorded(config, code)
+    (tmp_path / "mine_parts.py").write_text(PART + "# changed")
+    reason = r"source.kind: the output was made by mine_parts:number sha256:\w{64}, and now"
+    with pytest.raises(ConfigError, match=reason):
+        install_recorded(config, code)
+    (tmp_path / "mine_parts.py").unlink()
+    with pytest.raises(ConfigError, match=r"source.kind: mine_parts:number: there is no module 'mine_parts'"):
+        install_recorded(config, code)
+
+
+def test_a_source_kind_that_is_no_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine_parts.py").write_text(PART)
+    install_external({"source.kind": "mine_parts:number"}, tmp_path)
+    with pytest.raises(ConfigError, match=r"source.kind: mine_parts:number is int, and it must be a .*\.SourceKind"):
+        kind_of("mine_parts:number")
 
 
 @pytest.mark.parametrize("kind", ["m:", ":C", "m:C.d", "m n:C", "m-x:C", f"{'m' * 200}:C"])
