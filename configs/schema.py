@@ -15,6 +15,7 @@ from configs.output import ExportConfig, OutputConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
 from configs.source import SourceConfig
+from files.external_code import is_external
 
 
 class MessageConfig(Section):
@@ -251,6 +252,11 @@ class DatasetJobConfig(Section):
             raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
         return self
 
+    @property
+    def reads_videos(self) -> bool:
+        """Whether rows may have videos as input."""
+        return False
+
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON data, with defaults."""
         return self.model_dump(mode="json")
@@ -271,6 +277,8 @@ class DatasetJobConfig(Section):
         video = data["source"]["video"]
         for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
             del video[name]
+        if not self.reads_videos or not video["square_pixels"]:  # as outputs that were begun before this key existed
+            del video["square_pixels"]
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -376,6 +384,12 @@ class CaptionJobConfig(DatasetJobConfig):
             return
         if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether rows may have videos: of files, tars, a column, or a format of the user's."""
+        kind = self.source.kind
+        return kind in ("videos", "webdataset") or is_external(kind) or self.source.columns.video is not None
 
     @property
     def multiplies_rows(self) -> bool:
