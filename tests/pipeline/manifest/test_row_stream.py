@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from pipeline.manifest.row_stream import Draw, Place, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, Position, RowStream, read_ahead
 
 
 class Shelves:
@@ -80,10 +80,10 @@ def test_a_stream_taken_up_at_any_place_goes_on_as_if_it_had_never_been_left(
     sizes: list[int], window: int, batch: int, cut: int
 ) -> None:
     whole = list(islice(stream(sizes, window).draws(batch), cut + 12))
-    place = whole[cut - 1].place if cut else None
+    place = whole[cut - 1].position if cut else None
     later = list(islice(stream(sizes, window).draws(batch, place), 12))
-    assert [(ids_of(draw), draw.epoch, draw.first, draw.place) for draw in later] == [
-        (ids_of(draw), draw.epoch, draw.first, draw.place) for draw in whole[cut:]
+    assert [(ids_of(draw), draw.epoch, draw.first, draw.position) for draw in later] == [
+        (ids_of(draw), draw.epoch, draw.first, draw.position) for draw in whole[cut:]
     ]
 
 
@@ -91,7 +91,7 @@ def test_rows_before_a_position_are_not_read_again() -> None:
     rows = stream([10] * 20, window=10)
     draws = rows.draws(9)
     for _ in range(15):
-        place = next(draws).place
+        place = next(draws).position
     assert isinstance(rows.spans, Shelves)
     rows.spans.num_read = 0
     next(rows.draws(9, place))
@@ -99,8 +99,8 @@ def test_rows_before_a_position_are_not_read_again() -> None:
 
 
 def test_a_place_is_five_numbers_that_come_back_from_json_as_they_were() -> None:
-    place = next(stream([20]).draws(6)).place
-    assert Place(**vars(place)) == place
+    place = next(stream([20]).draws(6)).position
+    assert Position(**vars(place)) == place
     assert Counter(map(type, vars(place).values())) == {int: 5}
 
 

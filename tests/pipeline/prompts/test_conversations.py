@@ -69,7 +69,7 @@ IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
 def test_both_ways_of_writing_become_chat_messages(value, messages, images) -> None:
     found = read_conversation(value, "m")
     assert [(message["role"], message["content"]) for message in found.messages] == messages
-    assert found.places["image"] == images
+    assert found.uris["image"] == images
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_more_or_fewer_media_than_places_is_a_row_error(given) -> None:
 def test_marks_become_places_and_all_other_text_stays(value) -> None:
     found = read_conversation([{"from": "human", "value": value}], "m")
     for kind in MEDIA:
-        assert len(found.places[kind]) == value.count(f"<{kind}>")
+        assert len(found.uris[kind]) == value.count(f"<{kind}>")
     texts = "".join(part.get("text", "") for part in found.messages[0]["content"])
     assert texts.replace("\n", "") == value.replace("<image>", "").replace("<video>", "").replace("\n", "")
 
