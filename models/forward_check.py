@@ -199,7 +199,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 def _looks_ahead(mask: Any) -> bool:
     """Return whether an attention mask lets tokens attend to later tokens; masks of unknown types count as True."""
     if isinstance(mask, dict):
-        return any(_looks_ahead(one) for one in mask.values())
+        return any(_looks_ahead(value) for value in mask.values())
     if not isinstance(mask, Tensor):
         return mask is not None
     if mask.dim() < 3:
@@ -283,14 +283,14 @@ def prompt_length(
 
 def thresholds(settings: dict[str, Any]) -> set[int]:
     """Return the positive integers of a configuration, nested ones included, that may be thresholds in tokens."""
-    found: set[int] = set()
+    integers: set[int] = set()
     pending: list[tuple[str, Any]] = list(settings.items())
     while pending:
         name, value = pending.pop()
         if isinstance(value, dict):
-            pending += [] if OTHER_PARTS.search(name) else [(str(key), one) for key, one in value.items()]
+            pending += [] if OTHER_PARTS.search(name) else [(str(key), item) for key, item in value.items()]
         elif isinstance(value, (list, tuple)):
-            pending += [(name, one) for one in value]
+            pending += [(name, item) for item in value]
         elif type(value) is int and value > 0 and (name == ORIGINAL or not WIDTHS.search(name)):
-            found.add(value)
-    return found
+            integers.add(value)
+    return integers

@@ -30,8 +30,8 @@ _CODEBOOK = "quantize.embedding.weight"
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
     """Read the shape of a VQ checkpoint from its tensors."""
-    found = find_files(ref)
-    return _check(found.where, found.shapes(WRAPPERS))
+    checkpoint = find_files(ref)
+    return _check(checkpoint.where, checkpoint.shapes(WRAPPERS))
 
 
 def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size: int | None = None) -> Vq:
@@ -39,13 +39,13 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 
     Raises CheckpointError if `codebook_size`, that of the GPT whose codes are decoded, differs.
     """
-    found = find_files(ref)
-    tensors = found.tensors(WRAPPERS)
-    shape = _check(found.where, shapes_of(tensors))
+    checkpoint = find_files(ref)
+    tensors = checkpoint.tensors(WRAPPERS)
+    shape = _check(checkpoint.where, shapes_of(tensors))
     if codebook_size is not None and shape.codebook_size != codebook_size:
         raise CheckpointError(
-            f"{found.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from {codebook_size}: the "
-            "two were not trained together"
+            f"{checkpoint.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from "
+            f"{codebook_size}: the two were not trained together"
         )
     with torch.device("meta"):
         vq = Vq(shape)

@@ -42,7 +42,7 @@ def check_decoder(
     """
     config: Any = decoder.config
     types = [getattr(module, "rope_type", None) for module in decoder.modules()]
-    kinds = {str(kind) for one in types for kind in (one.values() if isinstance(one, dict) else [one])}
+    kinds = {str(kind) for value in types for kind in (value.values() if isinstance(value, dict) else [value])}
     if unsupported := sorted(kinds & LENGTH_DEPENDENT):
         raise CheckpointError(
             f"{name}: cannot be run: its rotary positions are of type {' and '.join(unsupported)}, whose table "
@@ -113,14 +113,15 @@ def _unsupported(model: nn.Module, calls: Sequence[AttentionCall], rotary: _Rota
         limits = [first_hidden(rule, num_tokens, device) for rule, device in rules.items()]
     except Exception as error:  # functions of models may index tensors of the length of the prompt
         return f"its attention uses masks that depend on more than positions ({first_line(error)})"
-    if found := min((limit for limit in limits if limit is not None), default=None):
-        return f"its attention uses a sliding window or chunks: masks hide earlier tokens in contexts of {found} tokens"
+    if shortest := min((limit for limit in limits if limit is not None), default=None):
+        cause = "a sliding window or chunks: masks hide earlier tokens"
+        return f"its attention uses {cause} in contexts of {shortest} tokens"
     config: Any = model.config
     cache: Any = DynamicCache(config=config.get_text_config(decoder=True))
     windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
-    kept = min((window for window in windows if window is not None), default=num_tokens)
-    if kept < num_tokens:
-        return f"the KV cache of its `generate` keeps a window of {kept} tokens"
+    num_kept = min((window for window in windows if window is not None), default=num_tokens)
+    if num_kept < num_tokens:
+        return f"the KV cache of its `generate` keeps a window of {num_kept} tokens"
     if rotary.depends_on_length(num_tokens - 1):
         return "its rotary positions depend on the longest row of a batch"
     return None
