@@ -64,6 +64,6 @@ def _at_drafts(verification: VerificationOutput, tokens: Tensor) -> Tensor:
     """Return the target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
     logits = verification.processed_logits
     above = verification.tree.parents.clamp_min(0)
-    place = above[:, :, None] * logits.shape[-1] + tokens
-    found = logits.flatten(1).gather(1, place.flatten(1)).view_as(place)
-    return (found - logits.logsumexp(dim=-1).gather(1, above)[:, :, None]).exp()
+    index = above[:, :, None] * logits.shape[-1] + tokens
+    token_logits = logits.flatten(1).gather(1, index.flatten(1)).view_as(index)
+    return (token_logits - logits.logsumexp(dim=-1).gather(1, above)[:, :, None]).exp()

@@ -82,7 +82,7 @@ def expected(request: Request) -> tuple[int, ...]:
 
 def decode(method: Method, target: Target, slots: int, wanted: Sequence[Request]) -> dict[str, Completion]:
     """Decode requests and return the completions by sample id. Raises Deviation for a lost or failed request."""
-    done = {one.sample_id: one for one in Engine(target, method, slots, MAX_CONTEXT).run(wanted)}
+    done = {completion.sample_id: completion for completion in Engine(target, method, slots, MAX_CONTEXT).run(wanted)}
     for request in wanted:
         if request.sample_id not in done:
             raise Deviation(f"{request.sample_id} was lost")
@@ -131,10 +131,10 @@ class Suite:
                 right, origin = alone[request.sample_id].token_ids, "the same request alone"
             if tokens != right:
                 pairs = enumerate(zip(tokens, right))
-                place = next((i for i, (own, other) in pairs if own != other), min(len(tokens), len(right)))
+                index = next((i for i, (token, other) in pairs if token != other), min(len(tokens), len(right)))
                 raise Deviation(
-                    f"in a batch of {slots}, token {place} of {request.sample_id} differs from {origin}: "
-                    f"{list(tokens[place : place + 3])}, not {list(right[place : place + 3])}"
+                    f"in a batch of {slots}, token {index} of {request.sample_id} differs from {origin}: "
+                    f"{list(tokens[index : index + 3])}, not {list(right[index : index + 3])}"
                 )
         if rule.lossless and not draws_alike and sampling.temperature > 0:
             return "the distribution of sampled tokens is not decided: drafts have noise of their own"
@@ -168,12 +168,12 @@ def _title(part: Any) -> str:
 def _first_line(error: Exception) -> str:
     """Return the type and the first line of an error, and the last line of code that is a user's."""
     lines = str(error).strip().splitlines() or [""]
-    places = [
+    locations = [
         f"; {frame.filename}, line {frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith(_OURS) and "site-packages" not in frame.filename
     ]
-    return f"{type(error).__name__}: {lines[0]}{places[-1] if places else ''}"
+    return f"{type(error).__name__}: {lines[0]}{locations[-1] if locations else ''}"
 
 
 Check = Callable[[Suite], str]

@@ -253,5 +253,5 @@ class GoodputController(Controller):
         """Return the expected seconds to run `num_missed` tokens: the nearest measurement, scaled up if larger."""
         if not self._catch_ups or not num_missed:
             return 0.0
-        nearest, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))
+        nearest, seconds = min(self._catch_ups, key=lambda measurement: abs(measurement[0] - num_missed))
         return seconds * max(1.0, num_missed / nearest)

@@ -142,9 +142,9 @@ class EagleDrafter(FeatureDrafter):
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Encode pairs of `tokens` (b, N) and projected `features` (b, R, N, D); commit the first `count` (b,)."""
         b, width = tokens.shape
-        place = torch.arange(width, device=tokens.device)
-        causal = (place[:, None] >= place[None]).expand(b, -1, -1)
-        outputs = self._run(slots, tokens, features, place.expand(b, -1), causal, 0)
+        index = torch.arange(width, device=tokens.device)
+        causal = (index[:, None] >= index[None]).expand(b, -1, -1)
+        outputs = self._run(slots, tokens, features, index.expand(b, -1), causal, 0)
         # Pairs beyond `count` leave invalid entries after the row's end, which the next write replaces.
         self.lanes.commit(slots, tokens[:, :0], count)
         last = (count - 1).clamp_min(0)[:, None, None, None].expand(-1, self.num_lanes, 1, outputs.shape[3])

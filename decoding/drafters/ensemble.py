@@ -87,7 +87,7 @@ class Ensemble(Merge):
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min_(torch.finfo(mixed.dtype).tiny).log_().masked_fill_(impossible, -torch.inf)
 
-    def learn(self, verification: VerificationOutput, result: AcceptanceResult, place: Tensor) -> None:
+    def learn(self, verification: VerificationOutput, result: AcceptanceResult, merge_index: Tensor) -> None:
         tokens, path, is_chain = result.produced(verification.tree), result.path, verification.tree.is_chain
         # Nodes that were run only because of other rows are not scored.
         offered = verification.tree.has_drafts()
@@ -96,7 +96,7 @@ class Ensemble(Merge):
         probs = None if is_chain else torch.cat(self._probs, dim=2)  # (b, R, G, V)
         num_scored = min(path.shape[1], len(self._probs)) if is_chain else path.shape[1]
         for depth in range(num_scored):
-            node, at = path[:, depth], place[:, depth]
+            node, at = path[:, depth], merge_index[:, depth]
             lanes = self._probs[depth][:, :, 0] if probs is None else probs[row, :, at.clamp_min(0)]  # (b, R, V)
             judged = (depth < result.n) & (at >= 0) & offered.gather(1, node[:, None])[:, 0]
             self._score(verification.slots, lanes, verification.target_logits[row, node], tokens[:, depth], judged)

@@ -79,14 +79,14 @@ class StepRunner:
         method.drafter.prepare_replay(slots, num_levels)
         if (key := self._key_of(method, slots, rows, num_levels)) is None:
             return run()
-        if (one := self._recordings.get(key)) is not None:
+        if (recording := self._recordings.get(key)) is not None:
             started = time.perf_counter()
             if not slots.are_leading:
-                one.index.copy_(slots.index)
-            one.replay()
-            method.drafter.count_forwards(one.num_forwards)
+                recording.index.copy_(slots.index)
+            recording.replay()
+            method.drafter.count_forwards(recording.num_forwards)
             method.drafter.replayed(slots, num_levels)
-            return StepResult(one.output, started, started, time.perf_counter(), one.packed)
+            return StepResult(recording.output, started, started, time.perf_counter(), recording.packed)
         if len(self._counts) == MAX_KEYS:
             self._counts.clear()
         self._counts[key] += 1

@@ -62,9 +62,9 @@ def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tenso
         index = torch.nn.functional.pad(index, spare)
     kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
     valid = kept < num_pooled
-    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
+    tree_index = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
     # Maps pool index + 1 to tree index; entry 0 is the root, the last entry is written by padding.
-    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
+    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, tree_index)
     kept = kept.clamp_max(num_pooled - 1)
     parents = node_of.gather(1, parent.gather(1, kept) + 1)
     return kept, valid, torch.where(valid, parents, -1)
