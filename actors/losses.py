@@ -67,25 +67,25 @@ def _imported(metric: str, where: str) -> Loss:
     return loss
 
 
-def relative_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+def relative_distance(sequence: Sequence[Hashable], other: Sequence[Hashable]) -> float:
     """Return the edit distance (insertions, deletions, substitutions) over the length of the longer sequence."""
-    longest = max(len(one), len(other))
-    return edit_distance(one, other) / longest if longest else 0.0
+    longest = max(len(sequence), len(other))
+    return edit_distance(sequence, other) / longest if longest else 0.0
 
 
-def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+def edit_distance(sequence: Sequence[Hashable], other: Sequence[Hashable]) -> int:
     """Return the Levenshtein distance.
 
     Bit-parallel: `plus` and `minus` hold the differences of +1 and −1 along a column of the matrix of distances (Myers
     1999, "A fast bit-vector algorithm for approximate string matching", in the form of Hyyrö 2003).
     """
-    if not one:
+    if not sequence:
         return len(other)
     masks: dict[Hashable, int] = {}
-    for place, item in enumerate(one):
-        masks[item] = masks.get(item, 0) | 1 << place
-    full, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
-    plus, minus, distance = full, 0, len(one)
+    for index, item in enumerate(sequence):
+        masks[item] = masks.get(item, 0) | 1 << index
+    full, last = (1 << len(sequence)) - 1, 1 << (len(sequence) - 1)
+    plus, minus, distance = full, 0, len(sequence)
     for item in other:
         match = masks.get(item, 0)
         diagonal = ((((match & plus) + plus) ^ plus) | match | minus) & full

@@ -171,8 +171,8 @@ def follow(config: CaptionJobConfig, where: str, vocab_size: int) -> Generation:
         raise ConfigError(f"sampling.ignored_settings: {unknown[0]!r} is no generation setting of transformers")
     origin = f"{where}: {config.model.target.path}: its generation settings"
     asked = read_active(where, config.model.target)
-    found = resolve(config.sampling, asked, origin, config.columns.temperature is not None)
-    sampling = found.sampling or config.sampling
+    generation = resolve(config.sampling, asked, origin, config.columns.temperature is not None)
+    sampling = generation.sampling or config.sampling
     _check_tokens(sampling, origin, vocab_size)
     name = None if config.output is None else next(sampling.ends, None)
     if name is not None:
@@ -180,7 +180,7 @@ def follow(config: CaptionJobConfig, where: str, vocab_size: int) -> Generation:
             f"{origin} ask for {_shown(name, asked[name])}, and the structure of output decides where a text ends; set "
             f"sampling.ignored_settings: [{name}]"
         )
-    return found
+    return generation
 
 
 def measured_options(where: str, target: CheckpointConfig, vocab_size: int) -> dict[str, Any]:

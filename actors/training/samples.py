@@ -212,6 +212,6 @@ def acceptance(
     if isinstance(task, EagleTask):
         # The engine replaced the attention implementation; training of EAGLE uses transformers' SDPA.
         task.network.set_attn_implementation("sdpa")
-    steps = sum(one.num_spec_steps for one in telemetries)
-    accepted = sum(one.num_accepted_draft_tokens for one in telemetries)
+    steps = sum(telemetry.num_spec_steps for telemetry in telemetries)
+    accepted = sum(telemetry.num_accepted_draft_tokens for telemetry in telemetries)
     return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(telemetries)}
