@@ -144,14 +144,14 @@ class FrontEnd:
             raise PromptError(f"the model takes text only, but the sample has {len(images)} image(s)")
         if videos and not self.takes_videos:
             raise PromptError(f"the model takes no videos, but the sample has {len(videos)}")
-        shown: dict[str, Any] = {}
+        media: dict[str, Any] = {}
         if images:
-            shown["images"] = [Image.fromarray(image) for image in images]
+            media["images"] = [Image.fromarray(image) for image in images]
         if videos:
-            shown["videos"] = [clip.frames for clip in videos]
-            shown["video_metadata"] = [video.metadata(clip) for clip in videos]
+            media["videos"] = [clip.frames for clip in videos]
+            media["video_metadata"] = [video.metadata(clip) for clip in videos]
         try:
-            inputs = self.processor(text=prompt, return_tensors="pt", **self.special_tokens_option(prompt), **shown)
+            inputs = self.processor(text=prompt, return_tensors="pt", **self.special_tokens_option(prompt), **media)
         except Exception as error:  # third-party processors may raise any error; fail the row, not the job
             raise PromptError(f"the processor refuses the prompt: {error}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}

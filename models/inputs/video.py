@@ -228,14 +228,14 @@ def _channels(name: str, value: Any) -> tuple[float, float, float]:
 def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
     """Return the checked size as a dict; `min_pixels` and `max_pixels` of old Qwen settings replace its entries."""
     old_names = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-    kept = {name: int(value) for name, value in dict(size).items() if value is not None and name not in old_names}
+    sizes = {name: int(value) for name, value in dict(size).items() if value is not None and name not in old_names}
     if kind == "Qwen2VLVideoProcessor":
-        kept |= {new: int(settings[old]) for old, new in old_names.items() if settings.get(old) is not None}
+        sizes |= {new: int(settings[old]) for old, new in old_names.items() if settings.get(old) is not None}
     is_onevision = kind == "LlavaOnevisionVideoProcessor"
     names = ({"height", "width"}, {"shortest_edge"}) if is_onevision else ({"shortest_edge", "longest_edge"},)
-    if set(kept) not in names or min(kept.values()) < 1:
+    if set(sizes) not in names or min(sizes.values()) < 1:
         raise VideoSettingsError(f"the size of its video frames is {size}, which is not understood")
-    return kept
+    return sizes
 
 
 # --- processors that hold one --------------------------------------------------------------------------------------

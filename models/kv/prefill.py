@@ -114,8 +114,8 @@ class PromptReader:
         self.num_forwards += 1
         if padding is not None:
             # Kept positions move to the front in order; later positions become scratch.
-            kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
-            self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
+            num_kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
+            self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), num_kept)
         return hidden, None if probe is None else probe.mean()
 
     def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:

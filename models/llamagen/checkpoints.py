@@ -89,8 +89,8 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
     """Create a GPT in evaluation mode from weights that fit `shape`, with the tensor names of `layout`."""
     with torch.device("meta"):
         gpt = Gpt(shape)
-    kept = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
-    gpt.load_state_dict(to_gpt(kept, shape, layout), strict=True, assign=True)
+    tensors = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
+    gpt.load_state_dict(to_gpt(tensors, shape, layout), strict=True, assign=True)
     return gpt.requires_grad_(False).eval()
 
 
@@ -146,8 +146,8 @@ def _check(checkpoint: FoundFiles, shapes: dict[str, tuple[int, ...]]) -> tuple[
             "model.embed_tokens.weight"
         )
     shape = _shape(checkpoint, sizes_of(shapes, layout, checkpoint.where), layout)
-    kept = {name: size for name, size in shapes.items() if not is_stray(name)}
-    files.expect_shapes(checkpoint.where, kept, expected_shapes(shape, layout))
+    gpt_shapes = {name: size for name, size in shapes.items() if not is_stray(name)}
+    files.expect_shapes(checkpoint.where, gpt_shapes, expected_shapes(shape, layout))
     return shape, layout
 
 

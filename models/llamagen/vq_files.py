@@ -49,9 +49,9 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
         )
     with torch.device("meta"):
         vq = Vq(shape)
-    kept = {name: value.detach() for name, value in tensors.items() if not _STRAY.match(name)}
-    kept.setdefault(_USED, torch.zeros(NUM_USED))
-    vq.load_state_dict(kept, strict=True, assign=True)
+    state = {name: value.detach() for name, value in tensors.items() if not _STRAY.match(name)}
+    state.setdefault(_USED, torch.zeros(NUM_USED))
+    vq.load_state_dict(state, strict=True, assign=True)
     return vq.to(device=device, dtype=DTYPES.get(dtype, vq.dtype)).requires_grad_(False).eval()
 
 
@@ -63,9 +63,9 @@ def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 def _check(where: str, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
     """Return the shape; raises CheckpointError if these are not the tensors of a VQ model or some are missing."""
-    kept = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
+    vq_shapes = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
     try:
-        shape = VqShape(**_sizes_of(kept))
+        shape = VqShape(**_sizes_of(vq_shapes))
     except (KeyError, IndexError, ZeroDivisionError):
         raise CheckpointError(
             f"{where}: this is no VQ model of LlamaGen's family: it holds {some_of(shapes)}"
@@ -74,9 +74,9 @@ def _check(where: str, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
         raise CheckpointError(f"{where}: {error}") from None
     with torch.device("meta"):
         expected = shapes_of(Vq(shape).state_dict())
-    if _USED not in kept:
+    if _USED not in vq_shapes:
         del expected[_USED]
-    expect_shapes(where, kept, expected)
+    expect_shapes(where, vq_shapes, expected)
     return shape
 
 

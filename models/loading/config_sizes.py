@@ -102,8 +102,8 @@ def _check_parameters(settings: Mapping[str, Any], stored: Stored, file: str) ->
     """Compare a lower bound of the parameters that a configuration asks for with the stored elements."""
     needed = sum(_least_parameters(owner) for _, owner in walk(dict(settings)))
     is_quantized = any("quantization_config" in owner for _, owner in walk(dict(settings)))
-    held = stored.num_bytes * PARAMETERS_PER_BYTE if is_quantized else stored.num_elements
-    if needed > EXCESS * held + MIN_ELEMENTS:
+    num_stored = stored.num_bytes * PARAMETERS_PER_BYTE if is_quantized else stored.num_elements
+    if needed > EXCESS * num_stored + MIN_ELEMENTS:
         raise SizeRefused(
             f"its {file} asks for {needed:,} parameters or more, and its weights have {stored.num_elements:,} numbers"
         )

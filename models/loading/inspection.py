@@ -54,7 +54,7 @@ def check_decoder(
     ids = torch.arange(NUM_TOKENS, device=next(decoder.parameters()).device)[None]
     rotary = _Rotary(decoder)
     try:
-        with torch.inference_mode(), recorded(decoder) as seen, rotary:
+        with torch.inference_mode(), recorded(decoder) as recording, rotary:
             embeds = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
             marked = {MARK: True}
             out = decoder(inputs_embeds=embeds, position_ids=ids, attention_mask=None, use_cache=False, **marked)
@@ -64,12 +64,14 @@ def check_decoder(
     except Exception as error:  # unknown architectures may raise any error on these arguments
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
     limit = None
-    reason = _unsupported(model, seen.calls, rotary, UNLIMITED_TOKENS)
+    reason = _unsupported(model, recording.calls, rotary, UNLIMITED_TOKENS)
     if reason and max_context_tokens is not None:
-        limit, reason = max_context_tokens, _unsupported(model, seen.calls, rotary, max_context_tokens)
+        limit, reason = max_context_tokens, _unsupported(model, recording.calls, rotary, max_context_tokens)
     if reason:
         raise _refusal(name, reason)
-    if missing := sorted(set(range(config.num_hidden_layers)) - {call.layer for call in seen.calls if call.is_marked}):
+    if missing := sorted(
+        set(range(config.num_hidden_layers)) - {call.layer for call in recording.calls if call.is_marked}
+    ):
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
     finite = ours.isfinite() & theirs.isfinite()
     difference = (ours - theirs).abs()[finite]

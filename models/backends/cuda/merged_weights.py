@@ -21,14 +21,14 @@ GROUPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 class MergedPart(nn.Module):
     """Computes the outputs `start` … `stop` − 1 of a merged layer; `drop_repeated` computes all its parts at once."""
 
-    def __init__(self, whole: nn.Linear, start: int, stop: int) -> None:
+    def __init__(self, merged: nn.Linear, start: int, stop: int) -> None:
         super().__init__()
-        self._whole = (whole,)  # not a submodule: the parent module has it
+        self._whole = (merged,)  # not a submodule: the parent module has it
         self._start, self._stop = start, stop
 
     def forward(self, states: Tensor) -> Tensor:
-        (whole,) = self._whole
-        return F.linear(states, whole.weight, whole.bias)[..., self._start : self._stop]
+        (merged,) = self._whole
+        return F.linear(states, merged.weight, merged.bias)[..., self._start : self._stop]
 
 
 def merge_layer(layer: nn.Module) -> Mapping[str, Tensor]:
