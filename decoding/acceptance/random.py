@@ -16,7 +16,7 @@ class RandomRelaxation(RelaxedRule):
     def __init__(self, probability: float) -> None:
         self.probability = probability
 
-    def pardon(self, verification: VerificationOutput, seen: Mismatches) -> Tensor:
+    def pardon(self, verification: VerificationOutput, mismatches: Mismatches) -> Tensor:
         tree = verification.tree
         draws = torch.stack(
             [verification.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1

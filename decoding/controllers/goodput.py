@@ -105,8 +105,8 @@ class GoodputController(Controller):
         seconds = 1.0 / self._step_speed(num_active, levels)
         if levels:
             is_full = batch_class(num_active) >= self._largest_begun
-            left = self.prefill_times.remaining_tokens(num_active)
-            seconds += self.prefill_times.seconds_per_token if is_full else self._resume_s / left
+            num_tokens = self.prefill_times.remaining_tokens(num_active)
+            seconds += self.prefill_times.seconds_per_token if is_full else self._resume_s / num_tokens
         return 1.0 / seconds
 
     def _step_speed(self, num_active: int, levels: int) -> float:

@@ -62,11 +62,11 @@ class SuffixDrafter(LookupDrafter):
         self._starts.copy_(torch.from_numpy(index.starts))
 
     def _find(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
-        own, own_matched = super()._find(slots)
+        drafts, own_matched = super()._find(slots)
         shared, matched = self._find_shared(slots)
         is_longer = matched > own_matched
         self._num_shared[slots.index] += is_longer
-        return torch.where(is_longer[:, None], shared, own), torch.where(is_longer, matched, own_matched)
+        return torch.where(is_longer[:, None], shared, drafts), torch.where(is_longer, matched, own_matched)
 
     def _find_shared(self, slots: SlotBatch) -> tuple[Tensor, Tensor]:
         """Return the drafts (b, D) from finished outputs, and the length (b,) of the match, 0 without a match."""

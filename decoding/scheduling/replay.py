@@ -126,11 +126,11 @@ class StepRunner:
         """Record a step and replay it once; launch it if it cannot be recorded."""
         assert self.recorder is not None
         started, before = time.perf_counter(), method.drafter.num_forwards
-        own = replace(slots, index=slots.index.clone())
+        recorded_slots = replace(slots, index=slots.index.clone())
 
         def step() -> tuple[StepOutput, Tensor]:
-            read = self.table.read_again(own, rows)
-            output = run_step(method, self.lanes, self.table, own, read, num_levels).output
+            read = self.table.read_again(recorded_slots, rows)
+            output = run_step(method, self.lanes, self.table, recorded_slots, read, num_levels).output
             return output, pack(output)
 
         try:
@@ -143,6 +143,8 @@ class StepRunner:
             self.recorder = None
             method.drafter.count_forwards(before - method.drafter.num_forwards)
             return run_step(method, self.lanes, self.table, slots, rows, num_levels)
-        self._recordings[key] = Recording(own.index, output, packed, method.drafter.num_forwards - before, replay)
+        self._recordings[key] = Recording(
+            recorded_slots.index, output, packed, method.drafter.num_forwards - before, replay
+        )
         replay()
         return StepResult(output, started, started, time.perf_counter(), packed, is_warm_up=True)

@@ -66,7 +66,7 @@ class RequestState:
     ) -> int:
         """Append tokens until the output ends; return the number of appended tokens."""
         sampling = self.request.sampling
-        for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
+        for num_kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             self.token_ids.append(token)
             self.logprobs.append(logprob)
             if self.matcher is not None:
@@ -78,7 +78,7 @@ class RequestState:
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:
-                return kept
+                return num_kept
         return len(tokens)
 
     def completion(self, decode: Callable[..., str]) -> Completion:
@@ -182,9 +182,9 @@ class SlotTable:
                 self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:
                 # A prompt may have placeholder tokens that are not in the output layer.
-                seen = self._seen.new_zeros(self.vocab_size + 1)
-                seen[prefix.token_ids.clamp_max(self.vocab_size)] = True
-                self._seen[slot] = seen[:-1]
+                mask = self._seen.new_zeros(self.vocab_size + 1)
+                mask[prefix.token_ids.clamp_max(self.vocab_size)] = True
+                self._seen[slot] = mask[:-1]
             if self._is_plain is not None:
                 self._is_plain[slot] = False
 

@@ -177,11 +177,11 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
         start += first.shape[1]
     parent, level_of = torch.cat(pool_parent, dim=1), torch.cat(pool_depth, dim=1)
     rank = torch.arange(start, device=probs.device) % num_ranks
-    kept, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.max_nodes)
+    pool_index, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.max_nodes)
     return IndexTree.of_nodes(
         with_root(parents, -1),
-        with_root(torch.where(valid, rank[kept], 0), 0),
-        with_root(torch.where(valid, level_of.gather(1, kept), 0), 0),
+        with_root(torch.where(valid, rank[pool_index], 0), 0),
+        with_root(torch.where(valid, level_of.gather(1, pool_index), 0), 0),
         with_root(valid, True),
     )
 
