@@ -121,9 +121,9 @@ class EngineActor(ABC, Generic[Job, Pair]):
         both = [*requests.values(), *plain.values()]
         decoded: list[Completion] = await asyncio.wrap_future(self._engine.decode(both, suspects))
         completions |= zip(requests, decoded)
-        beside: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
+        plain_completions: dict[int, Completion] = dict(zip(plain, decoded[len(requests) :], strict=True))
         try:
-            result = self._results(table, completions, beside)
+            result = self._results(table, completions, plain_completions)
         except MetricError as error:
             await asyncio.to_thread(self._ledger.failed, str(error))
             raise

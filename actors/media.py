@@ -26,8 +26,8 @@ def without_fillers(table: pa.Table) -> pa.Table:
     if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
         return table
     # Slices instead of `filter`, which would copy the media.
-    kept = pc.not_equal(indices, FILLER_INDEX).to_numpy().astype(np.int8)
-    bounds = np.flatnonzero(np.diff(kept, prepend=0, append=0)).reshape(-1, 2).tolist()
+    is_row = pc.not_equal(indices, FILLER_INDEX).to_numpy().astype(np.int8)
+    bounds = np.flatnonzero(np.diff(is_row, prepend=0, append=0)).reshape(-1, 2).tolist()
     return pa.concat_tables([table.slice(0, 0), *(table.slice(start, stop - start) for start, stop in bounds)])
 
 
@@ -97,15 +97,15 @@ class Media:
         return RowMedia(*self._cache[row], cell["prompt"].as_py(), inputs)
 
 
-def _tensors(cell: pa.StructScalar, held: dict[str, Packed]) -> dict[str, Packed]:
-    """Return copies of the tensors of one row by name; those without data are the ones of `held`."""
+def _tensors(cell: pa.StructScalar, shared: dict[str, Packed]) -> dict[str, Packed]:
+    """Return copies of the tensors of one row by name; those without data are the ones of `shared`."""
     from models.inputs.packing import NUM_LEVELS, Packed, bits_dtype
 
     tensors = {}
     for tensor in cell["tensors"]:
         name = tensor["name"].as_py()
         if not tensor["data"].is_valid:
-            tensors[name] = held[name]
+            tensors[name] = shared[name]
             continue
         dtype, shape = tensor["dtype"].as_py(), tuple(tensor["shape"].as_py())
         data = _copied(tensor["data"], tensor["stored_dtype"].as_py(), tensor["stored_shape"].as_py())

@@ -48,10 +48,10 @@ def drafted_ids(choice: DraftVocabularyConfig, target: TargetModel, num_rows: in
     else:
         assert choice.size is not None, "the schema asks for a path or a size"
         chosen = list(range(min(choice.size, most)))
-    kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
-    if not kept:
+    token_ids = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
+    if not token_ids:
         raise ConfigError(f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones")
-    return kept
+    return token_ids
 
 
 def slice_model(model: TargetModel, choice: DraftVocabularyConfig | None, target: TargetModel) -> TargetModel:

@@ -201,8 +201,8 @@ def acceptance(
         drafter, tree = BlockDrafter(task.network, task.embedding, task.head), Chain(task.network.shape.max_levels)
     elif isinstance(task, LayerCutTask):
         assert isinstance(target, Target)
-        own = Target(task.module, target.front_end, "the trained drafter")
-        drafter, tree = ModelDrafter(own, [Full()], target.vocab_size), Chain(4)
+        trained = Target(task.module, target.front_end, "the trained drafter")
+        drafter, tree = ModelDrafter(trained, [Full()], target.vocab_size), Chain(4)
     else:
         assert isinstance(task, (EagleTask, Eagle3Task))
         drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
