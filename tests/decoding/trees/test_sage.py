@@ -165,7 +165,7 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
         places: dict[int, list[int]] = {}
         for node in range(tree.valid.shape[1]):
             if tree.expanded[row, node]:
-                places.setdefault(int(tree.depth[row, node]), []).append(int(tree.place[row, node]))
+                places.setdefault(int(tree.depth[row, node]), []).append(int(tree.frontier_index[row, node]))
         for level, taken in places.items():
             assert taken == list(range(len(taken))), "frontier places are dense"
             assert level == 0 or len(taken) <= rules.max_expanded
