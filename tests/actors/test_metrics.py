@@ -150,7 +150,7 @@ def test_every_series_is_labelled_with_job_and_method(engine_metrics: metrics.En
     assert set(engine_metrics._metrics) == set(metrics.METRICS)
 
 
-def test_where_no_ray_runs_nothing_is_made() -> None:
+def test_without_ray_no_metrics_are_created() -> None:
     program = """
 import sys
 from actors.metrics import engine_metrics

@@ -47,7 +47,7 @@ def test_one_row_that_kills_costs_three_deaths_and_itself(word: str, place: int)
     assert life.book.num_known() == 1, "only the row that was given up stays known"
 
 
-def test_the_third_death_is_one_with_nothing_beside_the_row() -> None:
+def test_at_its_third_death_a_row_runs_alone() -> None:
     batch = [request(f"s{index}", "LATE" if index == 2 else "fine") for index in range(8)]
     life = Life(slots=4)
     life.run([batch])
@@ -64,7 +64,9 @@ def test_the_third_death_is_one_with_nothing_beside_the_row() -> None:
 @example(poison={0: "POISON", 1: "POISON"}, slots=4, cut=6)
 @example(poison={3: "LATE", 4: "POISON", 8: "LATE"}, slots=2, cut=6)
 @example(poison=dict.fromkeys(range(4), "LATE"), slots=5, cut=12)
-def test_whatever_rows_kill_all_others_come_out_right(poison: dict[int, str], slots: int, cut: int) -> None:
+def test_rows_that_kill_the_process_do_not_change_the_results_of_other_rows(
+    poison: dict[int, str], slots: int, cut: int
+) -> None:
     rows = [request(f"s{index:02}", poison.get(index, "fine")) for index in range(12)]
     batches = [rows[:cut], rows[cut:]]
     life = Life(slots)
@@ -96,7 +98,7 @@ def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death()
     assert life.num_deaths == 1
 
 
-def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselves() -> None:
+def test_suspects_run_first_and_twice_suspected_rows_run_alone() -> None:
     pair, marks = FakePair(), []
     engine = pair.engine(3)
     thread = EngineThread(engine, mark=lambda keys: marks.append(list(keys)))
@@ -112,7 +114,7 @@ def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselv
     assert marks[-1] == []
 
 
-def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
+def test_rows_without_deaths_are_not_recorded_individually() -> None:
     marks: list[object] = []
     thread = EngineThread(FakePair().engine(2), mark=marks.append)
     future = thread.decode([request(f"s{index}") for index in range(9)])

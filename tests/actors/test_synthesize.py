@@ -98,7 +98,7 @@ def test_sampling_of_a_row_reaches_the_engine() -> None:
     assert (result.max_new_tokens, result.guidance_interval) == (4, -1)
 
 
-def test_rows_that_fail_become_as_many_error_rows_beside_the_others() -> None:
+def test_a_failed_prompt_becomes_an_error_row_per_image_and_other_rows_are_unchanged() -> None:
     rows = [
         {"id": "a", "prompt": "fine", "mine": 1},
         {"id": "b", "error": "empty_prompt", "seed": None, "mine": 2},

@@ -83,7 +83,7 @@ def reader(**cells: tuple[float, float]) -> Reader:
     return Reader({}, lambda _, key: [found[key]])
 
 
-def test_a_comparison_has_a_factor_a_slack_a_direction_and_may_need_one_rival_only() -> None:
+def test_comparisons_apply_factor_slack_direction_and_number_of_rivals() -> None:
     read = reader(a=(3.0, 0.1), b=(2.0, 0.1), c=(4.0, 0.1))
     assert Compare("a", {"": "b"})(read) == (True, "3.00 against 2.00")
     assert Compare("a", {"": "b"}, factor=2.0)(read)[0] is False
@@ -108,7 +108,7 @@ def test_a_control_must_accept_as_much_unless_it_accepts_more_and_is_right_more_
     assert check(reader(own=(5.0, 0.01), control=(9.0, 0.01)))[0] is False
 
 
-def test_the_table_has_three_words_and_marks_what_was_not_run() -> None:
+def test_the_table_has_three_verdicts_and_marks_claims_that_were_not_run() -> None:
     read = reader(a=(3.0, 0.1), b=(2.0, 0.1), c=(3.05, 0.1))
     claims = [(own, [Compare(own, {"": other})]) for own, other in (("a", "b"), ("b", "a"), ("a", "c"), ("d", "a"))]
     words = [line.split(" | ")[1:] for line in claims_table(claims, read).splitlines()[2:]]
@@ -161,7 +161,7 @@ ACCEPTED = {f"methods.lvspec.scenarios.{one}.{LENGTH}": 1.0 for one in methods.S
         ("real_vision_clips", {"methods.sd_tree/strong.scenarios.clip.equal_share": 0.9}, "Every lossless"),
     ],
 )
-def test_a_claim_falls_when_its_numbers_do(name: str, changes: dict[str, float], fallen: str) -> None:
+def test_a_claim_is_rejected_if_its_numbers_become_worse(name: str, changes: dict[str, float], fallen: str) -> None:
     results = copy.deepcopy(RESULTS[name])
     for path, value in changes.items():
         *keys, last = (key.replace("!", ".") for key in path.split("."))

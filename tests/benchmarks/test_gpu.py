@@ -103,7 +103,7 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
         assert row["synthetic_tokens"] == least if row["rate"] is None else row["synthetic_tokens"] > least
 
 
-def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
+def test_the_tables_contain_every_result_of_a_run(found: dict[str, Any]) -> None:
     result = show("gpu", found, *gpu.TABLES)
     assert result.count("**") == 2 * len(("attention", "pair", "decoding", "prefill", "generate", "images", "long"))
     assert "has no tree kernel" in result
@@ -122,7 +122,7 @@ def test_prompts_are_prefetched_where_kernels_are_asynchronous(monkeypatch: pyte
     assert not [row["withheld"] for row in found["rows"] if row["withheld"]]
 
 
-def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:
+def test_captured_models_have_captured_decoders_and_eager_models_none(pair: TextPair) -> None:
     bench = gpu_decoding.Bench(pair, "chain, captured", 1, TINY.gamma)
     bench.run([], False)
     models = (pair.targets[CAPTURED], pair.drafters[CAPTURED])

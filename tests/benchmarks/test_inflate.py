@@ -158,7 +158,7 @@ def test_the_check_sees_a_fault(fault: Callable[[Any], None]) -> None:
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
+def test_an_unsupported_model_is_not_inflated_and_the_reason_is_given() -> None:
     model = toy()
     for shape, reason in (
         (replace(OLD, layers=1), "layers is 2 in the source and would shrink to 1"),

@@ -38,7 +38,7 @@ def test_a_gpt_of_another_shape_draws_the_same_image(condition: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["condition.fc1.weight", "norm.weight", "layers.1.mlp.down_proj.weight"])
-def test_a_tensor_that_is_not_as_it_should_be_is_seen(name: str) -> None:
+def test_a_wrongly_inflated_tensor_is_detected(name: str) -> None:
     gpt = toy("text")
     grown = inflate_gpt(gpt, SHAPE)
     grown.get_parameter(name).mul_(1.5)

@@ -133,7 +133,7 @@ def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
     assert found["1/plain"]["whole"] != "kept"
 
 
-def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows_anew(results: Path) -> None:
+def test_without_a_drafter_other_rows_are_measured_and_a_new_drafter_is_measured_again(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
     head, _ = toy.drafters["eagle"]
     for drafters, expected in (

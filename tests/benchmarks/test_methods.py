@@ -61,7 +61,7 @@ def test_only_chains_can_be_followed() -> None:
         run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
 
 
-def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
+def test_video_scenarios_have_equal_numbers_a_score_and_frames_of_their_seed() -> None:
     found = build_video_scenarios(2, 0)
     assert {name: len(cases) for name, cases in found.items()} == dict.fromkeys(VIDEO, 2)
     for cases in found.values():

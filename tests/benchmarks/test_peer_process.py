@@ -66,7 +66,7 @@ def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_pat
     peer.close()
 
 
-def test_what_runs_in_another_environment_imports_nothing_that_is_only_in_ours() -> None:
+def test_modules_for_peer_environments_import_no_dependency_of_this_project() -> None:
     for name, allowed in {
         "harness/process": set(),
         "peers/vllm_peer": {"torch", "transformers", "vllm", "benchmarks.harness.process"},

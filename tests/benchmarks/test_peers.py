@@ -45,7 +45,7 @@ def test_an_output_that_ends_elsewhere_is_different_however_near_the_choices_wer
     assert judge([tokens], near, "bfloat16") == Verdict(1, 0, 0, 1, 0.0)
 
 
-def test_a_lost_output_is_no_comparison() -> None:
+def test_a_missing_output_is_not_compared() -> None:
     with pytest.raises(ValueError, match="1 outputs for 2 sequences"):
         judge(TOKENS[:1], REFERENCE, "bfloat16")
 
@@ -72,7 +72,7 @@ def test_a_row_holds_the_median_and_the_range_of_its_passes() -> None:
     assert (row["peak_bytes"], row["withheld"]) == (7, "")
 
 
-def test_one_pass_that_differs_takes_the_speed_of_all() -> None:
+def test_one_pass_with_different_outputs_removes_the_speed_of_the_row() -> None:
     wrong = Outcome(0.1, [[5, 6, 2], [1]])
     row = make_row([Outcome(2.0, TOKENS), wrong, Outcome(2.0, TOKENS)], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"] is None
@@ -186,7 +186,7 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
 @pytest.mark.parametrize(
     "arguments", [["--requests-per-slot", "8", "2", "0"], ["--launches", "0"], ["--repeats", "1", "1"]]
 )
-def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
+def test_contradictory_command_lines_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(arguments)
 

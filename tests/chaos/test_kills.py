@@ -12,13 +12,13 @@ from tests.chaos import kills
 pytestmark = pytest.mark.slow
 
 
-def test_a_job_killed_in_every_phase_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_job_killed_in_every_phase_has_the_output_of_an_undisturbed_job(tmp_path: Path) -> None:
     found = kills.run(tmp_path, len(kills.PHASES), seed=1)
     assert found["kills_by_phase"] == dict.fromkeys(kills.PHASES, 1)
     assert all(job["num_admitted"] <= job["num_bound"] for job in found["jobs"])
 
 
-def test_the_recorded_fifty_are_of_every_phase_and_within_their_bounds() -> None:
+def test_the_50_recorded_kills_are_of_every_phase_and_within_their_bounds() -> None:
     found = json.loads(kills.RESULTS.read_text())
     assert found["num_kills"] == 50
     assert found["kills_by_phase"] == dict.fromkeys(kills.PHASES, 10)

@@ -14,16 +14,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", overlaps.WHERE)
-def test_an_attempt_that_meets_another_ends_with_every_id_once(tmp_path: Path, kind: str) -> None:
+def test_overlapping_attempts_leave_every_id_once(tmp_path: Path, kind: str) -> None:
     done = overlaps.run_one(tmp_path / "run", kind, random.Random(len(kind)))
     assert done["exit_codes"][1] == overlaps.DONE
 
 
-def test_a_store_that_lost_its_conditional_put_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_store_without_conditional_put_is_refused_at_the_start(tmp_path: Path) -> None:
     assert overlaps.run_unconditional(tmp_path / "run")["exit_codes"] == [2, overlaps.DONE]
 
 
-def test_the_recorded_hundred_are_of_every_kind_and_most_overtaken_attempts_were_shut_out() -> None:
+def test_the_100_recorded_overlaps_are_of_every_kind_and_most_superseded_attempts_were_fenced() -> None:
     found = json.loads(overlaps.RESULTS.read_text())
     assert found["num_runs"] == len(found["runs"]) == 100
     kinds = {"delayed": 30, "frozen": 20, "overlapping": 30, "stopped": 15, "unconditional": 5}

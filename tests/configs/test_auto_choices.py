@@ -75,7 +75,7 @@ def job(method: dict[str, Any], **sections: Any) -> CaptionJobConfig:
     return validate(CaptionJobConfig, data, "job.yaml")
 
 
-def test_a_candidate_that_needs_a_checkpoint_needs_it_named() -> None:
+def test_a_candidate_without_its_required_checkpoint_is_refused() -> None:
     alone = {"target": {"path": "t"}}
     with pytest.raises(ConfigError, match=r"'model', so model\.drafter must name a checkpoint"):
         job({"auto": {"candidates": [LOOKUP, CHAIN]}}, model=alone)

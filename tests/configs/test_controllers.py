@@ -35,14 +35,14 @@ def method(**sections: Any) -> MethodConfig:
         ({"kind": "random"}, "use exact"),
     ],
 )
-def test_depths_by_the_clock_are_refused_where_tokens_follow_from_them(acceptance: Any, reason: str) -> None:
+def test_controllers_that_measure_time_are_refused_if_depths_change_tokens(acceptance: Any, reason: str) -> None:
     tree = {"kind": "chain", "length": 9}
     assert method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller={"kind": "none"})
     with pytest.raises(ValidationError, match=reason):
         method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller=MEASURED)
 
 
-def test_plain_decoding_has_no_depth_to_choose() -> None:
+def test_plain_decoding_refuses_a_controller() -> None:
     with pytest.raises(ValidationError, match="'measured' has nothing to decide where the drafter is 'none'"):
         method(controller=MEASURED)
 
@@ -94,7 +94,7 @@ def test_two_engines_never_share_a_controller() -> None:
     assert made[0] is not made[1]
 
 
-def test_the_controller_is_no_part_of_what_decides_the_output() -> None:
+def test_the_controller_is_not_part_of_the_fingerprint() -> None:
     assert method(drafter=LOOKUP, controller=MEASURED).content() == method(drafter=LOOKUP).content()
     assert method(drafter=LOOKUP, controller=MEASURED).label == "lookup+chain+exact"
 

@@ -90,7 +90,7 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls() -> None:
 
 
 @pytest.mark.parametrize(("tree", "drafter"), [("sage_deep", "perturbed"), ("sage_online", "right")])
-def test_every_row_of_memory_equals_a_fresh_prefill(tree: str, drafter: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(tree: str, drafter: str) -> None:
     checks.check_cache("llava", tree, drafter)
 
 

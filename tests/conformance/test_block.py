@@ -56,7 +56,7 @@ def test_drafts_and_cache_are_right_after_any_number_of_steps_without_drafts(
     block.check_memory(resting_engine(pattern), "llama", wanted)
 
 
-def test_one_forward_drafts_all_levels_and_a_drafter_that_rests_runs_none() -> None:
+def test_one_forward_drafts_all_levels_and_a_drafter_that_is_off_runs_none() -> None:
     engine = block.make_engine("llama", "chain", 1)
     done = checks.run(engine, checks.requests("llama", 3))
     for one in done.values():
@@ -69,7 +69,7 @@ def test_one_forward_drafts_all_levels_and_a_drafter_that_rests_runs_none() -> N
 
 
 @pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)
-def test_a_prompt_that_fails_late_costs_its_row_the_drafts_and_no_other_row_anything(
+def test_a_prompt_that_fails_late_disables_drafts_of_its_row_only(
     pattern: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = checks.requests("llama", 5, Sampling(ignore_eos=True), longest=34)

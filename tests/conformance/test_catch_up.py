@@ -39,19 +39,19 @@ def test_a_models_drafts_are_those_of_the_whole_text_after_any_pattern(pattern: 
     check_chains(pattern)
 
 
-def test_drafts_were_compared_after_long_rests() -> None:
+def test_drafts_after_many_steps_without_drafting_are_compared() -> None:
     assert check_chains(LONG) > 10
 
 
 @pytest.mark.parametrize("widest", [2, 4, missed.WIDEST])
-def test_what_does_not_fit_into_one_forward_is_run_in_several(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_exceed_one_forward_are_caught_up_in_several(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
     assert check_chains(LONG) > 10
 
 
 @pytest.mark.parametrize("pattern", [LONG, MIXED, [1, 0]], ids=str)
 @pytest.mark.parametrize("family", ["llama", "llava"])
-def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: str, pattern: list[int]) -> None:
+def test_the_drafters_kv_cache_equals_a_fresh_prefill_after_every_draft(family: str, pattern: list[int]) -> None:
     engine, drafter = unsettled_engine(pattern, family)
     for request in checks.requests(family, 9):
         engine.submit(request)
@@ -74,7 +74,7 @@ def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: 
     assert num_compared > 5
 
 
-def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does_not_happen() -> None:
+def test_the_drafter_runs_no_forward_without_drafts() -> None:
     engine, drafter = unsettled_engine([0])
     done = checks.run(engine, checks.requests("llama", 6))
     assert drafter.num_forwards == 0
@@ -85,7 +85,7 @@ def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does
     assert sum(result["num_off_steps"] for result in extras) > 10
 
 
-def test_a_drafter_that_rests_makes_no_prompts() -> None:
+def test_a_drafter_that_is_off_prepares_no_prompts() -> None:
     engine, drafter = unsettled_engine([0], "llava")
     made = count_prompts(drafter)
     checks.run(engine, checks.requests("llava", 6))
@@ -98,7 +98,7 @@ def test_a_drafter_that_rests_makes_no_prompts() -> None:
 
 @pytest.mark.parametrize("refused", [{"sample-1", "sample-3"}, {f"sample-{number}" for number in range(5)}], ids=len)
 @pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)
-def test_a_prompt_that_the_drafter_refuses_late_costs_its_row_the_drafts_and_no_other_row_anything(
+def test_a_prompt_that_the_drafter_refuses_late_disables_drafts_of_its_row_only(
     pattern: list[int], refused: set[str]
 ) -> None:
     wanted = long_requests()
@@ -152,7 +152,7 @@ def test_a_heads_drafts_are_those_of_a_slow_head_after_any_pattern(
 @pytest.mark.parametrize(
     ("kind", "widest"), [("eagle", 2), ("eagle", 4), ("eagle", missed.WIDEST), ("vispec", 2), ("vispec", missed.WIDEST)]
 )
-def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
+def test_the_heads_kv_cache_equals_a_fresh_encoding_after_every_draft(
     kind: str, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(missed, "WIDEST", widest)
@@ -161,7 +161,7 @@ def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
     heads.check_memory("llava", "dynamic", kind=kind)
 
 
-def test_a_look_up_knows_the_text_whatever_was_off() -> None:
+def test_lookup_tracks_the_text_through_steps_without_drafts() -> None:
     drafter = LookupDrafter()
     engine = Engine(toys.target("llama"), unsettled(Method(drafter, Chain(4), Exact()), pattern=MIXED), 3, 128)
     for request in checks.requests("llama", 6):

@@ -45,7 +45,7 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(family: str, tr
 
 
 @pytest.mark.parametrize(("family", "tree"), [*((family, "ragged") for family in FAMILIES), ("qwen2_5_vl", "chain")])
-def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(family: str, tree: str) -> None:
     checks.check_cache(family, tree, "perturbed")
 
 

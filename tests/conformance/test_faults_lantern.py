@@ -106,8 +106,8 @@ FAULTS: list[planted.Fault] = [
         the_first_neighbour_beyond_the_bound_is_let_in,
         by_hand.test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would,
     ),
-    (k_does_not_count_the_draft, by_hand.test_k_counts_the_draft_or_does_not),
-    (the_divergence_is_in_bits, by_hand.test_the_closed_forms_find_what_the_definition_finds),
+    (k_does_not_count_the_draft, by_hand.test_k_counts_the_draft_if_k_counts_draft_is_set),
+    (the_divergence_is_in_bits, by_hand.test_the_closed_forms_give_the_neighbours_of_the_definition),
     (gathered_probability_is_forgotten, slow_loop),
     (a_draft_is_judged_by_what_follows_it, slow_loop),
     (

@@ -80,7 +80,7 @@ FAULTS: list[planted.Fault] = [
     (a_missed_token_is_forgotten, lambda: check_chains(LONG)),
     (the_batch_catches_up_only_as_far_as_its_youngest_row, lambda: check_chains(LONG)),
     (a_row_without_missed_pairs_loses_its_root, heads_drafts),
-    (a_look_up_does_not_follow_while_it_rests, test_catch_up.test_a_look_up_knows_the_text_whatever_was_off),
+    (a_look_up_does_not_follow_while_it_rests, test_catch_up.test_lookup_tracks_the_text_through_steps_without_drafts),
 ]
 
 

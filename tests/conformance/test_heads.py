@@ -105,7 +105,9 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, family:
         ("msd", "qwen2_5_vl", "chain"),
     ],
 )
-def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(kind: str, family: str, tree: str) -> None:
+def test_the_heads_kv_cache_equals_a_fresh_encoding_with_the_targets_features(
+    kind: str, family: str, tree: str
+) -> None:
     heads.check_memory(family, tree, kind=kind)
 
 

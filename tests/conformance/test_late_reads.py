@@ -53,7 +53,7 @@ def summary(completion: Completion) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("slots", [1, 3])
 @pytest.mark.parametrize("name", ["plain", "sd-chain", "dynamic", "tabed", "sage", "lookup", "jacobi"])
-def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
+def test_telemetry_equals_that_of_synchronous_output_processing(name: str, slots: int) -> None:
     make, _ = methods.METHODS[name]
     wanted = checks.requests("llava", 9)
     results = []
@@ -71,7 +71,7 @@ def endless(limit: int) -> list[Request]:
     return checks.requests("llama", 7, Sampling(ignore_eos=True), longest=limit)
 
 
-def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
+def test_texts_of_a_fixed_length_take_no_extra_step_of_plain_decoding() -> None:
     steps = []
     for async_output in (False, True):
         engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=async_output)
@@ -80,7 +80,7 @@ def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
     assert steps[0] == steps[1]
 
 
-def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_after() -> None:
+def test_a_row_that_ended_in_an_unprocessed_step_runs_one_step_more_and_frees_its_slot() -> None:
     late, at_once = (
         Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 2, 160, async_output=async_output)
         for async_output in (True, False)
@@ -116,7 +116,7 @@ def test_a_step_is_launched_before_the_previous_one_is_processed(monkeypatch: py
 
 
 @pytest.mark.parametrize("pattern", [[0], [4], resting.LONG, resting.MIXED], ids=str)
-def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
+def test_every_sequence_of_depths_gives_the_targets_output(pattern: list[int], late: None) -> None:
     engine, _ = resting.unsettled_engine(pattern)
     wanted = resting.long_requests()
     done = checks.run(engine, wanted)
@@ -126,12 +126,12 @@ def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle2", "sd-chain"])
-def test_images_have_a_length_that_no_row_runs_beyond(method: str, late: None) -> None:
+def test_no_row_of_an_image_runs_beyond_its_length(method: str, late: None) -> None:
     images.check_equal(method, "class", 4, "sampled-guided")
 
 
 @pytest.mark.parametrize("async_output", [False, True])
-def test_no_second_is_counted_twice(async_output: bool) -> None:
+def test_the_seconds_of_all_phases_sum_to_at_most_the_elapsed_time(async_output: bool) -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, async_output=async_output)
     start = time.perf_counter()
     checks.run(engine, endless(30))
@@ -141,7 +141,7 @@ def test_no_second_is_counted_twice(async_output: bool) -> None:
     assert sum(phases) <= spent
 
 
-def test_where_the_host_computes_steps_are_looked_at_at_once() -> None:
+def test_steps_on_the_cpu_are_processed_synchronously() -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96)
     engine.submit(endless(30)[0])
     engine.step()
@@ -162,7 +162,7 @@ def poison(target: Any, number: int) -> Callable[..., Any]:
     return forward
 
 
-def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_nan_logits_and_rows_past_their_time_limit_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toys.target("llama")
     engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=True)
     monkeypatch.setattr(target.head, "forward", poison(target, 4))
@@ -177,7 +177,7 @@ def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest
     assert {one.error.code for one in done if one.error} == {"row_timeout"}
 
 
-def test_windows_hold_what_was_made_unseen() -> None:
+def test_outputs_are_exact_if_all_drafts_are_accepted_with_asynchronous_output_processing() -> None:
     # Every draft is accepted, so a text crosses the end of the window by several positions at once.
     wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
     method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())

@@ -52,7 +52,7 @@ def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(family: str, tree:
 
 
 @tiers("family, drafter, tree", FAMILIES, [case for case in DRAFTERS if case[0] != "wrong"])
-def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
+def test_the_kv_cache_of_every_row_equals_a_fresh_prefill(family: str, tree: str, drafter: str) -> None:
     checks.check_cache(family, tree, drafter)
 
 

@@ -63,7 +63,7 @@ def test_every_family_gives_the_targets_output_and_keeps_its_features(family: st
 
 
 @pytest.mark.parametrize("kind", ["class", "text"])
-def test_images_come_out_the_same(kind: str, ahead: None) -> None:
+def test_prefetched_prompts_give_the_same_images(kind: str, ahead: None) -> None:
     images.check_equal("sd-chain", kind, 3, "sampled-guided")
 
 
@@ -105,7 +105,7 @@ class Held:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: int, compiled: bool) -> None:
+def test_steps_continue_while_the_front_end_of_the_model_prepares_a_prompt(slots: int, compiled: bool) -> None:
     """With two slots, one is empty meanwhile."""
     target = toys.target("llava")
     if compiled:
@@ -197,7 +197,7 @@ def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
     return threads
 
 
-def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
+def test_out_of_memory_in_prompt_preparation_reduces_slots_and_fails_no_row() -> None:
     target = toys.target("llava")
     target.prefetch_prompts()
     wanted = shown(7, 6)
@@ -215,7 +215,7 @@ def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
     assert threading.get_ident() not in threads
 
 
-def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
+def test_a_recovering_engine_prefetches_the_prompts_of_waiting_rows() -> None:
     target = toys.target("llava")
     target.prefetch_prompts()
     wanted = shown(4)

@@ -61,7 +61,7 @@ def jacobi_engine(target: Target, slots: int = 3, async_output: bool | None = No
 
 
 @pytest.mark.parametrize("async_output", [False, True])
-def test_choices_that_do_not_change_are_all_accepted(async_output: bool) -> None:
+def test_drafts_of_unchanged_choices_are_all_accepted(async_output: bool) -> None:
     """Where the noise decides, a position's choice is the same in every step, so every draft that a forward has reached
     is right, in refilled slots too. If c drafts of a window W are right, the step accepts c, and W − c choices remain
     as drafts of the next step: W / 2 drafts on average."""
@@ -74,7 +74,7 @@ def test_choices_that_do_not_change_are_all_accepted(async_output: bool) -> None
         assert one.telemetry.drafter_forwards == 0
 
 
-def test_hot_images_are_accepted_under_guidance() -> None:
+def test_jacobi_accepts_drafts_of_guided_images_at_high_temperature() -> None:
     wanted = image_toys.requests("class", 6, Sampling(temperature=60.0, guidance_scale=4.0))
     target = image_toys.target("class")
     plain = checks.run(Engine(target, images.METHODS["plain"](target, "class"), 3, 64), wanted)
@@ -86,7 +86,7 @@ def test_hot_images_are_accepted_under_guidance() -> None:
 
 @pytest.mark.parametrize("pattern", [MIXED, [0], [5], [1, 5, 0, 3]], ids=str)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_known_whatever_depths_a_controller_chooses(drafter: str, pattern: list[int]) -> None:
+def test_training_free_drafters_track_the_text_at_every_depth(drafter: str, pattern: list[int]) -> None:
     made = DRAFTERS[drafter]()
     method = unsettled(Method(made, Chain(WINDOW), Exact()), pattern=pattern)
     engine = Engine(toys.target("llama"), method, 3, 128)
@@ -164,7 +164,7 @@ def test_tokens_do_not_depend_on_what_finished_before(sampling: Sampling) -> Non
     assert len(drafted) > 1, "the history has to change the drafts"
 
 
-def test_outputs_are_noted_in_the_order_in_which_they_end_and_failed_ones_are_not(
+def test_outputs_enter_the_corpus_in_the_order_in_which_they_finish_and_failed_ones_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, noted = suffix_engine(), []

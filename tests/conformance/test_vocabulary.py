@@ -125,7 +125,7 @@ def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None
     assert accepted == 0
 
 
-def test_the_right_drafter_is_accepted_up_to_the_first_token_that_it_may_not_say() -> None:
+def test_the_targets_own_drafts_are_accepted_up_to_the_first_token_outside_the_draft_vocabulary() -> None:
     request = Request("one", toys.prompt("llama", 0)[0], (), Sampling(max_new_tokens=16))
     result = checks.generated("llama", request, frozenset())
     missing = result[4]

@@ -132,7 +132,7 @@ def test_history_lowers_and_raises_the_deepest_tree_once_its_window_is_full() ->
     assert step(policy, slots, root, 8, torch.tensor([0, 3]))[1].tolist() == [8, 8]
 
 
-def test_a_root_without_candidates_teaches_nothing() -> None:
+def test_a_root_without_candidates_does_not_change_the_next_plan() -> None:
     policy = SageTree()
     policy.open(blocks.spec())
     slots, root = blocks.slots(0), torch.tensor([SURE])
@@ -221,7 +221,7 @@ def test_the_longest_match_is_copied_and_among_equals_the_latest_or_first() -> N
     assert found([5, 5]) == 1
 
 
-def test_nothing_is_matched_across_or_copied_from_visual_columns() -> None:
+def test_lookup_neither_matches_across_visual_tokens_nor_copies_them() -> None:
     assert found([5, NO_TOKEN, NO_TOKEN, 5]) is None, "a visual column follows the only match"
     assert found([NO_TOKEN, 6, 7, NO_TOKEN, 6]) == 2
     assert found([NO_TOKEN, 6, 7, NO_TOKEN, 6], least=2) is None, "visual columns equal nothing, not even each other"
@@ -267,7 +267,7 @@ def test_a_copy_runs_on_past_the_texts_end_and_a_row_without_a_match_drafts_noth
     assert tree.draft_probs[0, 0, 7] == 1.0, "a copied token is certain"
 
 
-def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
+def test_accepted_tokens_are_searched_from_the_next_step_on() -> None:
     drafter, slots = admitted([[5, 6, 7, 8, 5, 6], [5, 6, 7, 8]])
     policy = Chain(3)
     tree = drafted(drafter, policy, slots, torch.tensor([6, 8]), 3)
@@ -284,7 +284,7 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     assert drafter.extras(1) == {"lookup_match_rate": 0.5, "lookup_match_tokens_mean": 1.0}
 
 
-def test_a_prompts_visual_columns_are_never_copied() -> None:
+def test_visual_tokens_of_a_prompt_are_never_copied() -> None:
     drafter, slots = admitted([[5, 3, 3, 6, 5]], [[False, True, True, False]])
     assert drafter._text[0, :6].tolist() == [5, NO_TOKEN, NO_TOKEN, 6, 5, NO_TOKEN]
     assert lines(drafted(drafter, Chain(3), slots, torch.tensor([5]), 3), 0) == set()

@@ -203,7 +203,7 @@ def test_a_drafters_processor_that_fails(family: str, context: Context) -> None:
     check(run(drafting(family, [context], model), family, wanted), family, wanted, failed, "prompt_refused")
 
 
-def test_guided_pruning_where_the_drafter_has_other_columns_than_the_target() -> None:
+def test_guided_pruning_of_other_columns_than_the_targets_decodes_the_row_without_drafts() -> None:
     """The drafter looks at tiles of the picture, the target at one square."""
     wanted = checks.requests("llava", 6)
     failed = {one.sample_id for one in wanted if one.images}

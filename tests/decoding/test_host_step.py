@@ -32,7 +32,7 @@ def at_once(step: StepResult) -> HostStep:
 
 @pytest.mark.parametrize("read", [at_once, by_packed_copy])
 @pytest.mark.parametrize("has_levels", [False, True])
-def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult], HostStep]) -> None:
+def test_the_host_copy_of_a_step_equals_its_tensors(has_levels: bool, read: Callable[[StepResult], HostStep]) -> None:
     torch.manual_seed(0)
     tokens = torch.tensor([[3, 2**40 + 1], [0, -1]])
     logprobs = torch.rand(2, 2).log()

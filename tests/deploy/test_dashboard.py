@@ -69,7 +69,7 @@ def test_legends_use_labels_that_their_expression_keeps(dashboard: dict[str, Any
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target["expr"]
 
 
-def test_variables_and_panels_hold_together(dashboard: dict[str, Any]) -> None:
+def test_variables_and_panels_of_the_dashboard_are_consistent(dashboard: dict[str, Any]) -> None:
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert list(variables) == ["datasource", "job_id", "method"]
     for name in LABELS:

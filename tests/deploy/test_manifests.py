@@ -91,7 +91,7 @@ def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[s
         assert container["ports"][-1]["containerPort"] == 8080  # where the annotation sends Prometheus
 
 
-def test_a_pod_that_is_to_go_drains_as_long_as_it_may_take(manifest: dict[str, Any]) -> None:
+def test_a_terminated_pod_has_the_grace_period_that_draining_needs(manifest: dict[str, Any]) -> None:
     assert hasattr(ray_constants, DRAIN), "Ray reads it by another name"
     for name, pod in pods(manifest).items():
         (drain_s,) = [float(one["value"]) for one in pod["containers"][0].get("env", []) if one["name"] == DRAIN] or [0]
@@ -99,7 +99,7 @@ def test_a_pod_that_is_to_go_drains_as_long_as_it_may_take(manifest: dict[str, A
         assert drain_s + 5 <= pod.get("terminationGracePeriodSeconds", 30), f"{name} is killed before it has drained"
 
 
-def test_the_driver_is_left_the_time_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
+def test_the_driver_has_a_grace_period_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
     head = pods(manifest)["head"]
     variables = {one["name"]: one["value"] for one in head["containers"][0]["env"]}
     assert int(variables[STOP_WAIT_VARIABLE]) == CLUSTER_WAIT_S > GRACE_S
@@ -208,7 +208,7 @@ def test_the_launchers_file_is_one_by_rays_own_schema(launcher: dict[str, Any]) 
     assert complaints({**launcher, "max_worker": 3}, schema) != []
 
 
-def test_the_launchers_groups_hold_together(launcher: dict[str, Any]) -> None:
+def test_the_node_groups_of_the_launcher_file_are_consistent(launcher: dict[str, Any]) -> None:
     kinds = launcher["available_node_types"]
     assert launcher["head_node_type"] in kinds
     assert kinds["head"]["resources"] == {"CPU": 0, "GPU": 0}

@@ -106,7 +106,7 @@ def test_every_method_produces_the_targets_output(device: str, dtype: str) -> No
 
 @pytest.mark.parametrize("name", ["plain, captured", "chain, captured"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_recorded_anew_once_every_size_was_seen(device: str, name: str) -> None:
+def test_no_graph_is_captured_again_after_every_size_was_run(device: str, name: str) -> None:
     pair = make_pair(device, "float32" if device == "cpu" else "bfloat16")
     bench = Bench(pair, name, 3, TINY.gamma)
     bench.run(requests(pair), False)
@@ -172,7 +172,7 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
 
 
 @pytest.mark.parametrize("device", ON_GPU)
-def test_the_watch_sees_a_step_that_waits(device: str) -> None:
+def test_the_check_finds_a_step_that_waits_for_the_device(device: str) -> None:
     """The planted fault."""
     with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(1, device=device).item()

@@ -113,7 +113,7 @@ def test_what_cannot_be_prefixed_is_refused_with_its_file_and_line(source: str, 
     assert str(refused.value).startswith(reason)
 
 
-def test_texts_that_only_look_like_modules_stay() -> None:
+def test_texts_that_resemble_modules_are_not_prefixed() -> None:
     source = b"a = 'source.path', 'model.target', 'jobs', 'pipeline.gone', 'models.target is one', 'files.'\n"
     assert prefixed(source, "x.py") == source
 

@@ -182,7 +182,7 @@ def test_a_second_run_finds_nothing_to_do_and_another_config_is_refused(
 
 
 @pytest.mark.slow
-def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
+def test_a_limited_run_is_resumed_and_keeps_its_rows(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out")]

@@ -136,14 +136,14 @@ def test_the_terminal_has_one_line_for_each_death_and_no_stack_trace(run: Run) -
     assert all(line.endswith(f"(log: {path})") for line in own)
 
 
-def test_the_log_has_what_the_terminal_leaves_out(run: Run) -> None:
+def test_the_log_has_the_details_that_the_terminal_omits(run: Run) -> None:
     log = (run.folder / "out/_job/logs/attempt-000001.log").read_text()
     for pid in (run.stopped, run.killed):
         assert re.search(rf"Worker PID: {pid}\b", log)
     assert json.loads((run.folder / "out/_job/summary.json").read_text())
 
 
-def test_the_limit_has_a_lower_edge() -> None:
+def test_max_silence_s_has_a_lower_bound() -> None:
     """The limit is a field of the job with a lower edge."""
     from pydantic import ValidationError
 

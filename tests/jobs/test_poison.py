@@ -79,6 +79,6 @@ def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> No
         assert len(run(rows, tmp_path, ledger)) == 64
 
 
-def test_what_ends_a_job_otherwise_stays_its_own_error(tmp_path: Path) -> None:
+def test_other_errors_that_end_a_job_keep_their_type(tmp_path: Path) -> None:
     with open_ledger(max_error_share=0.0) as ledger, pytest.raises(RayError), job_error(ledger):
         ray.get(ray.remote(lambda: 1 // 0).remote())

@@ -66,7 +66,7 @@ def rows_of(output: Path) -> dict[str, dict[str, Any]]:
         ("zoo_video_sd", ("source.video.clip_s=1.5",), 8, False),
     ],
 )
-def test_rows_are_equal_wherever_the_processor_runs(
+def test_rows_are_equal_with_the_processor_in_tasks_and_in_actors(
     name: str, more: tuple[str, ...], num_rows: int, keeps_pixels: bool, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     found = {}
@@ -141,7 +141,7 @@ def test_auto_is_tasks_for_actors_on_gpus(
     assert (plan.processing is not None) == in_tasks
 
 
-def test_outputs_of_processors_keep_their_share(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_outputs_of_processors_stay_within_their_share_of_memory(sources: dict[str, Path], tmp_path: Path) -> None:
     """Sizes are estimated before decoding, and contain every picture of other sizes."""
     path, overrides = overrides_of("zoo_sd_chain", sources, tmp_path / "out", "pool.processor=tasks")
     plan = make_plan(load_job(CaptionJobConfig, path, overrides))

@@ -129,9 +129,7 @@ def test_code_of_the_user_is_shipped_beside_the_job_file(client: Client, tmp_pat
     assert shipped == {"submitted/mine.yaml", "submitted/mine_package/drafter.py", "submitted/mine_words.py"}
 
 
-def test_a_module_that_is_not_there_is_refused_before_the_submission(
-    client: Client, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_module_is_refused_before_the_submission(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     drafter = "method={drafter: {kind: 'mine_nowhere:Mine'}}"
     assert submit.main([*CAPTION, *ADDRESS, drafter]) == submit.REFUSED
     assert "refused: method.drafter: mine_nowhere:Mine: there is no module" in capsys.readouterr().err
@@ -264,7 +262,7 @@ def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
     assert output.endswith("captioning 4 files\ndone\n")
 
 
-def test_a_cluster_that_is_gone_ends_following(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_ends_if_the_cluster_is_unreachable(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.num_cuts = 10**6
     monkeypatch.setattr(pipeline.cluster.jobs, "MAX_LOST_CONNECTIONS", 3)
     assert submit.main([*CAPTION, *ADDRESS]) == submit.FAILED
@@ -304,7 +302,7 @@ def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
     assert client.submitted == []
 
 
-def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_for_unknown_submissions_are_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     for asked in ("--status", "--follow", "--stop"):
         assert submit.main([*ADDRESS, asked, "gone-1"]) == submit.REFUSED, asked
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.REFUSED
@@ -317,7 +315,7 @@ def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.
     assert "--address: give the address of the cluster's dashboard" in output
 
 
-def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
+def test_jobs_that_cannot_run_on_a_cluster_are_refused_before_the_upload(
     client: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()

@@ -149,7 +149,7 @@ def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: P
     assert "attempt            2, which made 1 rows" in summary.show(found)
 
 
-def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tmp_path: Path) -> None:
+def test_trials_are_shown_with_the_interval_and_outcome_of_each_method(tmp_path: Path) -> None:
     directory = OutputDir(str(tmp_path))
     table = result_table([completion_of((2,), 3)] * 6, ["not_an_image"])
     method = pa.array(["plain", "chain", "chain", "chain", "plain", "chain", "auto"])

@@ -114,7 +114,7 @@ def drafted(folders: ImageFolders, tmp_path_factory: pytest.TempPathFactory, loc
     return run(job, folder)
 
 
-def test_every_prompt_gives_three_rows_good_or_bad(drafted: Path) -> None:
+def test_every_prompt_gives_three_rows_with_images_or_errors(drafted: Path) -> None:
     good, bad = rows_of(drafted, "data"), rows_of(drafted, "errors")
     assert set(good) == {f"{name}#{replica}" for name in GOOD for replica in range(3)}
     assert {name: row["error_type"] for name, row in bad.items()} == {
@@ -152,7 +152,7 @@ def test_images_of_a_prompt_differ_unless_they_are_greedy(drafted: Path) -> None
         assert len(different) == (1 if TEMPERATURES.get(name) == 0.0 else 3)
 
 
-def test_an_image_is_what_the_vq_model_makes_of_its_codes(drafted: Path, folders: ImageFolders) -> None:
+def test_an_image_is_the_output_of_the_vq_model_for_its_codes(drafted: Path, folders: ImageFolders) -> None:
     painter = VqPainter(load_vq(CheckpointRef(str(folders.vq)), "float32", CPU), images.GRID, CPU)
     rows = list(rows_of(drafted, "data").values())
     expected, _ = painter.paint(np.array([row["codes"] for row in rows]))

@@ -378,7 +378,7 @@ def finished(folder: Path) -> None:
         (finished, (), "holds a finished head"),
     ],
 )
-def test_a_run_that_cannot_be_taken_up_is_refused(
+def test_a_run_that_cannot_be_resumed_is_refused(
     spoil: Callable[[Path], None] | None,
     overrides: tuple[str, ...],
     message: str,
@@ -404,7 +404,7 @@ def test_a_source_that_changed_meanwhile_is_refused(
     assert "source.listing, source.num_files changed" in capsys.readouterr().err
 
 
-def test_what_decides_nothing_may_change_between_runs(begun: Path, source: Path) -> None:
+def test_fields_outside_the_fingerprint_may_change_between_runs(begun: Path, source: Path) -> None:
     assert main(command(source, begun, "workers.max_forward_rows=2", "workers.read_ahead_batches=1")) == DONE
 
 

@@ -119,7 +119,7 @@ def test_a_head_trained_on_a_jobs_output_drafts_the_same_texts(answered: Path, s
     assert main(command(tmp_path / "faster", tmp_path / "next", "training.num_steps=1")) == DONE
 
 
-def test_what_is_taught_is_what_the_target_generated(answered: Path, tmp_path: Path) -> None:
+def test_training_samples_are_the_texts_that_the_target_generated(answered: Path, tmp_path: Path) -> None:
     """Every taught sample is the prompt and the tokens of its row, and the target's own choice at every token."""
     head, job = tmp_path / "head", command(answered, tmp_path / "head")
     assert main([*job, "training.num_steps=1"]) == DONE

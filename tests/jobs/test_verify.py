@@ -147,7 +147,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
         (["pool.num_gpus=1", "--share", "1"], "pool.num_gpus: 1 GPU for each actor, and this Ray has no GPU"),
     ],
 )
-def test_what_cannot_be_verified_is_refused_before_ray_starts(
+def test_outputs_that_cannot_be_verified_are_refused_before_ray_starts(
     clean: Path, arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "verify", lambda *_: pytest.fail("the rows are decoded"))

@@ -161,7 +161,7 @@ def test_noise_is_farther_from_pictures_than_other_pictures_are_in_any_batch(rea
     np.testing.assert_allclose(image_features(reader, images[:5], 2), first[:5], atol=1e-4)
 
 
-def test_what_cannot_be_measured_is_refused(reader: Reader) -> None:
+def test_inputs_that_cannot_be_measured_are_refused(reader: Reader) -> None:
     image = np.zeros((96, 96, 3), dtype=np.uint8)
     with pytest.raises(ValueError, match="zip"):
         measure_described(reader, [image], [])

@@ -103,7 +103,7 @@ def test_only_captions_are_learned() -> None:
 
 
 @pytest.mark.slow
-def test_training_begins_with_words_and_goes_on_with_images_and_repeats() -> None:
+def test_training_starts_with_words_continues_with_images_and_is_repeatable() -> None:
     learners = [Learner(tiny_model(), TOKENIZER) for _ in range(3)]
     for learner, word_steps in zip(learners, (1, 1, 2), strict=True):
         learner.train(word_steps, 2, 2, 0)

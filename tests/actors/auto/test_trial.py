@@ -123,7 +123,7 @@ def test_a_clear_winner_ends_the_trial_early_and_a_tie_is_tried_for_all_rounds()
     assert sorted(one.note for one in trial.choices[0].standings) == [CHOSEN, WITHIN]
 
 
-def test_drift_between_rounds_favours_no_candidate() -> None:
+def test_a_machine_that_slows_down_during_a_trial_favours_no_candidate() -> None:
     """A machine that becomes slower with time slows the later blocks of all candidates."""
     workload = Workload(4, 32, 0.2, 0.5)
     makers = Makers(lambda _: workload)
@@ -152,7 +152,7 @@ def test_drift_between_rounds_favours_no_candidate() -> None:
 @example(slots=4, number=600, sick={3, 5, 40, 41, 42}, sick_method="both", max_rounds=3, seed=0)
 @example(slots=1, number=200, sick={20, 21, 22, 23}, sick_method="chain-2", max_rounds=2, seed=0)
 @example(slots=9, number=700, sick=set(), sick_method="nobody", max_rounds=4, seed=1)
-def test_every_row_is_decoded_once_and_told_by_its_method(
+def test_every_row_is_decoded_once_and_records_its_method(
     slots: int, number: int, sick: set[int], sick_method: str, max_rounds: int, seed: int
 ) -> None:
     ill = {f"s{index}" for index in sick} if sick_method != "nobody" else set()
@@ -172,7 +172,7 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
     assert all(len(choice.standings) == 3 for choice in trial.choices)
 
 
-def test_free_slots_are_those_that_no_row_will_take() -> None:
+def test_free_slots_exclude_those_of_waiting_rows() -> None:
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     assert trial.num_free_slots == 4
@@ -186,7 +186,7 @@ def test_free_slots_are_those_that_no_row_will_take() -> None:
     assert trial.num_free_slots == 0
 
 
-def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_rows_are_prefetched_by_the_engine_that_decodes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[list[str]] = []
 
     def expect(_: CostEngine, requests: Iterable[Request]) -> None:
@@ -285,7 +285,7 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
     assert trial.num_free_slots == (8 if trial.choices[0].method == "plain" else 2)
 
 
-def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
+def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
     makers = Makers(lambda _: Workload(4, 24, 0.05, 0.8))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     trial.submit(request(0))
@@ -299,7 +299,7 @@ def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
             trial.step()
 
 
-def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> None:
+def test_an_engine_thread_with_a_trial_completes_suspects_and_rows_that_run_alone() -> None:
     makers = Makers(lambda _: Workload(3, 9, 0.2, 0.5, noise=0.1))
     trial = MethodTrial(makers.candidates(), 3, 2, RECHECKS, makers.clock)
     marked: list[list[str]] = []
@@ -352,7 +352,7 @@ def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
     assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)
 
 
-def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -> None:
+def test_stable_acceptance_starts_no_second_trial_and_rechecks_are_bounded() -> None:
     steady = Workload(4, 24, 0.05, 0.8, noise=0.05)
     makers = Makers(lambda _: steady, seed=2)
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
@@ -365,7 +365,7 @@ def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -
         assert len(trial.choices) == 1 + max_rechecks
 
 
-def test_plain_decoding_shows_no_acceptance_and_is_questioned_ever_more_rarely() -> None:
+def test_plain_decoding_is_rechecked_at_growing_intervals() -> None:
     hard, easy = (Workload(4, 12, 0.2, alpha, noise=0.02) for alpha in (0.1, 0.9))
     makers = drifting(hard, easy, 400)
     trial = MethodTrial(makers.candidates(), 4, 2, RECHECKS, makers.clock)

@@ -74,7 +74,7 @@ def test_a_loaded_pair_with_a_block_drafter_gives_the_targets_own_tokens(folders
     assert any(one.telemetry.num_accepted_draft_tokens for one in done.values())
 
 
-def test_a_slot_is_reckoned_no_smaller_than_what_an_engine_allocates(
+def test_the_estimated_memory_of_a_slot_is_at_least_what_an_engine_allocates(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[slot_count.Sizes] = []

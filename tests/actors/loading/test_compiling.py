@@ -42,7 +42,9 @@ def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.M
         assert compiled(PoolConfig(compile="never"), toys.target("qwen2")) == [False]
 
 
-def test_what_cannot_be_compiled_runs_uncompiled_unless_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_compiled_runs_uncompiled_unless_compilation_is_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
     target = toys.target("llava")
     target.decoder.double()

@@ -173,7 +173,7 @@ REFUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_is_not_built_is_refused_by_name_and_can_be_left_out(saved: Path, tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused_by_name_and_can_be_ignored(saved: Path, tmp_path: Path) -> None:
     target = written(saved, tmp_path, REFUSED)
     with pytest.raises(ConfigError) as caught:
         pair.check(job(target))
@@ -261,7 +261,7 @@ def test_a_broken_file_is_refused_and_not_taken_for_none(saved: Path, tmp_path: 
         pair.check(job(target))
 
 
-def test_what_is_no_file_of_settings_is_refused_unread(saved: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_settings_file_is_refused_unread(saved: Path, tmp_path: Path) -> None:
     target = written(saved, tmp_path, None)
     os.mkfifo(target / "generation_config.json")
     with pytest.raises(ConfigError, match=r"generation_config\.json: it is no file of at most 16 MiB"):
@@ -294,7 +294,7 @@ def test_a_structure_takes_no_minimum_length(saved: Path, tmp_path: Path) -> Non
         job(target, {"min_length": 4}, **choices)
 
 
-def test_a_plan_names_what_is_asked_for_and_what_is_used(saved: Path, tmp_path: Path) -> None:
+def test_a_plan_names_requested_settings_and_used_settings(saved: Path, tmp_path: Path) -> None:
     asked = {"min_new_tokens": 4, "do_sample": True, "top_p": 0.8, "bad_words_ids": [[5]], "temperature": 1.0}
     target = written(saved, tmp_path, asked | {"no_repeat_ngram_size": 2, "suppress_tokens": [*range(40, 60)]})
     assert pair.check(job(target, {"no_repeat_ngram_size": 0})).generation.lines() == {
@@ -306,7 +306,7 @@ def test_a_plan_names_what_is_asked_for_and_what_is_used(saved: Path, tmp_path: 
     assert pair.check(job(saved / "llama")).generation == Generation()
 
 
-def test_outputs_of_targets_that_ask_for_nothing_have_the_content_that_they_had(saved: Path, tmp_path: Path) -> None:
+def test_targets_without_generation_settings_keep_the_content_of_old_outputs(saved: Path, tmp_path: Path) -> None:
     names = {"max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "ignore_eos"}
     plain = resolved(job(saved / "llama", {"from_checkpoint": True, "ignored_settings": ["num_beams"]}))
     assert plain.content({})["sampling"].keys() == names
@@ -318,7 +318,7 @@ def test_outputs_of_targets_that_ask_for_nothing_have_the_content_that_they_had(
     assert resolved(again).sampling == asking.sampling
 
 
-def test_a_measurement_has_the_processors_and_leaves_out_what_is_not_built(saved: Path, tmp_path: Path) -> None:
+def test_a_benchmark_uses_the_logits_processors_and_ignores_unsupported_settings(saved: Path, tmp_path: Path) -> None:
     target = job(written(saved, tmp_path, PROCESSED | {"num_beams": 3})).model.target
     options = measured_options("target", target, 64)
     assert (options["repetition_penalty"], options["min_new_tokens"], options["temperature"]) == (1.4, 4, 0.0)

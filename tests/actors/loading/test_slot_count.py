@@ -59,17 +59,17 @@ def sizes(one: MethodConfig, context: int = 160) -> int:
 
 
 @pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_as_many_slots_are_taken_as_fit_and_no_more(one: MethodConfig) -> None:
+def test_the_slot_count_is_the_largest_that_fits_into_memory(one: MethodConfig) -> None:
     each = sizes(one)
     assert [count(free, one)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_there_is_always_one(free: int) -> None:
+def test_the_slot_count_is_at_least_one(free: int) -> None:
     assert count(free, PLAIN)[0] == 1
 
 
-def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
+def test_the_slot_count_is_bounded_by_useful_slots_and_rows_in_flight() -> None:
     plenty = 10**15
     slots, reason = count(plenty, PLAIN)
     assert slots == 32
@@ -82,7 +82,7 @@ def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
 
 
 @pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
-def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: MethodConfig) -> None:
+def test_the_estimated_memory_of_a_slot_is_at_least_what_engines_allocate(one: MethodConfig) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
     built = build_method(one, drafter if one.needs_checkpoint else None, target)
     engine = checks.Engine(target, built, 8, 160)
@@ -109,7 +109,7 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: MethodCon
     assert sizes(one) <= held / 8 + logits + spare
 
 
-def test_of_several_methods_the_largest_counts() -> None:
+def test_the_method_with_the_largest_slots_determines_the_slot_count() -> None:
     auto = method(auto={"candidates": [json.loads(CHAIN.model_dump_json())]})
     free = 5 * sizes(CHAIN)
     assert [one.label for one in auto.methods] == ["plain", "model+chain+exact"]
@@ -164,7 +164,7 @@ def test_an_actor_counts_slots_once_and_reports_them_to_its_metrics(monkeypatch:
     assert [engine.slots for engine in fake.engines] == [7]
 
 
-def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_pair_counts_its_own_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toys.save("llama", tmp_path / "target")
     checkpoint = {"path": str(tmp_path / "target"), "dtype": "float32", "device": "cpu"}
     job = CaptionJobConfig.model_validate_json(
@@ -209,7 +209,7 @@ def test_other_slots_than_numbers_and_auto_are_refused(value: str, reason: str) 
     assert reason in str(caught.value)
 
 
-def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None:
+def test_slots_auto_does_not_change_the_fingerprint_of_a_job() -> None:
     for kind, name in ((CaptionJobConfig, "demo_caption"), (SynthesizeJobConfig, "zoo_images_plain")):
         jobs = [load_preset(kind, name, (f"pool.slots={value}",)) for value in ("auto", "3")]
         assert jobs[0].pool.slots == "auto"

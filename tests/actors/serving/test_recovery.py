@@ -136,7 +136,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> Non
 @example(words=["SICK", "HUGE", "SICK", "fine", "HUGE"], slots=4, room=2, huge=5)
 @example(words=["SICK", "SICK", "SICK"], slots=1, room=1, huge=1)
 @example(words=["fine", "SICK", "fine", "HUGE"], slots=3, room=2, huge=2)
-def test_whatever_fails_every_row_comes_to_its_own_end(words: list[str], slots: int, room: int, huge: int) -> None:
+def test_every_row_has_one_result_whatever_fails(words: list[str], slots: int, room: int, huge: int) -> None:
     maker = Maker(room, huge)
     engine = RecoveringEngine(maker.make, maker.plain, slots)
     found = run(engine, [request(index, word) for index, word in enumerate(words)])
@@ -151,7 +151,7 @@ def test_whatever_fails_every_row_comes_to_its_own_end(words: list[str], slots: 
             assert one.telemetry.degraded == (word == "SICK")
 
 
-def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
+def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
     pair = FakePair()
     engine = RecoveringEngine(pair.engine, pair.plain_engine, 2)
     engine.submit(Request("a", "CRASH"))

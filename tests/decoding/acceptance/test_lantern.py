@@ -65,7 +65,7 @@ def same(one: AcceptanceResult, other: AcceptanceResult) -> bool:
 # --- greedy --------------------------------------------------------------------------------------------------------
 
 
-def test_a_greedy_row_judges_raw_logits_whatever_the_filters_of_others() -> None:
+def test_greedy_rows_are_verified_with_the_target_logits_whatever_the_filters_of_other_rows() -> None:
     """In a batch with a sampled row: temperature and filters are for that row alone."""
     one = blocks.verification(blocks.chain([12], [12]), logits_of(PROBS, {7: 1.0}).expand(2, -1, -1), temperature=0.7)
     temperature = torch.tensor([0.0, 0.7])

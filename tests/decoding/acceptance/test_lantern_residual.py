@@ -57,14 +57,14 @@ def weighed(
 # --- by hand -------------------------------------------------------------------------------------------------------
 
 
-def test_the_papers_residual_empties_the_neighbourhood_and_nothing_else() -> None:
+def test_the_residual_of_the_paper_removes_the_neighbourhood_and_nothing_else() -> None:
     # A(0) = {0, 2, 3} at δ = 0.21.
     weight, rest = weighed(made(5, 0.21, "paper"), 0, Q, None)
     assert weight == pytest.approx(0.50)
     assert rest == pytest.approx([0.0, 0.5, 0.0, 0.0, 0.5])
 
 
-def test_the_codes_residual_of_a_certain_draft_empties_one_neighbour_more_than_is_looked_at() -> None:
+def test_the_residual_of_the_published_code_removes_one_neighbour_more_than_it_examines() -> None:
     # Two neighbours of 0 are looked at, (2, 3), of which δ = 0.06 lets in the first; 2, 3 and 1 are emptied.
     weight, rest = weighed(made(2, 0.06, "code"), 0, Q, None)
     assert weight == pytest.approx(0.35)
@@ -75,7 +75,7 @@ def test_the_codes_residual_of_a_certain_draft_empties_one_neighbour_more_than_i
     assert rest == pytest.approx([0.0, 0.25 / 0.7, 0.05 / 0.7, 0.15 / 0.7, 0.25 / 0.7])
 
 
-def test_the_paper_judges_by_the_targets_distribution_and_the_code_by_what_is_left_of_it() -> None:
+def test_neighbourhoods_use_the_targets_distribution_in_the_paper_and_the_residual_in_the_code() -> None:
     # A refused sibling took 4: what is left of Q is (0.4, 1/3, 1/15, 0.2, 0). The neighbours of 0 are 2 and 3.
     left = [0.30 / 0.75, 0.25 / 0.75, 0.05 / 0.75, 0.15 / 0.75, 0.0]
     # In Q they have 0.20, within 0.21; in what is left 0.267.

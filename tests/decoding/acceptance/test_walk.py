@@ -127,7 +127,7 @@ def test_the_walk_takes_the_first_child_that_is_the_targets_choice(data: st.Data
     assert not result.relaxed.any()
 
 
-def test_of_equal_siblings_the_first_is_followed_even_where_the_second_leads_on() -> None:
+def test_of_siblings_with_equal_tokens_the_first_is_followed() -> None:
     drafts = blocks.tree([[39, 4, 4, 5]], [-1, 0, 0, 2])
     result = walk_choices(drafts, torch.tensor([[4, 7, 5, 8]]))
     assert (result.path.tolist(), result.n.tolist(), result.next.tolist()) == ([[0, 1, 0]], [2], [7])

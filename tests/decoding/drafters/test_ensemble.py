@@ -124,7 +124,7 @@ def weights_of(ensemble: Ensemble) -> list[float]:
     return found
 
 
-def test_a_step_moves_the_weight_to_the_lane_that_was_right() -> None:
+def test_a_step_moves_the_weight_to_the_lane_with_the_correct_prediction() -> None:
     # Candidates w·GOOD + (1−w)·BAD put token 0 first for w > 0.5; among those, w = 1 has the smallest KL to the target.
     assert weights_of(one_step(EnsembleOptions("matches"), [GOOD, BAD], GOOD, 0)) == [1.0, 0.0]
     assert weights_of(one_step(EnsembleOptions("matches"), [BAD, GOOD], GOOD, 0)) == [0.0, 1.0]
@@ -209,7 +209,7 @@ def test_an_ensemble_of_four_contexts_is_lossless_and_independent_of_the_batch(p
     assert max(c.telemetry.mean_acceptance_length for c in done.values()) > 1.5
 
 
-def test_every_lanes_memory_equals_a_fresh_prefill_of_its_own_prompt() -> None:
+def test_the_kv_cache_of_every_lane_equals_a_fresh_prefill_of_its_own_prompt() -> None:
     made = engine(EnsembleOptions(steps=4), 3, StaticTree(checks.RAGGED_PATHS))
     drafter = made.method.drafter
     assert isinstance(drafter, ModelDrafter)

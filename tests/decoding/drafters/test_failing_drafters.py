@@ -59,7 +59,7 @@ NAN, INF = math.nan, math.inf
         ("fly-zero", "llama", NAN, 0),
     ],
 )
-def test_rows_whose_drafter_gives_no_numbers_get_the_text_of_plain_decoding(
+def test_rows_whose_drafter_returns_nan_get_the_text_of_plain_decoding(
     name: str, family: str, value: float, from_level: int
 ) -> None:
     make, _ = METHODS[name]
@@ -82,7 +82,7 @@ def test_no_row_of_a_sound_drafter_is_degraded() -> None:
         assert not any(degraded for _, degraded in done.values()), name
 
 
-def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> None:
+def test_rejection_of_nan_drafts_takes_the_targets_choice() -> None:
     method = METHODS["sd-chain"][0]("llama")
     sick = SickDrafter(method.drafter, every_other, math.nan)
     plain = run(METHODS["plain"][0]("llama"), "llama", Sampling())

@@ -57,7 +57,7 @@ def words(count: int) -> str:
 @given(st.lists(st.integers(1, 120), max_size=30), st.integers(1, 9), st.integers(1, 60))
 @example([1, 200, 1, 300, 1], 3, 10)
 @example([90, 90, 90], 9, 10)
-def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forwards_lie_encoded(
+def test_every_request_is_admitted_once_in_order_and_encoded_prompts_are_bounded(
     lengths: list[int], num_free: int, bound: int
 ) -> None:
     target = CountingTarget()
@@ -78,7 +78,7 @@ def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forw
     assert refused == [str(i) for i, n in enumerate(lengths) if n > 100]
 
 
-def test_equal_prompts_are_encoded_once_and_handed_on_as_one() -> None:
+def test_equal_prompts_are_encoded_once_and_share_their_lanes() -> None:
     target = CountingTarget()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]
     prompts = ["a b", "c d e", "a b", "a b", "c d e"]
@@ -124,7 +124,7 @@ def test_outputs_do_not_depend_on_the_bound_and_no_forward_exceeds_it(
     assert engine.stats.num_admitted == 9
 
 
-def test_a_refused_request_and_one_that_ends_at_once_leave_their_places_to_others() -> None:
+def test_refused_requests_and_requests_that_end_at_once_free_their_slots() -> None:
     fine = checks.requests("llama", 6)
     long = Request("long", " ".join(["w5"] * 200), sampling=SHORT)
     brief = replace(fine[0], sample_id="brief", sampling=Sampling(max_new_tokens=1))
@@ -156,7 +156,7 @@ class Idle(PromptThread):
         return PendingPrompt(Future(), SideStream())
 
 
-def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
+def test_a_step_prefetches_a_bounded_number_of_waiting_requests() -> None:
     target = CountingTarget()
     target.prompt_thread = thread = Idle()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def rows(prompts: Iterable[str]) -> list[Request]:
     return [Request(str(place), prompt) for place, prompt in enumerate(prompts)]
 
 
-def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
+def test_equal_prompts_are_prepared_once_in_the_order_of_their_requests() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 a", "3 c", "3 b"])
     one.prefetcher.prefetch(wanted)
@@ -78,7 +78,7 @@ def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
     assert one.made == ["3 a", "3 b", "3 c"]
 
 
-def test_no_more_are_begun_than_may_lie_made_and_no_more_than_a_few_are_unmade() -> None:
+def test_the_numbers_of_prepared_and_pending_prompts_are_bounded() -> None:
     one = ToOrder(10)
     wanted = rows(f"4 {place}" for place in range(40))
     one.prefetcher.prefetch(wanted)
@@ -98,7 +98,7 @@ def test_no_more_are_begun_than_may_lie_made_and_no_more_than_a_few_are_unmade()
     assert len(one.thread.queue) == MAX_PENDING
 
 
-def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> None:
+def test_a_refused_prompt_takes_no_capacity_and_raises_at_every_take() -> None:
     one = ToOrder(10)
     wanted = rows(["bad", "3 a"])
     one.prefetcher.prefetch(wanted)
@@ -111,7 +111,7 @@ def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> Non
     assert len(one.thread.queue) == 1
 
 
-def test_prompts_that_are_no_longer_expected_are_not_made_and_not_kept() -> None:
+def test_prompts_that_are_no_longer_expected_are_neither_prepared_nor_kept() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
     one.prefetcher.prefetch(wanted)
@@ -125,7 +125,7 @@ def test_prompts_that_are_no_longer_expected_are_not_made_and_not_kept() -> None
     assert not one.prefetcher._by_request
 
 
-def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() -> None:
+def test_the_pixels_of_an_expected_request_are_hashed_once() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b"])
     one.prefetcher.prefetch(wanted)
@@ -142,7 +142,7 @@ def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() 
     st.lists(st.integers(1, 9), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6)), max_size=30),
 )
-def test_whatever_the_turns_every_request_gets_its_own_prompt(
+def test_every_request_gets_its_own_prompt_in_any_order_of_operations(
     lengths: list[int], turns: list[tuple[int, int, int]]
 ) -> None:
     one = ToOrder(12)
@@ -181,7 +181,7 @@ class Noted(SideStream):
         self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
 
 
-def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
+def test_prompts_prepared_on_a_stream_are_synchronised_when_taken() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)
@@ -201,7 +201,7 @@ def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
     assert len(handed) == 7
 
 
-def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() -> None:
+def test_a_prompt_is_ready_after_its_device_event_and_a_refusal_at_once() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)

@@ -47,13 +47,13 @@ def paths(tree: IndexTree, row: int = 0) -> list[tuple[int, ...]]:
     return [path for path, real in zip(found, tree.valid[row].tolist(), strict=True) if real and path]
 
 
-def test_confidence_of_known_entropies() -> None:
+def test_the_confidence_equals_that_of_known_entropies() -> None:
     # H = ln 10, 0, ln 2: α = 1 − H / ln 10.
     expected = [0.0, 1.0, 1 - math.log(2) / math.log(10)]
     assert confidence(torch.stack([FLAT, CERTAIN, HALVES])).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_depth_and_width_of_known_confidences() -> None:
+def test_depth_and_width_equal_those_of_known_confidences() -> None:
     alpha = torch.tensor([0.0, 0.5, 1.0, 0.69897])
     depth = real_depth(alpha, torch.tensor([8, 8, 8, 8]), PAPER)
     assert depth.tolist() == pytest.approx([3.0, 5.5, 8.0, 6.49485])
@@ -109,7 +109,7 @@ def test_a_certain_distribution_gives_a_chain_of_depth_eight() -> None:
     assert paths(plan(CERTAIN)) == [(0,) * depth for depth in range(1, 9)]
 
 
-def test_halves_fill_the_levels_as_the_rules_say() -> None:
+def test_a_distribution_of_halves_gives_the_levels_of_the_rules() -> None:
     # α = 0.699, D = 6.49, W = 4.41, θ_l = 0.0154 l. Level 2 allows 4.41 / 2 = 2.2 → 2 children, level 3 1.47 → 1.
     # Cumulative: .5, .25, then .25 · .5 = .125, .0625 on level 4 (above .0616), .031 on level 5 (below .077).
     tree = plan(HALVES)
@@ -219,7 +219,7 @@ def test_certainty_leaves_a_chain_whichever_way_the_threshold_gates() -> None:
     assert paths(plan(CERTAIN, rules)) == sorted([*chain, (1,), (0, 1)], key=lambda path: (len(path), path))
 
 
-def test_25_nodes_hold_every_plan_that_64_hold() -> None:
+def test_plans_of_64_nodes_fit_into_25() -> None:
     probs = many_distributions()
     wide, narrow = (
         plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_nodes=nodes))

@@ -32,7 +32,7 @@ KINDS = 6
 """Prompts of one row and of several; steps of one row or several, with one node or several."""
 
 
-def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_pass_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     made: list[weakref.ref[LayerGraph]] = []
     compile_graph = layer_graph._compile

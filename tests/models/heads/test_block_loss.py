@@ -49,7 +49,7 @@ def decoded(task: BlockTask, target: Target, sample: TrainingSample, anchor: int
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_blocks_read_what_decoding_reads(family: str) -> None:
+def test_the_inputs_of_blocks_in_training_equal_those_in_decoding(family: str) -> None:
     target, made = training_samples(family, 4)
     task = fresh(target)
     states = teach_states(target, made, task.feature_layers)
@@ -135,7 +135,7 @@ def test_a_drafter_learns_and_the_embedding_stays() -> None:
     assert before + total / 4 < first <= three <= total
 
 
-def test_samples_without_a_block_and_padded_rows_teach_nothing() -> None:
+def test_samples_without_a_block_and_padded_rows_have_no_loss() -> None:
     target, made = training_samples("llava", 2)
     short = make_training_sample(target, made[0].prefix.head(2), [5])
     task = fresh(target)

@@ -119,7 +119,7 @@ def test_safetensors_and_torch_files_load_alike_and_inverse_frequencies_are_pass
         assert torch.equal(mine, other)
 
 
-def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path) -> None:
+def test_saved_heads_have_the_public_names_and_load_back_equal(tmp_path: Path) -> None:
     network = load_head(EAGLE, publish(tmp_path / "one", public_weights()), "auto", CPU)
     save_eagle(network, tmp_path / "two", torch.float16)
     written = torch.load(tmp_path / "two" / "pytorch_model.bin", weights_only=True)

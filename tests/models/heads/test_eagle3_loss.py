@@ -58,7 +58,7 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("family", "has_axes"), [("llava", False), ("qwen2_5_vl", False), ("qwen2_5_vl", True)])
-def test_draft_steps_read_what_decoding_reads(family: str, has_axes: bool) -> None:
+def test_the_inputs_of_draft_steps_in_training_equal_those_in_decoding(family: str, has_axes: bool) -> None:
     target, made = training_samples(family, 4)
     task = fresh(target, has_axes)
     states = teach_states(target, made, task.feature_layers)

@@ -107,7 +107,7 @@ def fresh(target: TargetModel) -> EagleTask:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_a_head_reads_at_training_what_it_reads_in_decoding(family: str) -> None:
+def test_the_inputs_of_a_head_in_training_equal_those_in_decoding(family: str) -> None:
     target = toys.target(family)
     prompt, pictures = toys.prompt(family, 3)
     assert len(pictures) == (1 if toys.FAMILIES[family].takes_images else 0)
@@ -124,7 +124,7 @@ def test_a_head_reads_at_training_what_it_reads_in_decoding(family: str) -> None
 
 @pytest.mark.parametrize("kind", ["text", "class"])
 @pytest.mark.parametrize("index", [0, 2])
-def test_an_image_head_reads_at_training_what_it_reads_in_decoding_in_both_lanes(kind: str, index: int) -> None:
+def test_the_inputs_of_an_image_head_in_training_equal_those_in_decoding_in_both_lanes(kind: str, index: int) -> None:
     """Pads, token 0 at the condition, and positions that begin one column early: a shift in any would show here."""
     target = image_toys.target(kind)
     task = fresh(target)

@@ -98,7 +98,7 @@ def test_states_shifted_by_one_position_or_of_another_row_teach_another_head(tmp
     assert not any(torch.equal(weights[0], other) for other in weights[1:])
 
 
-def test_the_bound_is_kept_at_its_edge(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_bound_at_the_edge(tmp_path: Path) -> None:
     whole, names, rows = filled(tmp_path / "whole")
     sizes = [(tmp_path / "whole" / key[:2] / f"{key}.safetensors").stat().st_size for key in names]
     assert whole.num_bytes == sum(sizes)

@@ -103,7 +103,7 @@ def test_eagles_loss_equals_a_loop_over_single_positions(kind: str) -> None:
 
 
 @torch.no_grad()
-def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places_on() -> None:
+def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_i_plus_2_positions_ahead() -> None:
     target, made = training_samples()
     task = fresh_medusa(target, 0, 3)
     states = teach_states(target, made)
@@ -171,7 +171,7 @@ def test_noise_belongs_to_the_sample_and_is_as_wide_as_published() -> None:
         ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_the_rate_rises_and_falls_as_asked(schedule: Any, expected: list[float]) -> None:
+def test_the_learning_rate_rises_and_falls_as_configured(schedule: Any, expected: list[float]) -> None:
     pace = Pace(10, 1.0, warmup_steps=4, schedule=schedule)
     assert [pace.scale(step) for step in range(10)] == pytest.approx(expected)
     cosine = Pace(10, 1.0, warmup_steps=4, schedule="cosine")
@@ -179,7 +179,7 @@ def test_the_rate_rises_and_falls_as_asked(schedule: Any, expected: list[float])
 
 
 @pytest.mark.parametrize("clip", ["value", "norm", "none"])
-def test_gradients_are_clipped_as_asked(clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_clipped_as_configured(clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target, made = training_samples()
     task = fresh_eagle(target, 0)
     trainer = Trainer(target, task, replace(PACE, clip=clip, clip_limit=0.01, weight_decay=0.0))
@@ -250,7 +250,7 @@ def test_an_interrupted_run_resumes_to_bitwise_equal_weights(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))
-def test_running_a_batch_in_parts_teaches_the_same(kind: str) -> None:
+def test_gradients_of_a_batch_in_parts_equal_those_of_the_batch(kind: str) -> None:
     whole, parts = train(kind, 3), train(kind, 3, rows=2)
     for name, value in whole.weights().items():
         torch.testing.assert_close(parts.weights()[name], value, rtol=1e-3, atol=2e-5)
@@ -303,7 +303,7 @@ def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> Non
     assert all(torch.equal(value, trainer.weights()[name]) for name, value in before.items())
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_before_it_harms_the_head() -> None:
+def test_a_non_finite_loss_stops_the_run_before_an_update() -> None:
     target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()

@@ -134,7 +134,7 @@ def test_a_drafter_computes_the_recorded_chain_and_second_round(case: str, other
 
 
 @torch.no_grad()
-def test_the_state_of_an_image_leaves_with_its_sample() -> None:
+def test_the_state_of_an_image_is_removed_with_its_sample() -> None:
     """A slot that had an image drafts for a text as a fresh slot does."""
     drafter, slots, recorded = opened("vispec_llava")
     tokens, features = recorded["text.tokens"], recorded["text.features"]

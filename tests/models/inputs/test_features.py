@@ -52,7 +52,7 @@ def check_answers(family: str, target: Target, slots: int = 1) -> Engine:
 
 
 @pytest.mark.parametrize("family", VISUAL)
-def test_what_is_shown_again_is_encoded_once_and_answers_equal_generate(family: str) -> None:
+def test_repeated_images_are_encoded_once_and_outputs_equal_generate(family: str) -> None:
     target = keeping(family)
     engine = check_answers(family, target)
     num_doors = sum(bool(one.images) + bool(one.videos) for one in asked_again(family)[:2])
@@ -62,7 +62,7 @@ def test_what_is_shown_again_is_encoded_once_and_answers_equal_generate(family: 
     assert check_answers(family, target, 6).stats.num_feature_hits == 3 * num_doors
 
 
-def test_nothing_is_kept_unless_it_is_asked_for() -> None:
+def test_features_are_not_cached_by_default() -> None:
     assert check_answers("llava", toys.target("llava")).stats.num_feature_hits == 0
     assert check_answers("llava", keeping("llava", 0)).stats.num_feature_hits == 0
 
@@ -84,7 +84,7 @@ def test_the_model_itself_is_not_patched(family: str) -> None:
     assert not {*features.METHODS} & {*vars(target.model), *vars(target.model.model)}
 
 
-def test_other_pixels_of_the_same_size_and_text_are_other_features() -> None:
+def test_other_pixels_of_the_same_size_and_text_miss_the_feature_cache() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     shown = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(3)]
@@ -114,7 +114,7 @@ def test_an_image_and_a_video_of_one_prompt_have_features_of_their_own(family: s
             torch.testing.assert_close(mine, theirs)
 
 
-def test_a_changed_array_and_a_callers_later_change_are_noticed() -> None:
+def test_an_array_that_the_caller_changes_misses_the_feature_cache() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     before = target.encode(text, images).embeds
@@ -124,7 +124,7 @@ def test_a_changed_array_and_a_callers_later_change_are_noticed() -> None:
     assert not torch.equal(before, after)
 
 
-def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound() -> None:
+def test_the_feature_cache_evicts_the_least_recently_used_entry_and_stays_within_its_bound() -> None:
     text, images = toys.prompt("llava", 2)
     pictures = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(4)]
     whole = keeping("llava")
@@ -144,7 +144,7 @@ def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound()
     assert (small.num_feature_hits, small._features._recent.num_bytes) == (0, 0)
 
 
-def test_only_what_is_read_is_kept() -> None:
+def test_only_outputs_that_the_model_reads_are_cached() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     target.encode(text, images)
@@ -165,7 +165,7 @@ def test_a_refused_prompt_leaves_nothing_and_the_next_one_is_served() -> None:
     assert target.num_feature_hits == 1
 
 
-def test_a_context_that_changes_features_neither_takes_nor_leaves_any() -> None:
+def test_contexts_that_change_features_do_not_use_the_feature_cache() -> None:
     drafter = keeping("llava", noise=0.02)
     merge = Ensemble(EnsembleOptions("matches", steps=4))
     method = Method(ModelDrafter(drafter, [Full(), Pooled()], toys.VOCAB_SIZE, merge), Chain(4), Exact())

@@ -115,7 +115,7 @@ def test_a_drafter_with_another_front_end_refuses_outputs_without_pixels() -> No
 
 @pytest.mark.slow_cases("llava")
 @pytest.mark.parametrize("family", VISUAL)
-def test_features_of_equal_media_are_found_again(family: str) -> None:
+def test_packed_requests_with_equal_media_hit_the_feature_cache(family: str) -> None:
     target = toys.target(family)
     target.keep_features(ROOM)
     requests = [one for one in wanted(family) if one.images or one.videos]

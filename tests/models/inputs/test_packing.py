@@ -244,7 +244,7 @@ def test_content_tells_tensors_of_equal_bytes_apart() -> None:
     assert keys[0] != PackedInputs({"y": Packed("uint8", (4,), data)}).content()
 
 
-def test_levels_are_found_although_the_sample_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_levels_are_detected_also_if_the_sample_lacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "SAMPLE_STRIDE", 10_000)
     values = grid((1, 3, 16, 16))
     assert pack(values, SCALE).levels is not None

@@ -83,7 +83,7 @@ def test_every_context_of_a_drafter_reads_shared_inputs_without_changing_them() 
         assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
 
 
-def test_without_room_everything_is_prepared_anew() -> None:
+def test_without_cache_capacity_every_input_is_prepared_again() -> None:
     target, drafter, counted = pair("llava", 1)
     done = run(target, drafter, [Full()], "llava")
     assert counted.num_calls == 2 * len(done)
@@ -100,12 +100,12 @@ def test_another_prompt_over_the_same_image_is_another_input() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
-def test_equal_front_ends_are_known_as_such(family: str) -> None:
+def test_equal_front_ends_are_recognised(family: str) -> None:
     assert FrontEnd(toys.processor(family)).reads_like(FrontEnd(toys.processor(family)))
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl"])
-def test_front_ends_of_equal_checkpoints_are_known_as_such(family: str, tmp_path: Path) -> None:
+def test_front_ends_of_equal_checkpoints_are_recognised(family: str, tmp_path: Path) -> None:
     toys.save(family, tmp_path)
     ref = CheckpointRef(str(tmp_path))
     one, other = (FrontEnd(read_processor(ref, read_config(ref))) for _ in range(2))
@@ -143,7 +143,7 @@ def test_families_share_nothing() -> None:
     assert not FrontEnd(toys.processor("llava")).reads_like(FrontEnd(toys.processor("llama")))
 
 
-def test_what_went_unused_longest_makes_room() -> None:
+def test_the_least_recently_used_entry_is_evicted() -> None:
     arrays = [np.full((10,), number, dtype=np.uint8) for number in range(4)]
     keys = [Content([array]) for array in arrays]
     recent: Recent[int] = Recent(60)

@@ -31,7 +31,7 @@ def test_reading_writing_and_adding_touch_these_slots_and_no_other(ids: tuple[in
 
 
 @pytest.mark.parametrize("ids", IDS)
-def test_only_slots_from_the_first_on_in_order_lead(ids: tuple[int, ...]) -> None:
+def test_only_slots_in_order_from_the_first_use_a_view_of_the_cache(ids: tuple[int, ...]) -> None:
     assert isinstance(batch(ids).place, slice) == (list(ids) == list(range(len(ids))))
 
 

@@ -40,7 +40,7 @@ def loads(first_bytes: int, layer_bytes: list[int], places: tuple[int, ...], num
     return held
 
 
-def test_a_large_target_leaves_the_first_gpu_fewer_layers_beside_what_it_holds_already() -> None:
+def test_the_first_gpu_gets_fewer_layers_because_it_holds_the_embeddings_and_the_drafter() -> None:
     # 80 layers of 1.7 GB, and 7 GB of embeddings, head and vision, with a drafter of 15 GB.
     places = balance(22_000, [1_700] * 80, 2)
     assert [places.count(device) for device in range(2)] == [34, 46]
@@ -51,7 +51,9 @@ def test_a_large_target_leaves_the_first_gpu_fewer_layers_beside_what_it_holds_a
 @example(5, [1], 3)
 @example(0, [4, 4, 4, 4], 2)
 @given(st.integers(0, 30), st.lists(st.integers(1, 12), min_size=1, max_size=7), st.integers(1, 3))
-def test_no_other_cut_leaves_the_fullest_device_with_less(first: int, layers: list[int], num_devices: int) -> None:
+def test_the_partition_minimises_the_memory_of_the_fullest_device(
+    first: int, layers: list[int], num_devices: int
+) -> None:
     def cuts(left: int, devices: int) -> Iterator[tuple[int, ...]]:
         if devices == 1:
             yield (left,)
@@ -89,7 +91,7 @@ def test_a_forward_over_two_devices_mixes_no_tensors_of_both_and_ends_where_it_b
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_model_whose_places_are_all_one_device_gives_the_same_numbers() -> None:
+def test_a_model_placed_on_one_device_gives_the_same_results() -> None:
     with torch.no_grad():
         whole, parted = copy.deepcopy(toys.llama(seed=2)), copy.deepcopy(toys.llama(seed=2))
         spread(parted, parted.model, (CPU, CPU))

@@ -128,7 +128,7 @@ INDEXED: dict[str, Any] = {
 }
 
 
-def test_a_window_that_no_context_exceeds_is_taken_and_gives_the_tokens_of_generate() -> None:
+def test_a_sliding_window_that_no_context_exceeds_is_accepted_and_gives_the_tokens_of_generate() -> None:
     length, window = 36, 48
     assert length + NUM_TOKENS == window
     text = " ".join(["<s>", *(f"w{5 + 7 * i % 40}" for i in range(length - 1))])

@@ -98,13 +98,13 @@ def try_places(case: str, tmp_path: Path, places: Callable[[int], int]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["append", "dataset", "webdataset"])
-def test_kills_at_some_places_leave_each_caption_once(tmp_path, case) -> None:
+def test_kills_at_some_file_operations_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: 3 + 17 * number) >= 2
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
-def test_kills_at_every_place_leave_each_caption_once(tmp_path, case) -> None:
+def test_kills_at_every_file_operation_leave_each_caption_once(tmp_path, case) -> None:
     assert try_places(case, tmp_path, lambda number: number + 1) >= 30
 
 

@@ -48,7 +48,7 @@ def test_every_image_gets_its_caption_and_a_second_run_writes_nothing(tmp_path) 
     assert list((tmp_path / "in").rglob(".*")) == []
 
 
-def test_without_its_ledger_an_export_finds_what_it_has_written(tmp_path) -> None:
+def test_an_export_without_its_record_recognises_the_files_it_has_written(tmp_path) -> None:
     image_job(tmp_path, NAMES)
     for policy in ("skip", "overwrite", "append"):
         section = {"kind": "sidecars", "existing": policy}
@@ -207,7 +207,7 @@ def test_a_link_inside_of_the_root_is_followed(tmp_path) -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "overwrite", "append"])
 @pytest.mark.parametrize("obstacle", ["link", "folder", "fifo", "large"])
-def test_an_existing_file_that_is_none_is_never_followed(tmp_path, monkeypatch, policy, obstacle) -> None:
+def test_an_existing_path_that_is_not_a_regular_file_is_never_followed(tmp_path, monkeypatch, policy, obstacle) -> None:
     monkeypatch.setattr(sidecars, "MAX_EXISTING_BYTES", 100)
     image_job(tmp_path, ["a.png"])
     secret, place = tmp_path / "secret", tmp_path / "in/a.txt"
@@ -275,7 +275,7 @@ def test_sources_without_a_file_per_sample_are_refused(tmp_path) -> None:
         ([{"kind": "sidecars"}, {"kind": "sidecars", "existing": "append"}], r"exports\.1: writes the same files as"),
     ],
 )
-def test_exports_that_cannot_be_are_refused(tmp_path, sections, message) -> None:
+def test_invalid_export_settings_are_refused(tmp_path, sections, message) -> None:
     image_job(tmp_path, NAMES)
     with pytest.raises(ConfigError, match=message):
         export(tmp_path / "out", *sections)

@@ -119,7 +119,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_siz
     deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=20), st.integers(1, 9), st.integers(1, 60), st.booleans())
-def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_bytes, quote_all) -> None:
+def test_records_are_read_as_they_were_written_at_any_split(rows, span_rows, span_bytes, quote_all) -> None:
     buffer = io.StringIO(newline="")
     quoting = standard_csv.QUOTE_ALL if quote_all else standard_csv.QUOTE_MINIMAL
     writer = standard_csv.writer(buffer, lineterminator="\n", quoting=quoting)
@@ -135,7 +135,7 @@ def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(st.lists(st.sampled_from(['"', ",", "\n", "x", '""', "\r"]), max_size=40), st.integers(1, 4))
-def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> None:
+def test_every_split_gives_the_same_rows_with_any_quotes(parts, span_rows) -> None:
     fsspec.filesystem("memory").pipe_file("/csv/y.csv", ("a,b\n1,2\n" + "".join(parts)).encode())
     whole = read_all(csv_source("memory://csv/y.csv"), "{a}{b}")
     cut = read_all(csv_source("memory://csv/y.csv", span_max_rows=span_rows), "{a}{b}")

@@ -115,7 +115,7 @@ def test_columns_of_json_are_prompt_values_kept_text_ids_and_images(tmp_path) ->
         (jsonl_source, "x", ("nope",), r"^sink\.keep_columns: the column 'nope'"),
     ],
 )
-def test_a_column_that_is_nowhere_is_refused_by_name(tmp_path, source, prompt, keep, message) -> None:
+def test_a_column_that_no_line_has_is_refused_by_name(tmp_path, source, prompt, keep, message) -> None:
     (tmp_path / "a.jsonl").write_text("nothing but damage\n")
     (tmp_path / "b.jsonl").write_text('{"q": 1}\n{"a": 2}\n')
     (tmp_path / "c.txt").write_text("x\n")
@@ -166,7 +166,7 @@ def test_a_file_that_shrinks_after_the_listing_gives_an_error_row_for_every_row_
     assert table["error_type"].to_pylist() == [""] * 5 + ["broken_shard"] * 5
 
 
-def test_a_long_line_is_never_held_whole(tmp_path, monkeypatch) -> None:
+def test_a_long_line_is_never_in_memory_as_a_whole(tmp_path, monkeypatch) -> None:
     class Endless:
         left = 300
 
@@ -187,7 +187,7 @@ LINES = st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line), 
 @given(
     LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 9), st.integers(1, 40), st.integers(1, 9)
 )
-def test_whatever_the_cut_the_records_are_those_of_the_whole_file(written, end, ended, rows, size, chunk) -> None:
+def test_records_at_any_split_are_those_of_the_whole_file(written, end, ended, rows, size, chunk) -> None:
     data = end.join([b"first", *written]) + end * ended
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/lines/a.txt", data)
@@ -360,7 +360,7 @@ def test_a_value_that_is_nested_too_deeply_is_its_rows_error() -> None:
     assert samples[4].fields == '{"q": [1]}'
 
 
-def test_rows_of_much_text_are_not_held_together(tmp_path) -> None:
+def test_rows_of_much_text_are_yielded_in_small_batches(tmp_path) -> None:
     source = jsonl_source("x")
     spec = datasource.ReadSpec(source, "x", ("q",), pa.schema([]))
     rows = ((row, {"q": row}, 400_000) for row in range(10))

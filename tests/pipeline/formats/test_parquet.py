@@ -56,7 +56,7 @@ def test_ids_are_the_relative_path_and_the_row_over_row_groups_and_files(tmp_pat
     st.integers(1, 10),
     st.integers(1, 12),
 )
-def test_whatever_the_cut_every_row_comes_once_with_its_own_values(files, group_rows, span_rows) -> None:
+def test_every_row_is_read_once_with_its_own_values_at_any_split(files, group_rows, span_rows) -> None:
     filesystem = fsspec.filesystem("memory")
     root = "/cuts"
     if filesystem.exists(root):

@@ -115,7 +115,7 @@ SPARSE_LIES: dict[str, Callable[[str, str], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 @settings(deadline=None, max_examples=25)
 @given(lie=st.sampled_from(sorted(SPARSE_LIES)), num_before=st.integers(0, 3), num_after=st.integers(0, 3))
-def test_honest_members_around_a_sparse_lie_give_all_rows(form, lie, num_before, num_after) -> None:
+def test_members_around_a_false_sparse_header_give_all_rows(form, lie, num_before, num_after) -> None:
     num_honest = num_before + num_after
     lying = SPARSE_LIES[lie](form, "lie.jpg")
     data = honest(0, num_before) + lying * 1 + honest(num_before, num_honest) + END
@@ -161,7 +161,7 @@ SIZE_LIES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("lie", SIZE_LIES)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_a_lie_about_what_is_stored_ends_the_archive_and_reads_no_more_of_it(lie, pack) -> None:
+def test_a_header_with_a_false_size_ends_the_archive_without_further_reads(lie, pack) -> None:
     data = pack(honest(0, 3) + SIZE_LIES[lie] + lies.padded(b"d" * 9) + END)
     codes = list(outcomes(read_all(source_of(data), "{txt}")).values())
     # Before a damaged header, the last sample may lack members.

@@ -77,7 +77,7 @@ def test_many_uris_are_fetched_at_once_and_each_only_once(server: WebServer) -> 
         ("to///[::1]/x", "uri_refused"),
     ],
 )
-def test_what_a_server_may_answer(server: WebServer, path: str, expected: bytes | str) -> None:
+def test_answers_of_a_server_are_images_or_row_errors(server: WebServer, path: str, expected: bytes | str) -> None:
     found = fetcher(private=(server.host,), max_image_bytes=1000)
     assert outcome(found, f"http://{server.host}/{path}") == expected
 
@@ -260,7 +260,7 @@ def test_escaped_dots_do_not_leave_a_root_on_the_web(server: WebServer, uri: str
 
 
 @pytest.mark.parametrize("scheme", ["ftp", "sftp", "smb", "github", "memory", "simplecache", "jupyter", "S3", ""])
-def test_schemes_that_reach_more_than_files_are_not_to_be_had(scheme: str) -> None:
+def test_schemes_of_more_than_files_are_refused(scheme: str) -> None:
     data = {"kind": "parquet", "path": "x", "uri_schemes": [scheme]}
     with pytest.raises(ConfigError, match="uri_schemes"):
         validate(SourceConfig, data, "job.yaml")

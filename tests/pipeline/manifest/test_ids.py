@@ -99,7 +99,7 @@ def test_a_partition_has_about_the_stated_number_of_ids(monkeypatch, tmp_path) -
     assert list((tmp_path / "b").iterdir()) == []
 
 
-def test_rows_beyond_the_count_of_their_file_are_no_suspects() -> None:
+def test_rows_beyond_the_count_of_their_file_are_not_candidates_for_repeats() -> None:
     assert repeats_of([(0, 0, "a"), (0, 1, "b"), (0, 2, "a"), (1, 0, "b")], [2, 1]) == [(1, 0, "b")]
 
 
@@ -189,7 +189,7 @@ def test_a_column_that_is_no_id_is_refused(tmp_path, monkeypatch) -> None:
         read_all(SourceConfig(kind="csv", path=str(tmp_path), id_column="k"))
 
 
-def test_an_id_that_looks_like_one_of_ours_does_not_make_two_of_it(tmp_path) -> None:
+def test_a_user_id_in_the_format_of_generated_ids_stays_unique(tmp_path) -> None:
     write(tmp_path, "jsonl", "a", ["a.jsonl#1", None, "p", "p"])
     codes = outcomes(read_all(SourceConfig(kind="jsonl", path=str(tmp_path), id_column="k")))
     assert codes == {"a.jsonl#1": "", "a.jsonl#1#": "missing_id", "p": "", "a.jsonl#3": "duplicate_id"}

@@ -76,7 +76,7 @@ def test_rows_are_mixed_within_a_window_and_not_beyond_it() -> None:
     batch=st.integers(1, 9),
     cut=st.integers(0, 30),
 )
-def test_a_stream_taken_up_at_any_place_goes_on_as_if_it_had_never_been_left(
+def test_a_stream_resumed_at_any_position_gives_the_rows_of_an_uninterrupted_one(
     sizes: list[int], window: int, batch: int, cut: int
 ) -> None:
     whole = list(islice(stream(sizes, window).draws(batch), cut + 12))
@@ -98,13 +98,13 @@ def test_rows_before_a_position_are_not_read_again() -> None:
     assert rows.spans.num_read <= 4
 
 
-def test_a_place_is_five_numbers_that_come_back_from_json_as_they_were() -> None:
+def test_a_position_is_five_numbers_that_json_restores() -> None:
     place = next(stream([20]).draws(6)).place
     assert Place(**vars(place)) == place
     assert Counter(map(type, vars(place).values())) == {int: 5}
 
 
-def test_a_source_without_a_wanted_row_is_refused_and_not_read_for_ever() -> None:
+def test_a_source_without_a_wanted_row_is_refused() -> None:
     rows = RowStream(Shelves([3, 4]), lambda sample_id: False, 0, 5)
     with pytest.raises(ConfigError, match=r"^source: no row is left"):
         next(rows.draws(2))

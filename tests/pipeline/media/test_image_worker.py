@@ -127,7 +127,7 @@ def test_an_image_that_takes_too_long_ends_the_process(worker_of: Make) -> None:
     assert worker.pid is None
 
 
-def test_a_process_that_does_not_read_cannot_hold_its_supervisor_up(worker_of: Make) -> None:
+def test_a_process_that_does_not_read_does_not_block_its_supervisor(worker_of: Make) -> None:
     stuck = "import signal\nchild._exactly = lambda *args: signal.pause()"
     worker = worker_of(DecodeLimits(timeout_s=0.2), code=stuck)
     assert code_of(worker, encode() + bytes(8 << 20)) == "decode_timeout"

@@ -188,7 +188,7 @@ def test_the_bytes_of_a_block_are_bounded_by_its_weights(front_end: FrontEnd, tm
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**8)), min_size=1, max_size=8))
-def test_growth_is_exceeded_by_no_measured_point(points: list[tuple[int, int]]) -> None:
+def test_no_measured_point_exceeds_the_bound_on_growth(points: list[tuple[int, int]]) -> None:
     growth = Growth.over(points)
     for decoded, found in points:
         assert growth.of([decoded]) >= found - 1

@@ -126,7 +126,7 @@ def test_a_block_of_another_schema_is_refused(tmp_path) -> None:
 # --- one attempt at a time -----------------------------------------------------------------------------------------
 
 
-def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> None:
+def test_a_superseded_attempt_publishes_nothing_more(tmp_path) -> None:
     old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
     write(old, [result_table(["a"])], 0)
     [late] = old.spool(1, [result_table(["b"])])
@@ -200,7 +200,7 @@ def ids_in_memory(name: str) -> list[str]:
     return [id_ for one in found for id_ in one.table["sample_id"].to_pylist()]
 
 
-def test_numbers_are_assigned_within_the_window_and_returned_ones_first() -> None:
+def test_file_numbers_are_assigned_within_the_window_and_returned_numbers_first() -> None:
     numbers = FileNumbers(5, 2)
     assert [numbers.take(), numbers.take()] == [5, 6]
     numbers.end(6, 9)  # 6, 7 and 8 were taken by files of other origin
@@ -303,7 +303,7 @@ def test_full_buffers_are_published_at_once_and_others_when_spool_files_fill_a_f
     assert len(list((tmp_path / "data").iterdir())) == 21
 
 
-def test_full_buffers_are_written_side_by_side_up_to_the_bound(tmp_path) -> None:
+def test_full_buffers_are_written_concurrently_up_to_the_bound(tmp_path) -> None:
     running, most, lock = 0, 0, threading.Lock()
     barrier = threading.Barrier(3)
 
@@ -349,7 +349,7 @@ def test_a_write_that_is_repeated_with_other_failures_neither_loses_nor_doubles_
     assert [one.folder for one in spooled] == ["data"]
 
 
-def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
+def test_buffered_rows_are_written_when_their_wait_time_is_over(tmp_path) -> None:
     now = [0.0]
     writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spool = tmp_path / "_job/spool/a0001/000000-00-data.parquet"
@@ -366,7 +366,7 @@ def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
-def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards(tmp_path) -> None:
+def test_buffered_rows_wait_at_most_a_second_while_a_node_drains(tmp_path) -> None:
     now = [0.0]
     writer = writer_at(tmp_path, 100, 300.0, clock=lambda: now[0])
     spools = [tmp_path / f"_job/spool/a0001/00000{number}-00-data.parquet" for number in range(2)]
@@ -384,7 +384,7 @@ def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
-def test_hurrying_makes_no_row_wait_longer_than_its_job_asks(tmp_path) -> None:
+def test_draining_makes_no_row_wait_longer_than_the_configured_time(tmp_path) -> None:
     with writer_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as writer:
         writer.hurry(True)
         add(writer, ["a"])
@@ -429,7 +429,7 @@ def test_a_full_disk_ends_the_job_and_what_was_spooled_stays(tmp_path, monkeypat
     assert all(read_found(OutputDir(str(tmp_path)), name, ("sample_id",)).problem == "" for name in written)
 
 
-def test_an_attempt_that_was_taken_over_publishes_nothing_at_its_end(tmp_path) -> None:
+def test_an_attempt_that_was_superseded_publishes_nothing_at_its_end(tmp_path) -> None:
     writer = writer_at(tmp_path)
     writer._publisher.output.take_attempt({}, 1)
 

@@ -72,7 +72,7 @@ def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None
         draw(Spans([0, 0]), 3)  # type: ignore[arg-type]
 
 
-def test_alike_rows_scale_up_without_any_doubt() -> None:
+def test_equal_rows_are_extrapolated_with_an_interval_of_zero_width() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=0.5, max_size=4), None, 3.0)
     assert (made.samples.value, made.rows.value) == (5000, 5000)
@@ -133,7 +133,7 @@ def test_a_single_span_is_drawn_again_row_by_row() -> None:
     assert "the source has few spans" in made.show()
 
 
-def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() -> None:
+def test_the_number_of_samples_is_estimated_if_it_is_unknown_before_reading() -> None:
     pilot = draw(Spans([50, 150] * 500), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 1.0), PoolConfig(), 1)
     assert made.samples.low < 100_000 < made.samples.high
@@ -141,7 +141,7 @@ def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() 
     assert "samples           " in made.show()
 
 
-def test_the_table_and_the_json_say_the_same() -> None:
+def test_the_table_and_the_json_have_the_same_values() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 0.9), PoolConfig(num_gpus=1, max_size=1), None, 2.0)
     result = json.loads(made.to_json())

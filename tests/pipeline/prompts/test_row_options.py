@@ -81,7 +81,7 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
         ([["nested"]], ""),
     ],
 )
-def test_what_several_prompts_may_be(tmp_path, value, code) -> None:
+def test_the_prompts_column_holds_a_list_of_texts_as_value_or_json(tmp_path, value, code) -> None:
     source = jsonl(tmp_path, [{"p": value}])
     table = decoded(source, PromptOptions(PromptConfig(text="{prompt}"), RowColumnsConfig(prompts="p")))
     assert set(table["error_type"].to_pylist()) == {code}
@@ -181,7 +181,7 @@ def test_columns_that_do_not_go_together_are_refused(changes, message) -> None:
         validate(CaptionJobConfig, {**fake_job().resolved(), **changes}, "job.yaml")
 
 
-def test_several_prompts_need_their_place_in_the_template() -> None:
+def test_several_prompts_need_their_placeholder_in_the_template() -> None:
     with pytest.raises(ConfigError, match=r"^columns\.prompts: no template contains \{prompt\}"):
         PromptOptions(PromptConfig(text="x"), RowColumnsConfig(prompts="p")).fields()
 

@@ -122,7 +122,7 @@ def test_the_report_of_10_000_rows_opens_within_two_seconds_and_has_at_most_5_mb
     assert page.evaluate("document.images[0].naturalWidth") == 320
 
 
-def test_it_requests_nothing_and_has_no_error(browser: Any, page_of_10_000_rows: str, tmp_path: Path) -> None:
+def test_the_report_sends_no_request_and_logs_no_error(browser: Any, page_of_10_000_rows: str, tmp_path: Path) -> None:
     page, requests = opened(browser, tmp_path / "report.html", page_of_10_000_rows)
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))
@@ -164,7 +164,7 @@ def test_a_click_sorts_a_table_and_a_second_click_reverses_it(
 
 
 @pytest.mark.parametrize("width_px", [320, 390, 1280])
-def test_it_fits_the_width_of_a_phone_and_of_a_desktop(
+def test_the_report_fits_the_width_of_a_phone_and_of_a_desktop(
     browser: Any, page_of_10_000_rows: str, tmp_path: Path, width_px: int
 ) -> None:
     size = {"width": width_px, "height": 800}

@@ -102,7 +102,7 @@ def test_labels_of_node_types_are_known_if_the_autoscaler_reads_them(
         "max_workers: 2\navailable_node_types: {gpu: {node_config: {}}}",
     ],
 )
-def test_a_file_that_says_nothing_of_resources_leaves_the_types_unknown(config: str, monitor: Any) -> None:
+def test_a_file_without_resources_leaves_node_types_unknown(config: str, monitor: Any) -> None:
     monitor(config, "10.0.0.1:54323")
     store = Store({(V2_ENABLED, NAMESPACE): b"1"})
     assert node_types(store.read, "10.0.0.1:54323", [node(0, kind="head")]) is None

@@ -39,7 +39,7 @@ CAPTION = [
 
 
 @pytest.mark.parametrize(("gpus", "pool", "expected"), CAPTION)
-def test_engines_alone(gpus: int, pool: Actors, expected: list[float]) -> None:
+def test_engines_alone_share_gpus(gpus: int, pool: Actors, expected: list[float]) -> None:
     assert shares(machine(gpus), pool) == expected
 
 
@@ -100,7 +100,7 @@ def test_workers_of_a_training_do_not_share_a_gpu() -> None:
     assert shares(machine(0), workers(2)) == [0]
 
 
-def test_gpus_of_no_use_to_torch_are_not_taken() -> None:
+def test_gpus_without_a_matching_torch_build_are_not_used() -> None:
     other = Capacity("this machine", machine(1).nodes, is_private=True, has_cuda=False)
     assert shares(other, engines()) == [0]
     assert shares(other, engines(devices={"model.target.device": "xpu"})) == [1]

@@ -66,13 +66,13 @@ BOTH = frozenset({0})
 @example(([Sized(1, 10_000, 1.0, BOTH), Sized(1, 1000, 1.0, BOTH)], [node(1)]))
 @example(([Sized(1, 20_000, 1.0, BOTH), Sized(1, 1000, 1.0, BOTH)], [node(2)]))
 @example(([Sized(2, 5000, 1.0, BOTH)], [node(2, cpus=1)]))
-def test_actors_fit_if_and_only_if_a_search_finds_places(case: tuple[list[Sized], list[Node]]) -> None:
+def test_actors_fit_if_and_only_if_a_search_finds_nodes_for_them(case: tuple[list[Sized], list[Node]]) -> None:
     assert fit_together(*case) == oracle(*case)
 
 
 @settings(max_examples=40)
 @given(cases())
-def test_the_most_actors_of_one_pool_fit_and_one_more_does_not(case: tuple[list[Sized], list[Node]]) -> None:
+def test_the_maximum_number_of_actors_fits_and_one_more_does_not(case: tuple[list[Sized], list[Node]]) -> None:
     pools, nodes = case
     pool = pools[0]
     if not pool.units:

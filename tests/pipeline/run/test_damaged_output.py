@@ -91,7 +91,7 @@ def right_note(note: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("edit", [flipped, rewritten, forged])
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note, right_note])
-def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
+def test_a_file_that_was_edited_with_its_checksum_note_is_detected_and_rewritten(
     tmp_path: Path, edit: Callable[[Path], bytes], edit_note: Callable[[Path, bytes], None]
 ) -> None:
     config = config_in(tmp_path)
@@ -113,7 +113,7 @@ def test_a_file_that_was_edited_with_its_note_is_found_and_made_again(
 
 
 @pytest.mark.parametrize("edit_note", [no_note, damaged_note, right_note])
-def test_a_note_alone_that_is_wrong_is_written_again_and_its_file_is_kept(
+def test_a_wrong_checksum_note_is_rewritten_and_its_file_is_kept(
     tmp_path: Path, edit_note: Callable[[Path, bytes], None]
 ) -> None:
     config = config_in(tmp_path)
@@ -205,7 +205,7 @@ def test_repeated_rows_of_errors_in_the_spool_are_published_once(tmp_path: Path)
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("case", ["a file twice", "rows of two files", "a row twice in its file"])
-def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case: str, is_old: bool) -> None:
+def test_repeated_published_rows_are_set_aside(tmp_path: Path, case: str, is_old: bool) -> None:
     config = config_in(tmp_path)
     run(config)
     output = OutputDir(config.sink.path)
@@ -239,7 +239,7 @@ def test_published_rows_that_are_there_twice_are_set_aside(tmp_path: Path, case:
 
 @pytest.mark.parametrize("with_note", [False, True])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_rows_of_another_shard_in_a_file_of_my_name_are_not_accepted(
+def test_rows_of_another_shard_in_a_file_of_this_shard_are_not_accepted(
     tmp_path: Path, with_note: bool, mixes: bool
 ) -> None:
     config = config_in(tmp_path)
@@ -334,7 +334,7 @@ def test_damaged_settings_of_shards_are_one_sentence(tmp_path: Path, content: by
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'[0, "1"]', b"[true, 1]", b"[-1, 1]", b"[0, 1e99]"])
-def test_a_damaged_turn_is_named_with_the_way_out(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_turn_is_named_with_its_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
         members = [("a.png", encode("red")), ("a.json", b'{"id": "%d"}' % number)]

@@ -147,7 +147,7 @@ LATE_ACTS = ACTS | {"save": (saving_in_parallel, 1)}
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_path: Path, name: str) -> None:
+def test_a_superseded_attempt_delayed_anywhere_changes_no_file(tmp_path: Path, name: str) -> None:
     prepare, attempt = ACTS[name]
     least = {"finalize": 9, "save": 5, "begin": 3, "close": 5}[name]
     total = num_checks(tmp_path / "undisturbed", prepare, attempt)
@@ -176,7 +176,7 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
 
 
 @pytest.mark.parametrize("name", LATE_ACTS)
-def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, name: str) -> None:
+def test_an_operation_delayed_after_its_fence_check_loses_no_row(tmp_path: Path, name: str) -> None:
     prepare, attempt = LATE_ACTS[name]
     for place in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
         config = config_in(tmp_path / str(place))
@@ -199,7 +199,7 @@ def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, 
         assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
 
 
-def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_alone(tmp_path: Path) -> None:
+def test_a_finalize_delayed_past_a_later_attempt_changes_no_row(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config, limit=8))
     save(plan, begun, make_rows(plan, 1))
@@ -212,7 +212,7 @@ def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_path: Path) -> None:
+def test_finalize_does_not_move_spool_files_of_a_running_later_attempt(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config, limit=8))
     save(plan, begun, make_rows(plan, 1))
@@ -228,7 +228,7 @@ def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_pat
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path) -> None:
+def test_an_error_spooled_late_by_a_superseded_attempt_loses_no_row(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
@@ -240,7 +240,7 @@ def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path)
     assert {row["attempt"] for row in rows_in(tmp_path / "out/errors").values()} == {2}
 
 
-def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: Path) -> None:
+def test_rows_in_late_spool_files_only_do_not_count_as_done(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
@@ -252,7 +252,7 @@ def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: P
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
 
-def test_a_file_that_is_set_aside_leaves_no_hole_for_an_older_attempt(tmp_path: Path) -> None:
+def test_a_superseded_attempt_cannot_publish_under_the_number_of_a_file_set_aside(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1)
@@ -279,7 +279,7 @@ def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_pat
     assert check_output(output).problems == []
 
 
-def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
+def test_a_superseded_attempt_rewrites_nothing(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))

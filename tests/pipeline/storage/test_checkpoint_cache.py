@@ -84,7 +84,7 @@ def test_the_revision_follows_names_sizes_and_tokens_and_nothing_else() -> None:
     assert len({revision(one, two), *(revision(one, other) for other in changed)}) == 4
 
 
-def test_only_what_is_loaded_is_chosen() -> None:
+def test_only_files_that_loading_reads_are_chosen() -> None:
     names = ["config.json", "README.md", "a.safetensors", "consolidated.00.safetensors", "b.bin", "own.py", "x.gguf"]
     listed = [Listed(name, 1, "") for name in names]
     assert [file.path for file in chosen(listed)] == ["config.json", "a.safetensors"]
@@ -93,7 +93,7 @@ def test_only_what_is_loaded_is_chosen() -> None:
     assert [file.path for file in chosen(pickled)] == ["config.json", "t2i.pt"]
 
 
-def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory: Any) -> None:
+def test_a_folder_without_a_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory: Any) -> None:
     assert refusal(look, f"s3://{BUCKET}/nothing", "model.target").startswith(
         f"model.target: s3://{BUCKET}/nothing: there is no such checkpoint"
     )
@@ -105,7 +105,7 @@ def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory
     assert "model.safetensors is empty" in refusal(look, "memory://void", "model.target")
 
 
-def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> None:
+def test_a_sparse_copy_has_every_header_and_no_weights_on_disk(memory: Any) -> None:
     put(memory, "/m")
     big = {"weight": torch.ones(4_000_000)}
     memory.pipe_file("/m/model.safetensors", save(big))
@@ -118,7 +118,7 @@ def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> 
     assert (drawn / "config.json").read_bytes() == files()["config.json"]
 
 
-def test_an_outline_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path) -> None:
+def test_a_sparse_copy_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2000, 600), "b": torch.ones(3)}}, tmp_path / "t2i.pt")
     memory.pipe_file("/g/t2i.pt", (tmp_path / "t2i.pt").read_bytes())
     memory.pipe_file("/g/config.json", b"{}")
@@ -127,7 +127,7 @@ def test_an_outline_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path)
     assert (drawn.parent / "config.json").is_file()
 
 
-def test_a_header_longer_than_an_outlines_end_is_read_whole(memory: Any) -> None:
+def test_a_header_longer_than_the_prefix_of_a_sparse_copy_is_read_in_full(memory: Any) -> None:
     many = {f"a_long_name_of_a_tensor_{place:050}": torch.ones(1) for place in range(12_000)}
     put(memory, "/m", **{"model.safetensors": save(many)})
     assert len(read_shapes(outline(look("memory://m", "t")) / "model.safetensors")) == 12_000
@@ -182,7 +182,7 @@ def test_an_object_that_changes_while_it_is_read_is_no_copy(memory: Any, folder:
     assert not (folder / "copies" / planned.key).exists()
 
 
-def test_a_copy_that_somebody_cut_is_made_again(memory: Any) -> None:
+def test_a_truncated_copy_is_fetched_again(memory: Any) -> None:
     put(memory, "/m")
     found = look("memory://m", "model.target")
     weights = copy(found) / "model.safetensors"
@@ -191,7 +191,7 @@ def test_a_copy_that_somebody_cut_is_made_again(memory: Any) -> None:
     assert len(load_file(weights)) == len(TENSORS)
 
 
-def test_a_store_that_falters_is_asked_again_and_one_that_stays_away_is_named(
+def test_transient_faults_of_a_store_are_retried_and_an_unreachable_store_is_named(
     bucket: Any, s3: S3, folder: Path
 ) -> None:
     put(bucket, f"{BUCKET}/faults")
@@ -220,7 +220,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_read(
     monkeypatch.undo()
 
 
-def test_what_a_killed_maker_left_is_thrown_away(memory: Any, folder: Path) -> None:
+def test_partial_copies_of_a_killed_process_are_deleted(memory: Any, folder: Path) -> None:
     put(memory, "/m")
     found = look("memory://m", "model.target")
     left = folder / "copies" / f"{found.key}.part"
@@ -258,7 +258,7 @@ def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> Non
     ]
 
 
-def test_a_maker_that_is_killed_leaves_no_lock_and_nothing_that_is_used(bucket: Any, s3: S3, folder: Path) -> None:
+def test_a_killed_process_leaves_no_lock_and_no_usable_partial_copy(bucket: Any, s3: S3, folder: Path) -> None:
     put(bucket, f"{BUCKET}/killed")
     found = look(f"s3://{BUCKET}/killed", "model.target")
     with s3.failing(Fault("stall", "GET", "model.safetensors", 1)):

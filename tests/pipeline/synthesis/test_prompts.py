@@ -118,7 +118,7 @@ def test_a_features_column_may_have_the_name_of_our_own() -> None:
     assert row["features"]["num_tokens"] == 2
 
 
-def test_a_prompt_beside_ready_features_is_for_the_record_and_may_be_missing() -> None:
+def test_a_prompt_with_ready_features_is_only_recorded_and_may_be_missing() -> None:
     given = table([{"caption": "told"}, {"caption": None}], t5=pa.array([NUMBERS.ravel().tolist()] * 2))
     found = prepare(given, options("{caption}", features="t5"))
     assert [(row["prompt"], row["error_type"]) for row in found] == [("told", ""), ("", "")]
@@ -263,7 +263,7 @@ ANYTHING = st.recursive(
 # The speed of drawing examples depends on the machine's load and not on the code.
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("caption", "s", "t", "k", "p", "g", "l"), ANYTHING)))
-def test_whatever_a_row_holds_it_becomes_exactly_one_row(fields: dict[str, Any]) -> None:
+def test_every_row_becomes_exactly_one_row(fields: dict[str, Any]) -> None:
     columns = ALL_COLUMNS.model_dump(exclude_none=True)
     for how in (
         options("{caption}", **columns),

@@ -114,7 +114,7 @@ def every(ids: Iterable[str]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
-def test_answers_find_their_rows_in_whatever_order_they_were_published(
+def test_answers_are_joined_with_their_rows_in_any_order_of_publication(
     seed: int | None, config: CaptionJobConfig, tmp_path: Path
 ) -> None:
     publish(config, seed=seed)
@@ -140,7 +140,7 @@ def test_rows_without_an_answer_are_not_read(config: CaptionJobConfig, tmp_path:
     assert taught(open_inputs(training(config)).resumed(OutputDir(str(tmp_path / "other")))) == every(["b.txt#4"])
 
 
-def test_errors_and_answers_that_teach_nothing_are_left_out_and_counted(
+def test_errors_and_answers_without_training_tokens_are_skipped_and_counted(
     config: CaptionJobConfig, tmp_path: Path
 ) -> None:
     def tokens(own: str) -> list[int] | None:
@@ -230,7 +230,7 @@ def test_without_max_rows_the_bound_is_that_of_the_module(
     assert taught(begun(config, tmp_path / "bound")) == few
 
 
-def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_more_answers_add_no_earlier_row_to_the_chosen_ones(config: CaptionJobConfig, tmp_path: Path) -> None:
     """What is chosen of few answers and not of more was pushed out by an answer that is before it."""
     publish(config, EVERY[:8])
     before = taught(begun(config, tmp_path / "one", max_rows=4))
@@ -243,7 +243,7 @@ def test_a_choice_among_more_answers_keeps_a_first_row_first(config: CaptionJobC
 # --- what is frozen ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_keeps_its_answers_while_the_job_goes_on(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_a_run_keeps_its_answers_while_the_job_continues(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     output = claim_output(made, open_inputs(made), "t0")
@@ -425,7 +425,7 @@ def test_a_torn_or_foreign_result_file_is_refused(config: CaptionJobConfig, tmp_
         {"image": {"columns": {"codes": "c", "label": "l"}}},
     ],
 )
-def test_what_the_job_has_recorded_cannot_be_given(given: dict[str, Any], config: CaptionJobConfig) -> None:
+def test_columns_that_a_job_output_defines_are_refused(given: dict[str, Any], config: CaptionJobConfig) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: a source of kind job_output has its own"):
         training(config, **given)
     again = TrainDrafterJobConfig.model_validate_json(training(config).model_dump_json())  # as workers get it

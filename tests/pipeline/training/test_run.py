@@ -81,7 +81,7 @@ def test_codes_and_conditions_come_typed_or_as_text(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("codes", [["a", "b"], [0.5, 1.0], None])
-def test_codes_that_are_no_whole_numbers_are_none(codes: Any, tmp_path: Path) -> None:
+def test_codes_that_are_not_integers_are_missing(codes: Any, tmp_path: Path) -> None:
     path = write(tmp_path, "parquet", {"id": ["a"], "codes": pa.array([codes]), "label": [1]})  # type: ignore[dict-item]
     (row,) = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
     assert isinstance(row, TrainingRow)

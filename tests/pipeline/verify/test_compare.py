@@ -45,7 +45,7 @@ def test_rows_are_joined_by_id_in_any_order_and_batches() -> None:
     assert found.asked().to_pylist() == [{"sample_id": "1", "tokens": [4], "one": 7, "other": 5}]
 
 
-def test_rows_that_fail_or_do_not_come_are_not_equal() -> None:
+def test_failed_and_missing_rows_are_not_equal() -> None:
     found = compared([row("0", [1]), row("1", [2])], [row("0", [], error="engine_died")])
     assert found.counts == {"not_compared": 2}
     assert [one["error_type"] for one in found.table().to_pylist()] == ["engine_died", "missing"]

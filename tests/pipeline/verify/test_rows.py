@@ -26,7 +26,7 @@ def chosen(choice: SampleShare, names: list[tuple[str, int]], *part: int) -> set
     return set(zip(found["source"].to_pylist(), found["row_index"].to_pylist(), strict=True))
 
 
-def test_a_choice_depends_on_seed_and_place_only() -> None:
+def test_whether_a_row_is_chosen_depends_on_seed_and_position_only() -> None:
     shuffled = random.Random(0).sample(NAMES, len(NAMES))
     one = chosen(SampleShare(0.1, 3), NAMES)
     assert one == chosen(SampleShare(0.1, 3), shuffled)
@@ -47,7 +47,7 @@ def test_a_row_is_chosen_with_the_stated_probability_over_seeds(share: float) ->
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_rounds_cut_the_choice_into_parts_without_overlap(share: float) -> None:
+def test_rounds_split_the_chosen_rows_without_overlap(share: float) -> None:
     whole, parts = (
         chosen(SampleShare(share, 5), NAMES),
         [chosen(SampleShare(share, 5), NAMES, part, 4) for part in range(4)],

@@ -113,7 +113,7 @@ def expected(one: Forward, num_rows: int) -> Tensor:
 @example(Case(3, 2, 1, 1, 64), torch.bfloat16, 0)
 @example(Case(3, 2, 3, 5, 128), torch.float32, 1)
 @example(Case(1, 1, 1, 6, 96), torch.float32, 2)
-def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, seed: int) -> None:
+def test_attention_in_loops_equals_that_of_torch(case: Case, dtype: torch.dtype, seed: int) -> None:
     one = forward(case, dtype, seed)
     wanted = expected(one, case.rows)
     rows = torch.arange(case.rows)
@@ -133,7 +133,7 @@ def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, 
 @example(Case(2, 2, 3, 256, 64), torch.bfloat16, 2)
 @example(Case(1, 1, 2, 1023, 32), torch.float32, 3)
 @example(Case(1, 1, 2, 1024, 32), torch.float32, 4)
-def test_without_a_mask_nodes_see_those_up_to_themselves_and_memory_takes_them(
+def test_without_a_mask_attention_is_causal_and_the_kv_cache_is_written(
     case: Case, dtype: torch.dtype, seed: int
 ) -> None:
     one = forward(case, dtype, seed, capacity=case.nodes + 10)
@@ -170,7 +170,7 @@ def test_sums_do_not_depend_on_other_rows_nodes_or_the_window() -> None:
     assert torch.equal(alone, both[:1, :1])
 
 
-def test_columns_behind_the_last_open_one_are_never_read() -> None:
+def test_kv_positions_after_the_last_visible_one_are_never_read() -> None:
     one = forward(Case(2, 1, 1, 3, 64), torch.float32, 5)
     wanted = expected(one, 2)
     for row in range(2):
@@ -181,7 +181,7 @@ def test_columns_behind_the_last_open_one_are_never_read() -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
-def test_numbers_that_are_none_come_out_as_such(dtype: torch.dtype) -> None:
+def test_nan_and_infinity_stay_in_their_rows(dtype: torch.dtype) -> None:
     one = forward(Case(3, 1, 1, 2, 64), dtype, 7)
     one.query[1, 0, 0, 5] = math.nan
     one.value[2, 0, 0, 40] = math.inf
@@ -210,7 +210,7 @@ def test_large_scores_do_not_overflow() -> None:
     torch.testing.assert_close(got.double(), expected(big, 2), rtol=0, atol=1e-3)
 
 
-def test_a_compiled_call_writes_the_memory_itself_and_no_copy_of_it() -> None:
+def test_a_compiled_call_writes_the_kv_cache_in_place() -> None:
     one = forward(Case(2, 2, 1, 3, 64), torch.float32, 11)
 
     def run(keys: Tensor, values: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def test_a_compiled_call_writes_the_memory_itself_and_no_copy_of_it() -> None:
     assert torch.equal(copies[1], one.values)
 
 
-def test_other_types_and_sizes_are_left_to_torch() -> None:
+def test_unsupported_dtypes_and_sizes_run_in_torch() -> None:
     def memory(dim: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         return torch.zeros(2, 1, 3, dim, dtype=dtype, device=device)
 
@@ -236,7 +236,7 @@ def test_other_types_and_sizes_are_left_to_torch() -> None:
 
 
 @pytest.mark.slow
-def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
+def test_without_a_build_attention_runs_in_torch_and_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.cpp"

@@ -57,5 +57,5 @@ def test_a_second_thread_waits_for_the_running_build(monkeypatch: pytest.MonkeyP
     assert loops.library() is built
 
 
-def test_sources_lie_beside_the_package() -> None:
+def test_cpp_sources_are_part_of_the_package() -> None:
     assert all(path.exists() for path in beside("vectors.h", "attention.cpp", "gemm.cpp"))

@@ -118,7 +118,7 @@ def test_heads_that_the_loops_take_run_in_them_and_equal_uncompiled_ones() -> No
     assert calls["draftfleet::attend_rows"] == num_layers * 2 * len(SHAPES)
 
 
-def test_in_half_precision_the_first_forward_of_a_memory_and_every_run_round_alike() -> None:
+def test_in_half_precision_the_first_forward_of_a_kv_cache_and_every_run_round_alike() -> None:
     target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "bfloat16", "cpu")
     assert target.compile()
     assert target.kernels.startswith("bfloat16, cpu ")
@@ -273,7 +273,7 @@ def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: torch.dtype) -> None:
+def test_one_gemm_of_several_layers_equals_the_gemm_of_each(with_bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(48, size, bias=with_bias or size == 7).to(dtype) for size in (64, 7, 33)]
     given = torch.randn(2, 3, 48, dtype=dtype)
@@ -285,7 +285,7 @@ def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: t
     torch.testing.assert_close(out, wanted)
 
 
-def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> None:
+def test_layers_of_different_classes_and_weights_without_kernels_are_not_compiled() -> None:
     assert can_compile(toys.target("llava").decoder)
     assert not can_compile(toys.target("llava").decoder.double())
     other_norm = toys.target("llava").decoder

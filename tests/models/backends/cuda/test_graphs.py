@@ -213,7 +213,7 @@ def batch(num_slots: int) -> SlotBatch:
 
 
 @pytest.mark.parametrize("is_faulty", [False, True])
-def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_row_does_not_write_the_kv_cache(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three slots of four decode, in a recording of four rows. The planted fault: the fourth row writes where it last
     wrote."""
     target = toys.target("llava")
@@ -237,7 +237,7 @@ def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypat
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True)) is not is_faulty
 
 
-def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_with_more_rows_than_any_captured_graph_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.backends.cuda.graphs.ROWS", (1, 2))
     expected, _ = decode_all("llava", 3, False)
     got, counts = decode_all("llava", 3, True)
@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     assert run.mode == "eager, capturing failed"
 
 
-def test_memory_that_runs_out_in_a_capture_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_capture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(self: Refuses, run: Callable[[], Tensor]) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

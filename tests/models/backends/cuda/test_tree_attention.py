@@ -71,7 +71,7 @@ def test_a_drafters_level_sees_the_levels_before_it(run: TreeKernel, lens: list[
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_mask_of_any_rows(run: TreeKernel, data: st.DataObject) -> None:
+def test_the_kernel_equals_masked_attention_for_any_mask(run: TreeKernel, data: st.DataObject) -> None:
     num_rows, num_nodes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     offset = data.draw(st.integers(0, 5))
     num_scratch = offset + num_nodes + data.draw(st.integers(0, 3))
@@ -92,7 +92,7 @@ def test_rows_may_have_trees_of_their_own(run: TreeKernel) -> None:
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
-def test_masked_scratch_positions_may_be_beyond_the_memory(run: TreeKernel) -> None:
+def test_masked_scratch_positions_may_be_outside_the_kv_cache(run: TreeKernel) -> None:
     """A level's mask may be as wide as the widest tree though this row ends before it."""
     visible = torch.zeros(1, 2, 12, dtype=torch.bool)
     visible[0, :, :3] = torch.tensor([[True, True, False], [True, False, True]])
@@ -107,13 +107,13 @@ def test_half_precision_errs_by_little_more_than_its_rounding(run: TreeKernel, p
     assert (got.float() - expected).abs().max() <= 2 * torch.finfo(torch.float16).eps * expected.abs().max()
 
 
-def test_scores_beyond_what_exp_can_hold(run: TreeKernel) -> None:
+def test_scores_that_overflow_exp_give_finite_outputs(run: TreeKernel) -> None:
     for scale in (60.0, 1e-4):
         got, expected = both_ways(run, [3, 21, 12], tree(BUSH, 3), scale=scale)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nodes_that_see_nothing_get_zeros(run: TreeKernel) -> None:
+def test_nodes_without_visible_positions_get_zeros(run: TreeKernel) -> None:
     """Unused rows of a captured step."""
     visible = torch.zeros(2, 3, 3, dtype=torch.bool)
     got, _ = both_ways(run, [0, 0], visible)
@@ -258,7 +258,7 @@ def test_without_triton_attention_uses_the_mask(
     tree_attention._load.cache_clear()
 
 
-def test_memory_without_a_kernel_is_left_to_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kv_cache_without_a_kernel_uses_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(tree_attention, "_load", lambda: plain)
 

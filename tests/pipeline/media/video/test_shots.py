@@ -90,7 +90,7 @@ def test_still_and_tiny_films_are_one_shot(tmp_path, count) -> None:
     assert edges(film(tmp_path / "a.mp4", [scene(1)] * count)) == [0.0]
 
 
-def test_lengths_are_kept_and_the_number_is_bounded(tmp_path) -> None:
+def test_shots_have_minimum_and_maximum_lengths_and_a_bounded_number(tmp_path) -> None:
     frames = [*moving(1, 20), *moving(2, 5), *moving(3, 20), *moving(4, 4)]
     path = film(tmp_path / "a.mp4", frames)
     assert edges(path, min_s=0.3) == [0.0, 2.0, 2.5, 4.5]
@@ -198,7 +198,7 @@ def test_ids_of_shots_are_the_same_after_a_resume_and_in_shards(tmp_path) -> Non
         ({"max_shot_s": 1.5}, "at least 2"),
     ],
 )
-def test_what_does_not_go_together_is_refused(values, message) -> None:
+def test_settings_that_exclude_each_other_are_refused(values, message) -> None:
     with pytest.raises(ValidationError, match=message):
         VideoConfig(split="shots", **values)
 
