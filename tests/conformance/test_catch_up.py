@@ -23,8 +23,8 @@ from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks, heads
+from tests.conformance.catch_up import LONG, MIXED, check_chains, late_engine, long_requests, unsettled_engine
 from tests.conformance.erratic import Erratic, unsettled
-from tests.conformance.resting import LONG, MIXED, check_chains, late_engine, long_requests, unsettled_engine
 
 pytestmark = pytest.mark.slow
 

@@ -91,7 +91,7 @@ def memory(tree: str) -> Callable[[], None]:
 
 
 def memory_after_rests() -> None:
-    block.check_memory(test_block.resting_engine([0, 2, 0, 0, 4, 1, 0]), "llama", checks.requests("llama", 10))
+    block.check_memory(test_block.engine_with_pauses([0, 2, 0, 0, 4, 1, 0]), "llama", checks.requests("llama", 10))
 
 
 FAULTS: list[planted.Fault] = [

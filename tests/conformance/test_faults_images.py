@@ -20,7 +20,7 @@ from tests.conformance.planted import Patch
 pytestmark = pytest.mark.slow
 
 
-def padding_is_seen(patch: Patch) -> None:
+def padding_is_attended(patch: Patch) -> None:
     mask = reading.mask_padding
     patch.setattr(reading, "mask_padding", lambda padding: mask(torch.zeros_like(padding)))
 
@@ -80,7 +80,7 @@ def interval_of_drafts() -> None:
 
 
 FAULTS: list[planted.Fault] = [
-    (padding_is_seen, equal()),
+    (padding_is_attended, equal()),
     (lanes_are_swapped, equal()),
     (interval_counts_steps_instead_of_nodes, equal("sd-chain", mode="sampled-interval")),
     (refill_keeps_the_old_scale, equal(count=9)),

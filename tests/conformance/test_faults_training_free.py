@@ -17,8 +17,8 @@ from decoding.contracts import VerificationOutput
 from decoding.drafters import JacobiDrafter, SuffixDrafter
 from tests.conformance import planted
 from tests.conformance import test_training_free as contract
+from tests.conformance.catch_up import MIXED
 from tests.conformance.planted import Patch
-from tests.conformance.resting import MIXED
 from tests.decoding.drafters import test_jacobi, test_suffix
 
 pytestmark = pytest.mark.slow

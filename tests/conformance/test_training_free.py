@@ -16,8 +16,8 @@ from decoding.trees import Chain
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, images
+from tests.conformance.catch_up import MIXED
 from tests.conformance.erratic import unsettled
-from tests.conformance.resting import MIXED
 from tests.toys import images as image_toys
 
 pytestmark = pytest.mark.slow

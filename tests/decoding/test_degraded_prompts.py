@@ -23,7 +23,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.methods import METHODS
-from tests.decoding.sick import SickDrafter
+from tests.decoding.failing_drafter import FailingDrafter
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def run(
 ) -> dict[str, Completion]:
     made = guarded(method)
     engine = Engine(toys.target(family), made, slots, context)
-    if isinstance(method.drafter, SickDrafter):
+    if isinstance(method.drafter, FailingDrafter):
         method.drafter.engine = engine
     done = checks.run(engine, wanted)
     assert len(engine._slots.free) == slots
@@ -97,7 +97,7 @@ def test_any_failure_of_the_drafters_prompt_costs_the_row_its_drafts_alone(
     for slots, sampling in ((3, Sampling()), (1, SAMPLED), (NUM_ROWS, SAMPLED)):
         wanted = checks.requests(family, NUM_ROWS, sampling)
         method = METHODS[name][0](family)
-        sick = SickDrafter(method.drafter, some, raises_in=where, error=error)
+        sick = FailingDrafter(method.drafter, some, raises_in=where, error=error)
         done = run(replace(method, drafter=sick), family, wanted, slots)
         check(done, family, wanted, {one.sample_id for one in wanted if some(one)}, ERRORS[error])
 
@@ -108,7 +108,7 @@ def test_where_every_prompt_fails_all_rows_are_decoded_plainly(name: str, where:
     family = METHODS[name][1][0]
     wanted = checks.requests(family, NUM_ROWS)
     method = METHODS[name][0](family)
-    sick = SickDrafter(method.drafter, lambda _: True, raises_in=where)
+    sick = FailingDrafter(method.drafter, lambda _: True, raises_in=where)
     done = run(replace(method, drafter=sick), family, wanted)
     check(done, family, wanted, set(done), "drafter_failed")
 
@@ -117,7 +117,7 @@ def test_a_slot_drafts_again_for_the_sample_after_one_without_drafts() -> None:
     wanted = checks.requests("llama", NUM_ROWS)
     method = METHODS["sd-chain"][0]("llama")
     alone = run(METHODS["sd-chain"][0]("llama"), "llama", wanted, 1)
-    sick = SickDrafter(method.drafter, some, raises_in="prefixes", error=PromptError)
+    sick = FailingDrafter(method.drafter, some, raises_in="prefixes", error=PromptError)
     done = run(replace(method, drafter=sick), "llama", wanted, 1)
     for one in wanted:
         if not some(one):
@@ -128,14 +128,14 @@ def test_a_slot_drafts_again_for_the_sample_after_one_without_drafts() -> None:
 
 def test_no_memory_for_any_of_several_prompts_is_not_the_rows_fault() -> None:
     method = METHODS["sd-chain"][0]("llama")
-    sick = SickDrafter(method.drafter, lambda _: True, raises_in="prefill", error=torch.OutOfMemoryError)
+    sick = FailingDrafter(method.drafter, lambda _: True, raises_in="prefill", error=torch.OutOfMemoryError)
     with pytest.raises(torch.OutOfMemoryError):
         run(replace(method, drafter=sick), "llama", checks.requests("llama", NUM_ROWS), 3)
 
 
 def test_rejection_of_a_row_without_drafts_takes_the_targets_choice() -> None:
     wanted = checks.requests("llama", NUM_ROWS)
-    sick = SickDrafter(checks.make_drafter("right", "llama"), some, raises_in="prefixes", error=PromptError)
+    sick = FailingDrafter(checks.make_drafter("right", "llama"), some, raises_in="prefixes", error=PromptError)
     done = run(Method(sick, Chain(3), Rejection()), "llama", wanted)
     check(done, "llama", wanted, {one.sample_id for one in wanted if some(one)}, "prompt_refused")
 

@@ -34,7 +34,7 @@ from models.loading.quantization import KINDS, why_not
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
-from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
+from tests.models.attention_cases import BUSH, CHAIN, FOREST, both_ways, tree
 
 pytestmark = pytest.mark.slow
 

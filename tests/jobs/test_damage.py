@@ -25,7 +25,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.resume import is_complete, resume_lines
 from pipeline.storage.shard import WHOLE, Shard
 from tests.pipeline.attempts import end, job, make_rows, plan_of, run, save, start, write_summary
-from tests.pipeline.exports.made import export, images
+from tests.pipeline.exports.small_jobs import export, images
 
 SHARDS = (Shard(0, 2), Shard(1, 2))
 UNCHECKED = ("_job/report.html", "_job/digests/", "_job/logs/")

@@ -21,7 +21,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
 from tests.actors.fakes import FakeEngine, FakePair, complete, text_of
 from tests.conformance import checks
-from tests.decoding.sick import SickDrafter
+from tests.decoding.failing_drafter import FailingDrafter
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -165,7 +165,7 @@ def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95)
 
 
-def recovering(sick: SickDrafter | None = None, slots: int = 6) -> RecoveringEngine:
+def recovering(sick: FailingDrafter | None = None, slots: int = 6) -> RecoveringEngine:
     def make(slots: int) -> Engine:
         drafter = sick or checks.make_drafter("perturbed", "llava")
         engine = Engine(toys.target("llava"), guarded(Method(drafter, Chain(3), Exact())), slots, 96)
@@ -215,7 +215,7 @@ def test_rows_on_which_the_drafter_raises_are_decoded_without_it(where: str) -> 
     requests = checks.requests("llava", 8, SAMPLED)
     expected = undisturbed(requests)
     inner = checks.make_drafter("perturbed", "llava")
-    sick = SickDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
+    sick = FailingDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
     found = run(recovering(sick, slots=4), requests)
     assert tokens_of(found) == expected
     degraded = {name for name, one in found.items() if one.telemetry.degraded}
@@ -229,7 +229,7 @@ def test_a_row_whose_drafter_lacks_memory_even_alone_is_decoded_without_it(where
     requests = checks.requests("llava", 8, SAMPLED)
     expected = undisturbed(requests)
     inner = checks.make_drafter("perturbed", "llava")
-    sick = SickDrafter(
+    sick = FailingDrafter(
         inner, lambda request: request.sample_id == "sample-3", raises_in=where, error=torch.OutOfMemoryError
     )
     engine = recovering(sick, slots=4)

@@ -20,9 +20,9 @@ from models.backends.cuda.backend import CudaBackend
 from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks, images
+from tests.conformance.catch_up import MIXED
 from tests.conformance.erratic import Erratic, unsettled
 from tests.conformance.methods import FAST, METHODS
-from tests.conformance.resting import MIXED
 from tests.covering import tiers
 from tests.models.backends.cuda.test_graphs import TapeRecorder, captured
 from tests.models.plain_tree_kernel import plain
@@ -109,7 +109,7 @@ def test_steps_with_processors_are_replayed(
     assert decode(name, "llama", sampling)[0] == got
 
 
-def resting(method: Method) -> Method:
+def with_pauses(method: Method) -> Method:
     """The method with steps without drafts, alone and several in a row."""
     return unsettled(method, pattern=MIXED)
 
@@ -119,10 +119,10 @@ def test_steps_without_drafts_are_replayed_too(
     name: str, backend: CudaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
-    got, runner = decode(name, "llama", Sampling(ignore_eos=True), resting)
+    got, runner = decode(name, "llama", Sampling(ignore_eos=True), with_pauses)
     assert {key[2] for key in runner._recordings} >= {0, 1}
     monkeypatch.setattr(replay, "MAX_RECORDINGS", 0)
-    assert decode(name, "llama", Sampling(ignore_eos=True), resting)[0] == got
+    assert decode(name, "llama", Sampling(ignore_eos=True), with_pauses)[0] == got
 
 
 @tiers("method, mode", list(images.METHODS), list(images.MODES), strength=1)
@@ -182,11 +182,11 @@ def test_planted_faults_are_found(
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 1)
     with monkeypatch.context() as planted:
         planted.setattr(replay, "MAX_RECORDINGS", 0)
-        expected, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
+        expected, _ = decode("sd-chain", "llava", SAMPLED, with_pauses, 24)
     with monkeypatch.context() as planted:
         fault(planted)
         try:
-            got, _ = decode("sd-chain", "llava", SAMPLED, resting, 24)
+            got, _ = decode("sd-chain", "llava", SAMPLED, with_pauses, 24)
         except Exception:
             got = {}
     assert (got == expected) == (fault is break_nothing)

@@ -14,7 +14,7 @@ import yaml
 from configs.load import ConfigError
 from pipeline.run.job_plan import ResumeOptions
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export, files_below, image_job, images, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import RED, export, files_below, image_job, images, records, some_tars, tar_job
 from tests.pipeline.formats.shards import encode, write_parquet
 
 NAMES = ["a.png", "b.png", "s/c.png", "s/d.png"]

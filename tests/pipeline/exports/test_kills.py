@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.pipeline.exports.made import (
+from tests.pipeline.exports.small_jobs import (
     export,
     files_below,
     image_job,

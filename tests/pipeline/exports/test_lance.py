@@ -11,7 +11,7 @@ import pytest
 from configs.load import ConfigError
 from pipeline.run.job_plan import ResumeOptions
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export
+from tests.pipeline.exports.small_jobs import RED, export
 from tests.pipeline.formats.shards import write_parquet
 
 IDS = [30, 10, 20, 40]

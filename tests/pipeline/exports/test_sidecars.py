@@ -19,7 +19,7 @@ from pipeline.run.job_plan import ResumeOptions
 from pipeline.storage import tree
 from pipeline.storage.shard import Shard
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import export, files_below, image_job, images, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import export, files_below, image_job, images, records, some_tars, tar_job
 
 NAMES = ["a.png", "b.c.png", "sub/d.png", "sub/deep/ü e.png"]
 

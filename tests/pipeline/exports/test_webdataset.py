@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from pipeline.exports import archives
 from tests.pipeline.attempts import job, run
-from tests.pipeline.exports.made import RED, export, members, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import RED, export, members, records, some_tars, tar_job
 from tests.pipeline.formats.shards import tar_bytes
 
 MEMBERS = "caption.txt"
@@ -263,7 +263,7 @@ def test_tars_that_changed_since_the_job_are_refused(tmp_path) -> None:
 
 
 def test_another_source_is_refused(tmp_path) -> None:
-    from tests.pipeline.exports.made import image_job
+    from tests.pipeline.exports.small_jobs import image_job
 
     image_job(tmp_path, ["a.png"])
     with pytest.raises(ConfigError, match=r"exports\.0: .* source\.kind is 'images'; exports of kind dataset"):

@@ -19,7 +19,7 @@ from configs.source import SourceColumnsConfig, SourceConfig
 from pipeline.formats import kind, limits, parquet, parquet_pages
 from pipeline.manifest import datasource, freezing
 from pipeline.prompts.row_options import PromptOptions
-from tests.pipeline.formats.lies import arrow_bytes, nested_views, parquet_bytes, repeated, replaced
+from tests.pipeline.formats.false_headers import arrow_bytes, nested_views, parquet_bytes, repeated, replaced
 from tests.pipeline.formats.shards import images_of, outcomes, read_all
 
 LARGE = "x" * (limits.TEXT_MAX_BYTES + 1)

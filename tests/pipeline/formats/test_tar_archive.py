@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from configs.source import SourceConfig
 from pipeline.formats import tar_headers, tars
 from pipeline.formats.tar_archive import Archive
-from tests.pipeline.formats import lies
-from tests.pipeline.formats.lies import END, header, member, number, pax, record, sparse
+from tests.pipeline.formats.false_headers import END, header, member, number, padded, pax, record, sparse
 from tests.pipeline.formats.shards import images_of, outcomes, read_all
 
 FORMS = ("old", "0.0", "0.1", "1.0")
@@ -94,8 +93,8 @@ class Counted(io.BytesIO):
 
 
 def source_of(data: bytes, **options: Any) -> SourceConfig:
-    fsspec.filesystem("memory").pipe_file("/lies/x.tar", data)
-    return SourceConfig(kind="webdataset", path="memory://lies/x.tar", **options)
+    fsspec.filesystem("memory").pipe_file("/headers/x.tar", data)
+    return SourceConfig(kind="webdataset", path="memory://headers/x.tar", **options)
 
 
 def honest(first: int, stop: int) -> bytes:
@@ -150,7 +149,7 @@ SIZE_LIES: dict[str, bytes] = {
     + b"?" * 512,
     "a pax record that is longer than its header": pax(b"99 path=a\n") + header("lie.jpg", 9),
     "a chain of pax headers": pax({"comment": b"x"}) * 2100 + header("lie.jpg", 9),
-    "a chain of long names": (header("././@LongLink", 9, b"L") + lies.padded(b"n" * 9)) * 2100 + header("lie.jpg", 9),
+    "a chain of long names": (header("././@LongLink", 9, b"L") + padded(b"n" * 9)) * 2100 + header("lie.jpg", 9),
     "a long name of a terabyte": header("././@LongLink", number(TERABYTE), b"L"),
     "a pax header of 2 MB": pax({"comment": b"x" * 2_000_000}) + header("lie.jpg", 9),
     "a size for all members": pax({"size": b"9"}, b"g") + header("lie.jpg", 9),
@@ -162,7 +161,7 @@ SIZE_LIES: dict[str, bytes] = {
 @pytest.mark.parametrize("lie", SIZE_LIES)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_header_with_a_false_size_ends_the_archive_without_further_reads(lie, pack) -> None:
-    data = pack(honest(0, 3) + SIZE_LIES[lie] + lies.padded(b"d" * 9) + END)
+    data = pack(honest(0, 3) + SIZE_LIES[lie] + padded(b"d" * 9) + END)
     codes = list(outcomes(read_all(source_of(data), "{txt}")).values())
     # Before a damaged header, the last sample may lack members.
     assert codes in ([""] * 3 + ["broken_shard"], [""] * 2 + ["broken_shard"])

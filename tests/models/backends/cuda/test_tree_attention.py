@@ -23,9 +23,9 @@ from models.backends.cuda.tree_attention import TreeKernel, kernel_for
 from tests import toys
 from tests.conformance import checks
 from tests.covering import tiers
+from tests.models.attention_cases import BUSH, CHAIN, FOREST, both_ways, tree
 from tests.models.backends.cuda.test_graphs import batch, captured, decode_all
 from tests.models.plain_tree_kernel import plain
-from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
 
 KERNEL = "models.backends.cuda.tree_kernel"
 LENS = [(values,) for values in ((7,), (3, 21, 12), (0, 5, 0), (0,), (16, 32, 15))]

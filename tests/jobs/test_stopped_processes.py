@@ -29,7 +29,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from tests.chaos import fleet
-from tests.jobs.test_frozen import NUM_ROWS, SILENCE_S
+from tests.jobs.test_stopped_processes import NUM_ROWS, SILENCE_S
 
 folder = Path(sys.argv[1])
 config = fleet.config_in(folder, NUM_ROWS)

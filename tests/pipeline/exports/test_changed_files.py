@@ -29,7 +29,16 @@ from pipeline.output.recorded_job import read_job
 from pipeline.storage.folders import FolderId
 from pipeline.storage.tree import Tree
 from tests.pipeline.attempts import run as run_job
-from tests.pipeline.exports.made import export, files_below, image_job, images, members, records, some_tars, tar_job
+from tests.pipeline.exports.small_jobs import (
+    export,
+    files_below,
+    image_job,
+    images,
+    members,
+    records,
+    some_tars,
+    tar_job,
+)
 from tests.pipeline.formats.shards import tar_bytes
 
 NAMES = ["a.png", "b.png", "s/c.png", "s/d.png"]

@@ -17,7 +17,7 @@ from decoding.drafters import NoDrafter
 from decoding.trees import Chain
 from models.inputs.processing import PromptError
 from tests import toys
-from tests.conformance import checks, images, methods, resting
+from tests.conformance import catch_up, checks, images, methods
 from tests.conformance.erratic import Erratic, unsettled
 from tests.covering import tiers
 
@@ -115,10 +115,10 @@ def test_a_step_is_launched_before_the_previous_one_is_processed(monkeypatch: py
     assert engine.has_work
 
 
-@pytest.mark.parametrize("pattern", [[0], [4], resting.LONG, resting.MIXED], ids=str)
+@pytest.mark.parametrize("pattern", [[0], [4], catch_up.LONG, catch_up.MIXED], ids=str)
 def test_every_sequence_of_depths_gives_the_targets_output(pattern: list[int], late: None) -> None:
-    engine, _ = resting.unsettled_engine(pattern)
-    wanted = resting.long_requests()
+    engine, _ = catch_up.unsettled_engine(pattern)
+    wanted = catch_up.long_requests()
     done = checks.run(engine, wanted)
     for request in wanted:
         expected = checks.generated("llama", replace(request), frozenset())
