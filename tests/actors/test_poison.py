@@ -39,7 +39,7 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("word", ["POISON", "LATE"])
 @pytest.mark.parametrize("place", [0, 3, 9])
-def test_one_row_that_kills_costs_three_deaths_and_itself(word: str, place: int) -> None:
+def test_a_row_that_kills_its_process_is_given_up_after_three_deaths(word: str, place: int) -> None:
     batch = [request(f"s{index}", word if index == place else "fine") for index in range(10)]
     life = Life()
     assert life.run([batch]) == outcome([batch])
@@ -75,7 +75,7 @@ def test_rows_that_kill_the_process_do_not_change_the_results_of_other_rows(
     assert life.book.num_known() == len(poison)
 
 
-def test_a_machine_that_is_taken_away_twice_costs_no_row() -> None:
+def test_a_machine_that_is_preempted_twice_loses_no_row() -> None:
     life = Life()
     batch = [request(f"s{index}") for index in range(9)]
     keys = [one.sample_id for one in batch]

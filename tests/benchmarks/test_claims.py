@@ -52,12 +52,12 @@ def test_a_gap_is_decided_by_its_interval_and_only_with_enough_samples(gap: floa
     assert decide(gap, 0.1, num) is expected
 
 
-def test_a_fact_can_be_rejected_with_any_number_of_samples_and_is_accepted_with_enough() -> None:
+def test_facts_are_rejected_with_any_number_of_samples_and_accepted_with_enough() -> None:
     assert [enough(True, num) for num in (MIN_SAMPLES, MIN_SAMPLES - 1)] == [True, None]
     assert [enough(False, num) for num in (MIN_SAMPLES, 1)] == [False, False]
 
 
-def test_parts_decide_the_whole() -> None:
+def test_the_verdict_of_a_claim_follows_from_its_parts() -> None:
     assert [all_of(p) for p in ([True, True], [True, None], [None, False], [])] == [True, None, False, None]
     assert [any_of(p) for p in ([None, True], [False, None], [False, False], [])] == [True, None, False, None]
 

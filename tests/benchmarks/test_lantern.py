@@ -180,7 +180,7 @@ class FirstChildTaken(Exact):
         return result
 
 
-def test_of_several_children_the_first_is_recorded(results: Path) -> None:
+def test_the_first_of_several_children_is_recorded(results: Path) -> None:
     toy = world("text")
     rule = FirstChildTaken()
     recorder = record(rule, {"l2": nearest_codes(toy.vq.codebook, 4, Proximity())}, [4], [0.1])

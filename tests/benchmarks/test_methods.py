@@ -23,7 +23,7 @@ from models.target import Target
 NUM_CASES = 3
 
 
-def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_first_token() -> None:
+def test_a_followed_drafter_continues_the_targets_first_token_as_it_does_alone() -> None:
     job = methods.presets()["sd_chain"]
     pair = load(job)
     cases = build_scenarios(NUM_CASES, 0)["single"]

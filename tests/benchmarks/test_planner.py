@@ -33,6 +33,6 @@ def test_a_case_is_measured_in_a_process_of_its_own() -> None:
     assert found["planning_rss_bytes"] <= found["peak_rss_bytes"]
 
 
-def test_the_goal_is_the_largest_case() -> None:
+def test_the_target_size_is_that_of_the_largest_case() -> None:
     assert planner.GOAL.num_rows == 10**8
     assert planner.GOAL.num_files == 10**5

@@ -107,7 +107,7 @@ def test_rejection_sampling_keeps_the_targets_distribution(tree: str, drafter: s
     assert checks.joint_of_two_tokens(checks.TREES[tree], Rejection(), 3000, drafter) < 2.1
 
 
-def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
+def test_drafts_of_the_target_itself_are_accepted_to_the_depth_of_the_tree() -> None:
     method = Method(checks.make_drafter("right", "llama"), SageTree(DEEP), Exact())
     wanted = [
         replace(one, sampling=Sampling(max_new_tokens=40, ignore_eos=True)) for one in checks.requests("llama", 5)

@@ -72,7 +72,7 @@ def equal(
 
 
 def walked(kind: str = "text") -> Callable[[], object]:
-    return lambda: test_images.test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind)
+    return lambda: test_images.test_all_drafts_of_an_exact_drafter_are_accepted_to_the_last_code(kind)
 
 
 def interval_of_drafts() -> None:

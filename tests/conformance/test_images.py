@@ -28,7 +28,7 @@ def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: in
 
 
 @pytest.mark.parametrize("kind", images.KINDS)
-def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind: str) -> None:
+def test_all_drafts_of_an_exact_drafter_are_accepted_to_the_last_code(kind: str) -> None:
     """The drafter is the target: a chain of 5 accepts all drafts, and the image has exactly its codes."""
     target = images.target(kind)
     engine = Engine(target, Method(images.smaller(target, kind, noise=0.0), Chain(5), Exact()), 4, 64)

@@ -28,7 +28,9 @@ def test_greedy_output_equals_generate(family: str, tree: str, drafter: str, slo
 
 @pytest.mark.parametrize("tree", list(checks.TREES))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_perturbed_drafter_is_refused_at_every_depth_and_younger_siblings_are_taken(family: str, tree: str) -> None:
+def test_drafts_of_the_perturbed_drafter_are_rejected_at_every_depth_and_later_siblings_are_accepted(
+    family: str, tree: str
+) -> None:
     rule = checks.check_greedy(family, tree, "perturbed", 9, count=24)
     assert rule.rejected_at >= set(range(1, checks.TREES[tree]().max_levels + 1))
     if tree != "chain":

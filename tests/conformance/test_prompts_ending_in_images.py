@@ -92,7 +92,7 @@ def test_the_reference_equals_generate(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_target_as_its_own_drafter_is_never_refused(family: str) -> None:
+def test_drafts_of_the_target_itself_are_never_rejected(family: str) -> None:
     for completion in checks.run(engine(family, "chain", "right", 5), requests(family)).values():
         telemetry = completion.telemetry
         assert telemetry.ended_inside_path or telemetry.num_accepted_draft_tokens == telemetry.num_draft_tokens, (

@@ -97,7 +97,7 @@ def check(
 @pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tree", list(TREES))
 @pytest.mark.parametrize("tokens", [HALF, UNRELATED, [11]], ids=["half", "few", "one"])
-def test_the_output_is_the_targets_own_whatever_may_be_drafted(
+def test_the_output_is_the_targets_own_for_any_draft_vocabulary(
     tokens: Sequence[int], tree: str, sampling: Sampling | None
 ) -> None:
     offered, _ = check("perturbed", "llama", tree, tokens, sampling)
@@ -115,7 +115,7 @@ def test_every_drafter_with_an_output_layer_may_have_half_of_it(
     assert offered > accepted > 0
 
 
-def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None:
+def test_a_draft_vocabulary_without_any_right_token_gives_plain_decoding() -> None:
     wanted = checks.requests("llama", 6, longest=20)
     values = {token for request in wanted for token in checks.generated("llama", request, toys.target("llama").eos_ids)}
     never = sorted(set(range(toys.VOCAB_SIZE)) - values)
@@ -161,14 +161,14 @@ def test_a_text_ends_at_an_eos_that_is_never_drafted(tree: str) -> None:
 
 @pytest.mark.parametrize("kind", ["right", "ensemble"])
 @pytest.mark.parametrize("tree", ["chain", "branching"])
-def test_rejection_sampling_at_temperature_zero_is_greedy_whatever_may_be_drafted(kind: str, tree: str) -> None:
+def test_rejection_sampling_at_temperature_zero_is_greedy_for_any_draft_vocabulary(kind: str, tree: str) -> None:
     check(kind, "llava" if kind == "ensemble" else "llama", tree, FEWER, rule=Rejection())
 
 
 @pytest.mark.parametrize("kind", ["perturbed", "ensemble"])
 @pytest.mark.parametrize("tokens", [FEWER, [11]], ids=["fewer", "one"])
 @pytest.mark.parametrize("tree", ["chain", "branching"])
-def test_rejection_sampling_draws_from_the_targets_distribution_whatever_may_be_drafted(
+def test_rejection_sampling_draws_from_the_targets_distribution_for_any_draft_vocabulary(
     tree: str, tokens: Sequence[int], kind: str
 ) -> None:
     assert joint(tree, tokens, kind) < 2.1

@@ -76,7 +76,7 @@ def test_logits_that_are_not_numbers_become_an_error_of_that_sample_alone() -> N
         assert done[request.sample_id].token_ids == checks.generated("llama", request, target.eos_ids)
 
 
-def test_one_token_is_enough() -> None:
+def test_a_request_of_one_token_is_decoded() -> None:
     request = Request("one", *toys.prompt("llava", 2), Sampling(max_new_tokens=1, ignore_eos=True))
     (done,) = engine().run([request])
     assert done.token_ids == checks.generated("llava", request, frozenset())

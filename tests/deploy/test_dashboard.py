@@ -83,5 +83,5 @@ def test_variables_and_panels_of_the_dashboard_are_consistent(dashboard: dict[st
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
 
 
-def test_no_error_code_is_lost_as_a_label() -> None:
+def test_every_error_code_is_a_valid_label_value() -> None:
     assert all(re.fullmatch(r"[a-z_]+", code) for code in ERROR_CODES)

@@ -67,7 +67,7 @@ def pods(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: group["template"]["spec"] for name, group in {"head": cluster["headGroupSpec"], **groups}.items()}
 
 
-def test_the_head_does_no_work_and_the_groups_for_cpus_and_gpus_grow_from_nothing(manifest: dict[str, Any]) -> None:
+def test_the_head_node_runs_no_tasks_and_worker_groups_scale_from_zero(manifest: dict[str, Any]) -> None:
     cluster = manifest["spec"]["rayClusterSpec"]
     assert cluster["enableInTreeAutoscaling"] is True
     start = cluster["headGroupSpec"]["rayStartParams"]
@@ -122,7 +122,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manifest: dict[str, Any]) -> None:
+def test_the_command_of_the_manifest_is_valid_and_its_job_file_is_in_the_image(manifest: dict[str, Any]) -> None:
     command = shlex.split(manifest["spec"]["entrypoint"])
     assert command[:2] == ["draftfleet", "caption"]
     arguments = caption.COMMAND.parse(command[2:])
@@ -133,9 +133,7 @@ def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manife
     assert job.pool.max_size == groups["gpu"]["maxReplicas"]
 
 
-def test_jobs_find_a_gpu_for_each_engine_on_the_clusters_of_both_files(
-    manifest: dict[str, Any], launcher: dict[str, Any]
-) -> None:
+def test_engines_of_jobs_fit_on_the_clusters_of_both_files(manifest: dict[str, Any], launcher: dict[str, Any]) -> None:
     """`num_gpus: auto` on the head alone: the workers are those that the autoscaler can add."""
     ray_cluster = {"metadata": {"name": "a", "namespace": "b"}, "spec": manifest["spec"]["rayClusterSpec"]}
     job = load_job(caption.COMMAND.model, ROOT / "configs/jobs/caption_webdataset.yaml", ("pool.max_size=8",))
@@ -202,7 +200,7 @@ def test_the_releases_own_definition_accepts_the_manifest_and_knows_every_field_
 # --- virtual machines ----------------------------------------------------------------------------------------------
 
 
-def test_the_launchers_file_is_one_by_rays_own_schema(launcher: dict[str, Any]) -> None:
+def test_the_launcher_file_is_valid_by_the_schema_of_ray(launcher: dict[str, Any]) -> None:
     schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
     assert complaints(launcher, schema) == []
     assert complaints({**launcher, "max_worker": 3}, schema) != []

@@ -92,7 +92,7 @@ def test_a_submitted_job_captions_pictures_on_a_cluster_that_asks_for_a_token(su
     assert [(row["sample_id"], row["error_type"]) for row in errors] == [("broken.png#0", "not_an_image")]
 
 
-def test_the_revision_travels_with_the_job_because_git_does_not(submitted: Submitted) -> None:
+def test_the_revision_is_submitted_with_the_job(submitted: Submitted) -> None:
     versions = json.loads((submitted.output / "_job/versions.json").read_text())
     assert versions["code_revision"] == code_revision()
 

@@ -334,7 +334,7 @@ def test_jobs_that_cannot_run_on_a_cluster_are_refused_before_the_upload(
     assert client.submitted == []
 
 
-def test_only_named_variables_travel_and_no_credentials() -> None:
+def test_only_named_variables_are_submitted_and_no_credentials() -> None:
     mine = {
         "AWS_REGION": "x-1",
         "AWS_SECRET_ACCESS_KEY": "hush-1",

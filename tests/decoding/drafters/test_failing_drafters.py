@@ -120,6 +120,6 @@ def test_refusals_and_faults_of_the_device_are_not_the_drafters(error: type[Exce
         list(engine.run(checks.requests("llama", 3)))
 
 
-def test_plain_decoding_has_nothing_to_guard() -> None:
+def test_plain_decoding_has_no_guarded_drafter() -> None:
     method = METHODS["plain"][0]("llama")
     assert guarded(method) is method

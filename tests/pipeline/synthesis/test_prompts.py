@@ -102,7 +102,7 @@ def test_a_row_that_arrives_with_an_error_keeps_it() -> None:
     assert (good["error_type"], good["prompt"]) == ("", "ok")
 
 
-def test_kept_columns_travel_and_a_features_column_ends_here_unless_it_is_kept_as_well() -> None:
+def test_kept_columns_are_passed_on_and_a_features_column_only_if_it_is_kept() -> None:
     given = table([{}], mine=pa.array([5], pa.int8()), t5=pa.array([NUMBERS.ravel().tolist()]))
     how = options(None, features="t5")
     prepared = prepare_table(given, replace(how, keep=("mine",)))
