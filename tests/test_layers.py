@@ -261,9 +261,9 @@ def request_queues(path: Path) -> list[str]:
     found = []
     for kind in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)):
         annotated = [node for node in ast.walk(kind) if isinstance(node, ast.AnnAssign)]
-        attributes = [one for one in annotated if isinstance(one.target, ast.Attribute) or one in kind.body]
-        queues = [one for one in attributes if QUEUE.search(ast.unparse(one.annotation))]
-        found += [f"{kind.name}.{ast.unparse(one.target)}" for one in queues]
+        attributes = [node for node in annotated if isinstance(node.target, ast.Attribute) or node in kind.body]
+        queues = [node for node in attributes if QUEUE.search(ast.unparse(node.annotation))]
+        found += [f"{kind.name}.{ast.unparse(queue.target)}" for queue in queues]
     return found
 
 

@@ -30,8 +30,10 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
     """The expected result of every row."""
     return [
         {
-            one.sample_id: "engine_died" if "POISON" in one.prompt or "LATE" in one.prompt else text_of(one)
-            for one in batch
+            request.sample_id: "engine_died"
+            if "POISON" in request.prompt or "LATE" in request.prompt
+            else text_of(request)
+            for request in batch
         }
         for batch in batches
     ]
@@ -78,7 +80,7 @@ def test_rows_that_kill_the_process_do_not_change_the_results_of_other_rows(
 def test_a_machine_that_is_preempted_twice_loses_no_row() -> None:
     life = Life()
     batch = [request(f"s{index}") for index in range(9)]
-    keys = [one.sample_id for one in batch]
+    keys = [request.sample_id for request in batch]
     assert life.book.begin("lost-1", keys) == [0] * 9
     assert life.book.begin("lost-2", keys) == [1] * 9
     life.book.running("lost-2", keys[:4])

@@ -127,7 +127,7 @@ def thin_out(data: Any) -> Any:
     if isinstance(data, dict):
         few = ("num_cases", "num_images")
         return {name: MIN_SAMPLES - 1 if name in few else thin_out(value) for name, value in data.items()}
-    return [thin_out(one) for one in data] if isinstance(data, list) else data
+    return [thin_out(entry) for entry in data] if isinstance(data, list) else data
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -140,7 +140,7 @@ def test_every_claim_reads_results_that_exist_and_none_is_decided_by_too_few(nam
 
 
 LENGTH = "mean_acceptance_length"
-ACCEPTED = {f"methods.lvspec.scenarios.{one}.{LENGTH}": 1.0 for one in methods.SCENARIOS}
+ACCEPTED = {f"methods.lvspec.scenarios.{scenario}.{LENGTH}": 1.0 for scenario in methods.SCENARIOS}
 
 
 @pytest.mark.parametrize(

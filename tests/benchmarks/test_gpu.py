@@ -116,7 +116,7 @@ def test_the_tables_contain_every_result_of_a_run(found: dict[str, Any]) -> None
 def test_prompts_are_prefetched_where_kernels_are_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuBackend, "is_asynchronous", True)
     prefetching = make_text_pair(TINY, CPU)
-    assert all(one.prompt_thread is not None for one in prefetching.targets.values())
+    assert all(target.prompt_thread is not None for target in prefetching.targets.values())
     found = gpu_decoding.measure_fused(prefetching, TINY, 1e10, lambda: True)
     assert len(found["rows"]) == 2 * len(TINY.batches)
     assert not [row["withheld"] for row in found["rows"] if row["withheld"]]

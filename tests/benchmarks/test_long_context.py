@@ -26,7 +26,8 @@ GAMMA = 3
 def pair() -> list[Target]:
     names = ("text_target", "text_drafter")
     return [
-        load_target(CheckpointConfig(path=str(CHECKPOINTS / one), dtype="float32", device="cpu"), one) for one in names
+        load_target(CheckpointConfig(path=str(CHECKPOINTS / name), dtype="float32", device="cpu"), name)
+        for name in names
     ]
 
 
@@ -44,7 +45,7 @@ def engine_over(pair: list[Target], rate: float, num_columns: int) -> tuple[Engi
 
 def tokens_after(engine: Engine, num_steps: int = 3) -> list[list[int]]:
     time_steps(engine, requests(), num_steps)
-    return [one.token_ids for one in engine._slots.progress if one is not None]
+    return [request_state.token_ids for request_state in engine._slots.progress if request_state is not None]
 
 
 @pytest.mark.parametrize(("rate", "per_step"), [(0.0, 1), (1.0, GAMMA + 1)])

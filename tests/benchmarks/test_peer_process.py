@@ -72,7 +72,7 @@ def test_modules_for_peer_environments_import_no_dependency_of_this_project() ->
         "peers/vllm_peer": {"torch", "transformers", "vllm", "benchmarks.harness.process"},
     }.items():
         tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
-        named = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
-        named |= {part.name for one in ast.walk(tree) if isinstance(one, ast.Import) for part in one.names}
+        named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        named |= {part.name for node in ast.walk(tree) if isinstance(node, ast.Import) for part in node.names}
         foreign = {module for module in named if module and module.split(".")[0] not in sys.stdlib_module_names}
         assert foreign == allowed

@@ -24,7 +24,7 @@ REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
     {"tokens": [7, 8, 9, 9], "top": [8.0, 20.0, 8.0, 8.0], "gap": [3.0, 0.4, 3.0, 3.0]},
 ]
-TOKENS = [one["tokens"] for one in REFERENCE]
+TOKENS = [row["tokens"] for row in REFERENCE]
 
 
 # --- outputs -------------------------------------------------------------------------------------------------------
@@ -51,13 +51,13 @@ def test_a_missing_output_is_not_compared() -> None:
 
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_sequences_are_equal_up_to_their_first_difference(one: list[int], other: list[int]) -> None:
-    place = first_difference(one, other)
+def test_sequences_are_equal_up_to_their_first_difference(first: list[int], other: list[int]) -> None:
+    place = first_difference(first, other)
     if place is None:
-        assert one == other
+        assert first == other
     else:
-        assert one[:place] == other[:place]
-        assert one[place : place + 1] != other[place : place + 1]
+        assert first[:place] == other[:place]
+        assert first[place : place + 1] != other[place : place + 1]
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -174,9 +174,9 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
     monkeypatch.setattr(peer_launches, "Peer", Process)
     noted: list[str] = []
     monkeypatch.setattr(Process, "noted", noted)
-    single = next(one for one in CONTENDERS if one.single)._replace(name="single")
-    other = next(one for one in CONTENDERS if not one.single)._replace(name="other")
-    launched = [Launched(one, "python", {}) for one in (single, other)]
+    single = next(contender for contender in CONTENDERS if contender.single)._replace(name="single")
+    other = next(contender for contender in CONTENDERS if not contender.single)._replace(name="other")
+    launched = [Launched(contender, "python", {}) for contender in (single, other)]
     for cell, there in run_launch(launched, tmp_path / "work.json", [Cell(batch, 8, 1) for batch in batches]):
         noted.append(f"batch {cell.batch}: {', '.join(there)}")
     # What was ended early is ended again with the rest, which does nothing.
@@ -196,7 +196,7 @@ def test_contradictory_command_lines_are_refused(arguments: list[str]) -> None:
 
 def row(name: str, variant: str, batch: int, seconds: list[float], num_different: int = 0) -> dict[str, Any]:
     outputs = [TOKENS[0], [1, 1] if num_different else TOKENS[1]]
-    made = make_row([Outcome(one, outputs, 2, 4) for one in seconds], REFERENCE, "bfloat16", 3 << 30)
+    made = make_row([Outcome(value, outputs, 2, 4) for value in seconds], REFERENCE, "bfloat16", 3 << 30)
     return {"batch": batch, "name": name, "row": name, "variant": variant, **made}
 
 
@@ -227,11 +227,11 @@ RESULTS: dict[str, Any] = {
 
 
 def test_the_faster_variant_represents_its_engine() -> None:
-    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(RESULTS)}
+    best = {(row["batch"], row["row"]): row["variant"] for row in best_rows(RESULTS)}
     assert best[1, "transformers"] == "compiled"
     changed = copy.deepcopy(RESULTS)
     changed["rows"][2] = row("transformers", "compiled", 1, [0.1, 0.1], num_different=1)
-    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(changed)}
+    best = {(row["batch"], row["row"]): row["variant"] for row in best_rows(changed)}
     assert best[1, "transformers"] == "eager"
 
 

@@ -186,7 +186,7 @@ def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
     return {
         "num_rows": NUM_ROWS,
         "num_kills": num_kills,
-        "kills_by_process": dict(Counter(victim for one in jobs for victim in one["killed"])),
+        "kills_by_process": dict(Counter(victim for job in jobs for victim in job["killed"])),
         "seed": seed,
         "max_in_flight_rows": MAX_IN_FLIGHT,
         "wall_s": round(time.monotonic() - began_s, 1),

@@ -29,9 +29,9 @@ def test_the_100_recorded_overlaps_are_of_every_kind_and_most_superseded_attempt
     kinds = {"delayed": 30, "frozen": 20, "overlapping": 30, "stopped": 15, "unconditional": 5}
     assert found["runs_by_kind"] == kinds
     assert found["num_stopped"] == kinds["stopped"]
-    held_up = [one for one in found["runs"] if one["kind"] in ("delayed", "frozen")]
-    others = [one for one in held_up if one["exit_codes"][0] != overlaps.FENCED]
-    for one in others:
-        assert one["exit_codes"][0] in overlaps.exceptions(one["phase"], one["place"], "shard" in one)
+    held_up = [run for run in found["runs"] if run["kind"] in ("delayed", "frozen")]
+    others = [run for run in held_up if run["exit_codes"][0] != overlaps.FENCED]
+    for run in others:
+        assert run["exit_codes"][0] in overlaps.exceptions(run["phase"], run["place"], "shard" in run)
     assert len(others) <= 5
-    assert all(one["exit_codes"][1] == overlaps.DONE for one in found["runs"])
+    assert all(run["exit_codes"][1] == overlaps.DONE for run in found["runs"])

@@ -67,7 +67,7 @@ def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_re
     with pytest.raises(ConfigError, match=removed):
         validate(Outer, data, "job.yaml")
     kept = validate(Outer, data, "job.yaml", recorded=True).method
-    assert MeasuredControllerConfig() in [one.controller for one in kept.methods]
+    assert MeasuredControllerConfig() in [method.controller for method in kept.methods]
 
 
 class Outer(Section):

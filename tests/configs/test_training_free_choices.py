@@ -64,7 +64,11 @@ def test_suffix_refuses_a_shortest_match_above_the_longest_and_a_corpus_out_of_b
 def test_jacobi_and_suffix_are_accepted_with_controllers_and_in_trials(drafter: dict[str, Any]) -> None:
     assert method(drafter=drafter, controller={"kind": "measured"}).verify_mode == "lossless"
     trial = method(auto={"candidates": [{"drafter": drafter}, {"drafter": {"kind": "eagle"}}]})
-    assert [one.label for one in trial.methods] == ["plain", f"{drafter['kind']}+chain+exact", "eagle+chain+exact"]
+    assert [method.label for method in trial.methods] == [
+        "plain",
+        f"{drafter['kind']}+chain+exact",
+        "eagle+chain+exact",
+    ]
     assert trial.drafting.drafter.kind == "eagle"
     assert not method(drafter=drafter).needs_checkpoint
 
@@ -103,6 +107,6 @@ def test_engines_of_one_pair_share_their_finished_outputs_and_others_do_not() ->
     first, second = (build_method(choice, None, target, None, corpora).drafter for _ in range(2))
     other_size = build_method(method(drafter={**SUFFIX, "max_corpus_tokens": 512}), None, target, None, corpora).drafter
     alone = build_method(choice, None, target).drafter
-    assert all(isinstance(one, SuffixDrafter) for one in (first, second, other_size, alone))
+    assert all(isinstance(engine, SuffixDrafter) for engine in (first, second, other_size, alone))
     assert first.corpus is second.corpus  # type: ignore[attr-defined]
-    assert len({id(one.corpus) for one in (first, other_size, alone)}) == 3  # type: ignore[attr-defined]
+    assert len({id(engine.corpus) for engine in (first, other_size, alone)}) == 3  # type: ignore[attr-defined]

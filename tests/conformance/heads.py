@@ -198,7 +198,7 @@ def check_eos(kind: str, family: str, tree: str) -> None:
             others = [
                 replace(base, sample_id=f"other-{i}", prompt=toys.prompt(family, i)[0], images=()) for i in (4, 5)
             ]
-            others = [one for one in others if "<image>" not in one.prompt]
+            others = [request for request in others if "<image>" not in request.prompt]
             done = checks.run(engine, [base, *others])
             assert done["eos"].token_ids == full[: full.index(token) + 1]
             assert done["eos"].finish_reason == "stop"

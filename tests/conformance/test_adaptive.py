@@ -110,9 +110,12 @@ def test_rejection_sampling_keeps_the_targets_distribution(tree: str, drafter: s
 def test_drafts_of_the_target_itself_are_accepted_to_the_depth_of_the_tree() -> None:
     method = Method(checks.make_drafter("right", "llama"), SageTree(DEEP), Exact())
     wanted = [
-        replace(one, sampling=Sampling(max_new_tokens=40, ignore_eos=True)) for one in checks.requests("llama", 5)
+        replace(request, sampling=Sampling(max_new_tokens=40, ignore_eos=True))
+        for request in checks.requests("llama", 5)
     ]
-    taken = [one.telemetry for one in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()]
+    taken = [
+        completion.telemetry for completion in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()
+    ]
     # All first children are right, so a step accepts as many drafts as its tree is deep.
     for result in taken:
         depth = result.extras["tree_depth_mean"]

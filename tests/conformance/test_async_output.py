@@ -37,17 +37,17 @@ def test_every_method_gives_the_targets_output(name: str, mode: str, late: None)
 
 
 def summary(completion: Completion) -> tuple[Any, ...]:
-    one = completion.telemetry
+    telemetry = completion.telemetry
     return (
         completion.token_ids,
         completion.finish_reason,
         completion.mean_logprob,
-        one.num_spec_steps,
-        one.num_draft_tokens,
-        one.acceptance_histogram,
-        one.num_relaxed_accepts,
-        one.ended_inside_path,
-        one.target_forwards,
+        telemetry.num_spec_steps,
+        telemetry.num_draft_tokens,
+        telemetry.acceptance_histogram,
+        telemetry.num_relaxed_accepts,
+        telemetry.ended_inside_path,
+        telemetry.target_forwards,
     )
 
 
@@ -59,12 +59,12 @@ def test_telemetry_equals_that_of_synchronous_output_processing(name: str, slots
     results = []
     for async_output in (False, True):
         engine = Engine(toys.target("llava"), make("llava"), slots, 160, async_output=async_output)
-        results.append({key: summary(one) for key, one in checks.run(engine, wanted).items()})
+        results.append({key: summary(completion) for key, completion in checks.run(engine, wanted).items()})
         assert engine._slots.free == list(range(slots))
         assert engine._in_flight is None
-    for key, one in results[0].items():
-        assert one[2] == pytest.approx(results[1][key][2], rel=1e-4)
-        assert one[:2] + one[3:] == results[1][key][:2] + results[1][key][3:], key
+    for key, values in results[0].items():
+        assert values[2] == pytest.approx(results[1][key][2], rel=1e-4)
+        assert values[:2] + values[3:] == results[1][key][:2] + results[1][key][3:], key
 
 
 def endless(limit: int) -> list[Request]:
@@ -87,9 +87,13 @@ def test_a_row_that_ended_in_an_unprocessed_step_runs_one_step_more_and_frees_it
     )
     wanted = checks.requests("llava", 24)
     done, expected = checks.run(late, wanted), checks.run(at_once, wanted)
-    ended_by_eos = sum(one.finish_reason == "stop" and len(one.token_ids) > 1 for one in expected.values())
+    ended_by_eos = sum(
+        completion.finish_reason == "stop" and len(completion.token_ids) > 1 for completion in expected.values()
+    )
     assert ended_by_eos > 0
-    assert {key: one.token_ids for key, one in done.items()} == {key: one.token_ids for key, one in expected.items()}
+    assert {key: completion.token_ids for key, completion in done.items()} == {
+        key: completion.token_ids for key, completion in expected.items()
+    }
     assert 0 < late.stats.num_slot_steps - at_once.stats.num_slot_steps <= ended_by_eos
 
 
@@ -146,7 +150,7 @@ def test_steps_on_the_cpu_are_processed_synchronously() -> None:
     engine.submit(endless(30)[0])
     engine.step()
     assert engine._in_flight is None
-    (progress,) = (one for one in engine._slots.progress if one is not None)
+    (progress,) = (request_state for request_state in engine._slots.progress if request_state is not None)
     assert len(progress.token_ids) == 2
 
 
@@ -168,21 +172,21 @@ def test_rows_with_nan_logits_and_rows_past_their_time_limit_end_once(monkeypatc
     monkeypatch.setattr(target.head, "forward", poison(target, 4))
     wanted = endless(30)
     done = list(engine.run(wanted))
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    assert {one.error.code for one in done if one.error} == {"non_finite_logits"}
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    assert {completion.error.code for completion in done if completion.error} == {"non_finite_logits"}
     monkeypatch.undo()
     slow = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, max_row_s=1e-9, async_output=True)
     done = list(slow.run(wanted))
-    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
-    assert {one.error.code for one in done if one.error} == {"row_timeout"}
+    assert sorted(completion.sample_id for completion in done) == sorted(request.sample_id for request in wanted)
+    assert {completion.error.code for completion in done if completion.error} == {"row_timeout"}
 
 
 def test_outputs_are_exact_if_all_drafts_are_accepted_with_asynchronous_output_processing() -> None:
     # Every draft is accepted, so a text crosses the end of the window by several positions at once.
-    wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
+    wanted = [replace(request, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for request in endless(30)]
     method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())
     done = checks.run(Engine(toys.target("llama"), method, 3, 200, async_output=True), wanted)
-    assert any(one.telemetry.mean_acceptance_length > 5 for one in done.values())
+    assert any(completion.telemetry.mean_acceptance_length > 5 for completion in done.values())
     for request in wanted:
         assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
 
@@ -190,7 +194,11 @@ def test_outputs_are_exact_if_all_drafts_are_accepted_with_asynchronous_output_p
 def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
     plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 1, 160)
     wanted = checks.requests("llava", 24)
-    expected = next(one for one in plain.run(wanted) if one.finish_reason == "stop" and len(one.token_ids) > 2)
+    expected = next(
+        completion
+        for completion in plain.run(wanted)
+        if completion.finish_reason == "stop" and len(completion.token_ids) > 2
+    )
     drafter = checks.make_drafter("perturbed", "llava")
 
     def refuse(*_: Any) -> Any:
@@ -203,7 +211,7 @@ def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
     assert isinstance(method.controller, Erratic)
     method.controller.is_off = True
     late = Engine(toys.target("llava"), method, 1, 160, async_output=True)
-    (done,) = late.run([next(one for one in wanted if one.sample_id == expected.sample_id)])
+    (done,) = late.run([next(request for request in wanted if request.sample_id == expected.sample_id)])
     assert method.controller.num_asked == len(expected.token_ids)
     assert done.error is None
     assert done.token_ids == expected.token_ids

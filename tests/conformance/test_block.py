@@ -59,13 +59,13 @@ def test_drafts_and_cache_are_right_after_any_number_of_steps_without_drafts(
 def test_one_forward_drafts_all_levels_and_a_drafter_that_is_off_runs_none() -> None:
     engine = block.make_engine("llama", "chain", 1)
     done = checks.run(engine, checks.requests("llama", 3))
-    for one in done.values():
-        assert one.telemetry.drafter_forwards <= one.telemetry.num_spec_steps
+    for completion in done.values():
+        assert completion.telemetry.drafter_forwards <= completion.telemetry.num_spec_steps
     assert engine.method.drafter.num_forwards > 0
     engine = engine_with_pauses([0])
     done = checks.run(engine, checks.requests("llama", 4))
     assert engine.method.drafter.num_forwards == 0
-    assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
+    assert all(completion.telemetry.num_draft_tokens == 0 for completion in done.values())
 
 
 @pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)

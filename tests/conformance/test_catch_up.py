@@ -78,9 +78,9 @@ def test_the_drafter_runs_no_forward_without_drafts() -> None:
     engine, drafter = unsettled_engine([0])
     done = checks.run(engine, checks.requests("llama", 6))
     assert drafter.num_forwards == 0
-    assert all(one.telemetry.drafter_forwards == 0 for one in done.values())
-    assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
-    extras = [one.telemetry.extras["controller"] for one in done.values() if one.telemetry.extras]
+    assert all(completion.telemetry.drafter_forwards == 0 for completion in done.values())
+    assert all(completion.telemetry.num_draft_tokens == 0 for completion in done.values())
+    extras = [completion.telemetry.extras["controller"] for completion in done.values() if completion.telemetry.extras]
     assert {result["levels_max"] for result in extras} == {0}
     assert sum(result["num_off_steps"] for result in extras) > 10
 
@@ -92,8 +92,12 @@ def test_a_drafter_that_is_off_prepares_no_prompts() -> None:
     assert made == []
     engine, drafter = unsettled_engine([4], "llava")
     made = count_prompts(drafter)
-    going = [one for one in checks.run(engine, checks.requests("llava", 6)).values() if len(one.token_ids) > 1]
-    assert sorted(made) == sorted(one.sample_id for one in going)
+    going = [
+        completion
+        for completion in checks.run(engine, checks.requests("llava", 6)).values()
+        if len(completion.token_ids) > 1
+    ]
+    assert sorted(made) == sorted(completion.sample_id for completion in going)
 
 
 @pytest.mark.parametrize("refused", [{"sample-1", "sample-3"}, {f"sample-{number}" for number in range(5)}], ids=len)
@@ -106,15 +110,15 @@ def test_a_prompt_that_the_drafter_refuses_late_disables_drafts_of_its_row_only(
     engine, drafter = unsettled_engine(pattern)
     count_prompts(drafter, refused)
     found = list(engine.run(wanted))
-    done = {one.sample_id: one for one in found}
+    done = {completion.sample_id: completion for completion in found}
     assert len(found) == len(done) == len(expected)
-    for name, one in done.items():
-        assert one.error is None
-        assert one.token_ids == expected[name].token_ids
-        assert one.telemetry.degraded == (name in refused)
+    for name, completion in done.items():
+        assert completion.error is None
+        assert completion.token_ids == expected[name].token_ids
+        assert completion.telemetry.degraded == (name in refused)
         if name in refused:
-            assert one.telemetry.num_draft_tokens == 0
-            assert one.telemetry.extras["drafter_error"] == "prompt_refused: the drafter's side: no such words"
+            assert completion.telemetry.num_draft_tokens == 0
+            assert completion.telemetry.extras["drafter_error"] == "prompt_refused: the drafter's side: no such words"
     assert engine._slots.free == [0, 1, 2]
 
 
@@ -184,9 +188,9 @@ def test_the_engine_counts_missed_tokens_including_prompts() -> None:
     controller = engine.method.controller
     assert isinstance(controller, Erratic)
     output = [outcome.num_missed for outcome in controller.outcomes]
-    assert all(missed == 0 for missed, one in zip(output, controller.outcomes, strict=True) if not one.levels)
+    assert all(missed == 0 for missed, outcome in zip(output, controller.outcomes, strict=True) if not outcome.levels)
     assert max(output) > 11 * 2, "eleven steps of several rows were missed"
-    lengths = [len(toys.front_end("llama").encode(one.prompt, ())["input_ids"][0]) for one in long_requests()]
+    lengths = [len(toys.front_end("llama").encode(request.prompt, ())["input_ids"][0]) for request in long_requests()]
     assert sum(outcome.prefill.num_tokens for outcome in controller.outcomes) == sum(lengths)
 
 

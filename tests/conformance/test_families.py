@@ -118,7 +118,7 @@ def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
 
 def deepstack_features_are_dropped(patch: pytest.MonkeyPatch) -> None:
     stack = reading.stack_deepstack
-    patch.setattr(reading, "stack_deepstack", lambda prefixes: [torch.zeros_like(one) for one in stack(prefixes)])
+    patch.setattr(reading, "stack_deepstack", lambda prefixes: [torch.zeros_like(prefix) for prefix in stack(prefixes)])
 
 
 def deepstack_features_go_to_another_row(patch: pytest.MonkeyPatch) -> None:

@@ -94,14 +94,16 @@ def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[s
 def test_a_terminated_pod_has_the_grace_period_that_draining_needs(manifest: dict[str, Any]) -> None:
     assert hasattr(ray_constants, DRAIN), "Ray reads it by another name"
     for name, pod in pods(manifest).items():
-        (drain_s,) = [float(one["value"]) for one in pod["containers"][0].get("env", []) if one["name"] == DRAIN] or [0]
+        (drain_s,) = [
+            float(variable["value"]) for variable in pod["containers"][0].get("env", []) if variable["name"] == DRAIN
+        ] or [0]
         assert (drain_s > 0) == (name != "head"), name
         assert drain_s + 5 <= pod.get("terminationGracePeriodSeconds", 30), f"{name} is killed before it has drained"
 
 
 def test_the_driver_has_a_grace_period_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
     head = pods(manifest)["head"]
-    variables = {one["name"]: one["value"] for one in head["containers"][0]["env"]}
+    variables = {variable["name"]: variable["value"] for variable in head["containers"][0]["env"]}
     assert int(variables[STOP_WAIT_VARIABLE]) == CLUSTER_WAIT_S > GRACE_S
     assert head["terminationGracePeriodSeconds"] >= CLUSTER_WAIT_S + 5
     supervisor = Path(job_supervisor.__file__).read_text()

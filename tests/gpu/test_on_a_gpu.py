@@ -167,7 +167,7 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
         drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
         done = checks.run(Engine(target, method, 3, 160), wanted)
-        found.append({key: one.token_ids for key, one in done.items()})
+        found.append({key: completion.token_ids for key, completion in done.items()})
     assert found[0] == found[1]
 
 

@@ -58,9 +58,11 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     summary = json.loads((tmp_path / "auto/_job/summary.json").read_text())
     [choice] = summary["waits"]["choices"]
     assert choice["reason"] == "first rows"
-    assert {one["method"] for one in choice["standings"]} == {"plain", "chain-3", "chain-6", "lookup"}
-    assert [one["note"] for one in choice["standings"] if one["method"] == choice["method"]] == ["chosen"]
-    assert all(one["sample_s"] > 0 and one["num_rows"] >= 12 for one in choice["standings"])
+    assert {candidate["method"] for candidate in choice["standings"]} == {"plain", "chain-3", "chain-6", "lookup"}
+    assert [candidate["note"] for candidate in choice["standings"] if candidate["method"] == choice["method"]] == [
+        "chosen"
+    ]
+    assert all(candidate["sample_s"] > 0 and candidate["num_rows"] >= 12 for candidate in choice["standings"])
     assert summary["by_method"][choice["method"]] == max(summary["by_method"].values())
     assert sum(summary["by_method"].values()) == len(found)
     output = capsys.readouterr().out

@@ -202,7 +202,7 @@ def test_every_shard_is_a_submission_of_its_own_and_only_those_that_failed_are_r
     commands = [shlex.split(made["entrypoint"])[-2:] for made in client.submitted]
     assert commands == [["--shard", "0/3"], ["--shard", "1/3"], ["--shard", "2/3"]]
     ids = [made["submission_id"] for made in client.submitted]
-    assert len({one.rpartition("-")[0] for one in (*ids, f"{stem(*CAPTION)}-1")}) == 4
+    assert len({submission_id.rpartition("-")[0] for submission_id in (*ids, f"{stem(*CAPTION)}-1")}) == 4
     assert submit.main([*shards, "--detach"]) == submit.REFUSED
     assert f"RUNNING already as {ids[0]}" in capsys.readouterr().err
     client.jobs[ids[0]].status, client.jobs[ids[1]].status = "SUCCEEDED", "FAILED"

@@ -21,7 +21,7 @@ from pipeline.storage.output_dir import OutputDir
 
 def result_table(completions: list[Completion], errors: list[str]) -> pa.Table:
     """Rows of the result schema from completions and codes of rows that never ran."""
-    values = [result_values(one) for one in (*completions, *(failed("", code, "why") for code in errors))]
+    values = [result_values(completion) for completion in (*completions, *(failed("", code, "why") for code in errors))]
     columns = {}
     for field in result_schema():
         if field.name == "telemetry":
@@ -50,8 +50,8 @@ def completion_of(histogram: tuple[int, ...], num_tokens: int, reason: str = "st
 
 def write(directory: OutputDir, number: int, table: pa.Table) -> None:
     publisher = Publisher(directory, Format(result_schema()), 1, "f00d")
-    for one in publisher.spool(number, [table]):
-        publisher.publish(one.folder, number, [one])
+    for file in publisher.spool(number, [table]):
+        publisher.publish(file.folder, number, [file])
 
 
 @pytest.fixture
@@ -125,14 +125,14 @@ def test_wait_times_are_reported_as_shares(output: OutputDir) -> None:
 
 
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
-    one = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
-    both = summary.combine([one, one])
+    summary_of_job = summary.count(output, summary.Summary("job", "chain", "lossless", 2.0))
+    both = summary.combine([summary_of_job, summary_of_job])
     assert both.num_samples == 12
     assert both.wall_s == 4.0
-    assert both.samples_per_s == one.samples_per_s
-    assert both.mean_acceptance_length == one.mean_acceptance_length
+    assert both.samples_per_s == summary_of_job.samples_per_s
+    assert both.mean_acceptance_length == summary_of_job.mean_acceptance_length
     assert both.errors_by_type == {"not_an_image": 4, "broken_image": 2}
-    assert one.num_samples == 6
+    assert summary_of_job.num_samples == 6
 
 
 def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: Path) -> None:

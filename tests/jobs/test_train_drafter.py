@@ -67,8 +67,8 @@ def weights_of(folder: Path) -> Weights:
     return load_file(file)
 
 
-def same(one: Weights, other: Weights) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same(weights: Weights, other: Weights) -> bool:
+    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights)
 
 
 def measured(folder: Path) -> dict[str, Any]:

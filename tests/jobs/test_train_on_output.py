@@ -168,6 +168,6 @@ def test_two_workers_read_the_same_answers(answered: Path, tmp_path: Path) -> No
     batch = "training.batch_rows=13"
     assert main(command(answered, tmp_path / "one", batch)) == DONE
     assert main(command(answered, tmp_path / "two", batch, "workers.count=2")) == DONE
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, value in first.items():
+        torch.testing.assert_close(second[name], value, rtol=1e-3, atol=1e-4)

@@ -131,7 +131,7 @@ def test_a_job_with_a_lossy_method_has_a_retention(
     assert retention < 99.9
     assert "is lossy: its rows may differ" in shown
     assert verify.main([str(out), "--share", "1", "--metric", "edit", "--max-loss", "0.01"]) == verify.DIFFERENT
-    losses = [one["loss"] for one in differences(out)]
+    losses = [difference["loss"] for difference in differences(out)]
     assert 100 * (1 - sum(losses) / NUM_ROWS) == pytest.approx(retention, abs=0.01)
 
 
@@ -213,7 +213,7 @@ def test_rows_with_one_id_are_reported(copy: Path, capsys: pytest.CaptureFixture
     own = table["sample_id"][2].as_py()
     assert f"repeated     1 ids have several rows: {own}" in out
     assert f"damaged      1 files (jobs.check): data/{path.name}: it" in out
-    assert [one["sample_id"] for one in differences(copy)] == [own]
+    assert [difference["sample_id"] for difference in differences(copy)] == [own]
     record = newest_record(copy)
     assert (record["num_repeated_ids"], record["num_damaged_files"], record["num_equal"]) == (1, 1, 24)
 

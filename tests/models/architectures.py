@@ -82,7 +82,7 @@ def outcome(kind: str, **changes: Any) -> str:
     drafter = ModelDrafter(Target(third, front_end, kind), [Full()], toys.VOCAB_SIZE)
     engine = Engine(target, Method(drafter, Chain(3), Exact()), 2, 96)
     requests = [Request(str(n), text, (), Sampling(max_new_tokens=NUM_TOKENS)) for n, text in enumerate(prompts)]
-    done = {int(one.sample_id): list(one.token_ids) for one in engine.run(requests)}
+    done = {int(completion.sample_id): list(completion.token_ids) for completion in engine.run(requests)}
     got = [done[number] for number in range(len(prompts))]
     return "equal" if got == wanted else f"DIFFERENT: {got} for {wanted}"
 

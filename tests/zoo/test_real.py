@@ -45,11 +45,11 @@ def library(root: Path) -> Path:
 
 def test_prompts_are_the_documentation_of_a_library_each_text_once(tmp_path: Path) -> None:
     found = read_prompts(library(tmp_path))
-    assert sorted(one.text.split()[-1] for one in found) == ["class", "method", "module"]
-    names = {one.text.split()[-1]: one.id for one in found}
+    assert sorted(prompt.text.split()[-1] for prompt in found) == ["class", "method", "module"]
+    names = {prompt.text.split()[-1]: prompt.id for prompt in found}
     assert names == {"module": "package:0", "class": "package.b.A:1", "method": "package.b.A.f:3"}
-    assert [hashlib.sha256(one.text.encode()).hexdigest() for one in found] == sorted(
-        hashlib.sha256(one.text.encode()).hexdigest() for one in found
+    assert [hashlib.sha256(prompt.text.encode()).hexdigest() for prompt in found] == sorted(
+        hashlib.sha256(prompt.text.encode()).hexdigest() for prompt in found
     )
 
 
@@ -57,7 +57,7 @@ def test_prompts_of_this_interpreter_have_bounds_tasks_and_disjoint_splits() -> 
     found = read_prompts()
     assert len(found) > 1000
     assert len({one.id for one in found}) == len(found)
-    assert all(SHORTEST <= len(one.text) <= LONGEST for one in found)
+    assert all(SHORTEST <= len(prompt.text) <= LONGEST for prompt in found)
     assert {one.task for one in found} == set(TASKS)
     share = sum(one.split == "held_out" for one in found) / len(found)
     assert 0.15 < share < 0.25
@@ -129,7 +129,7 @@ def test_a_packed_head_gets_the_targets_embedding_and_its_own_weights_back(tmp_p
     assert drafters.ensure(built, target, path, "one") is True
     found = load_file(built / "model.safetensors")
     assert found.keys() == weights.keys()
-    assert all(torch.equal(found[name], one) for name, one in weights.items())
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
     assert (built / "config.json").read_bytes() == (trained / "config.json").read_bytes()
     assert (built / "model.safetensors").stat().st_mode & 0o044 == (built / "config.json").stat().st_mode & 0o044
     assert drafters.ensure(built, tmp_path / "no_target", path, "one") is False

@@ -32,7 +32,7 @@ def test_models_are_compiled_when_the_pool_enables_it() -> None:
 
 def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     small, size = (
-        sum(one.numel() * one.element_size() for one in toys.target(name).decoder.parameters())
+        sum(parameter.numel() * parameter.element_size() for parameter in toys.target(name).decoder.parameters())
         for name in ("llava", "qwen2")
     )
     assert small < size

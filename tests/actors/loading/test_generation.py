@@ -83,7 +83,7 @@ def decoded(config: CaptionJobConfig, family: str = "llama") -> list[tuple[int, 
     loaded = pair.load(config)
     options = Sampling(**config.sampling.options)
     requests = [Request(f"{i}", *toys.prompt(family, i), options) for i in range(4)]
-    done = {one.sample_id: one for one in loaded.plain_engine(2).run(requests)}
+    done = {completion.sample_id: completion for completion in loaded.plain_engine(2).run(requests)}
     return [done[request.sample_id].token_ids for request in requests]
 
 

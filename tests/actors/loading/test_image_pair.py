@@ -66,8 +66,8 @@ def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
     target, drafter = pair.target, pair.drafter
     assert isinstance(drafter, EagleNetwork)
     columns = [
-        next(iter(position_bytes(*one).values()))
-        for one in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
+        next(iter(position_bytes(*item).values()))
+        for item in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
     ]
     # A chain of 2 has three nodes; the head needs scratch positions for its widest catch-up.
     places = 2 * (engine.max_context_tokens + 3 + 1), 2 * (engine.max_context_tokens + 128 + 3)

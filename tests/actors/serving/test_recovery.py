@@ -97,7 +97,7 @@ def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(error_text: st
     maker = Maker(room=3, error_text=error_text)
     engine = RecoveringEngine(maker.make, maker.plain, 16)
     found = run(engine, [request(index) for index in range(40)])
-    assert {one.sample_id: one.text for one in found.values()} == {
+    assert {completion.sample_id: completion.text for completion in found.values()} == {
         f"s{index}": text_of(request(index)) for index in range(40)
     }
     assert maker.slots == [16, 8, 4, 2]
@@ -117,7 +117,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> Non
     maker = Maker(room=8, huge=9)
     engine = RecoveringEngine(maker.make, maker.plain, 8)
     found = run(engine, [request(index, "HUGE" if index in (2, 19) else "fine") for index in range(30)])
-    failed = {name: one.error.code for name, one in found.items() if one.error is not None}
+    failed = {name: completion.error.code for name, completion in found.items() if completion.error is not None}
     assert failed == dict.fromkeys(("s2", "s19"), "out_of_memory")
     assert engine.num_slots == 8
     error = found["s2"].error
@@ -141,14 +141,14 @@ def test_every_row_has_one_result_whatever_fails(words: list[str], slots: int, r
     engine = RecoveringEngine(maker.make, maker.plain, slots)
     found = run(engine, [request(index, word) for index, word in enumerate(words)])
     for index, word in enumerate(words):
-        one = found[f"s{index}"]
+        completion = found[f"s{index}"]
         if word == "HUGE" and huge > room:
-            assert one.error is not None
-            assert one.error.code == "out_of_memory"
+            assert completion.error is not None
+            assert completion.error.code == "out_of_memory"
         else:
-            assert one.error is None
-            assert one.text == text_of(request(index, word))
-            assert one.telemetry.degraded == (word == "SICK")
+            assert completion.error is None
+            assert completion.text == text_of(request(index, word))
+            assert completion.telemetry.degraded == (word == "SICK")
 
 
 def test_errors_other_than_out_of_memory_and_drafter_errors_propagate() -> None:
@@ -181,12 +181,12 @@ def recovering(sick: FailingDrafter | None = None, slots: int = 6) -> Recovering
 
 def undisturbed(requests: list[Request]) -> dict[str, tuple[int, ...]]:
     plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 3, 96)
-    return {name: one.token_ids for name, one in checks.run(plain, requests).items()}
+    return {name: completion.token_ids for name, completion in checks.run(plain, requests).items()}
 
 
 def tokens_of(found: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
-    assert [one.error for one in found.values() if one.error] == []
-    return {name: one.token_ids for name, one in found.items()}
+    assert [completion.error for completion in found.values() if completion.error] == []
+    return {name: completion.token_ids for name, completion in found.items()}
 
 
 @pytest.mark.parametrize("where", ["admit", "forward"])
@@ -218,10 +218,10 @@ def test_rows_on_which_the_drafter_raises_are_decoded_without_it(where: str) -> 
     sick = FailingDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
     found = run(recovering(sick, slots=4), requests)
     assert tokens_of(found) == expected
-    degraded = {name for name, one in found.items() if one.telemetry.degraded}
+    degraded = {name for name, completion in found.items() if completion.telemetry.degraded}
     assert degraded == {"sample-1", "sample-6"}
     assert all(found[name].telemetry.num_draft_tokens == 0 for name in degraded)
-    assert sum(one.telemetry.num_accepted_draft_tokens for one in found.values()) > 0
+    assert sum(completion.telemetry.num_accepted_draft_tokens for completion in found.values()) > 0
 
 
 @pytest.mark.parametrize("where", ["prefixes", "prefill", "draft"])
@@ -235,5 +235,5 @@ def test_a_row_whose_drafter_lacks_memory_even_alone_is_decoded_without_it(where
     engine = recovering(sick, slots=4)
     found = run(engine, requests)
     assert tokens_of(found) == expected
-    assert {name for name, one in found.items() if one.telemetry.degraded} == {"sample-3"}
+    assert {name for name, completion in found.items() if completion.telemetry.degraded} == {"sample-3"}
     assert engine.num_slots == 4

@@ -123,11 +123,11 @@ def test_certain_siblings_lead_to_the_distribution_worked_out_by_hand(
 ) -> None:
     """With four degrees of freedom the right one stays under 4.6 but once in a thousand."""
     n = 2
-    one = trial_of(torch.tensor(siblings).expand(ROWS, -1), None)
-    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
+    trial = trial_of(torch.tensor(siblings).expand(ROWS, -1), None)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(trial)
     expected = lantern_by_hand.residual_output(Q, siblings, None, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, result), expected) < 4.6
+    assert chi_square(emitted(trial.tree, result), expected) < 4.6
 
 
 @pytest.mark.parametrize(("divergence", "delta"), BOUNDS)
@@ -138,21 +138,21 @@ def test_drawn_siblings_lead_to_the_distribution_worked_out_by_hand(
 ) -> None:
     """LANTERN++: siblings without replacement, each tried by its probability among those that were left."""
     n = 2
-    one = trial_of(drawn_siblings(count), P)
-    result = made(n + (residual == "paper"), delta, residual, divergence).accept(one)
+    trial = trial_of(drawn_siblings(count), P)
+    result = made(n + (residual == "paper"), delta, residual, divergence).accept(trial)
     expected = lantern_by_hand.drawn_output(Q, P, count, NEAR, n, divergence, delta, residual)
     assert sum(expected) == pytest.approx(1.0)
-    assert chi_square(emitted(one.tree, result), expected) < 4.6
+    assert chi_square(emitted(trial.tree, result), expected) < 4.6
 
 
 def test_on_a_chain_the_coupled_rule_and_the_papers_residual_have_one_distribution() -> None:
-    one = trial_of(torch.full((ROWS, 1), 0), None)
+    trial = trial_of(torch.full((ROWS, 1), 0), None)
     coupled = Lantern(table_of(NEAR, 5), 5, 0.21)
     coupled.open(plain_spec(5))
     expected = lantern_by_hand.residual_output(Q, (0,), None, NEAR, 4, "tvd", 0.21, "paper")
     for rule in (coupled, made(5, 0.21, "paper")):
-        result = rule.accept(one)
-        assert chi_square(emitted(one.tree, result), expected) < 4.6
+        result = rule.accept(trial)
+        assert chi_square(emitted(trial.tree, result), expected) < 4.6
         assert float((result.n == 2).double().mean()) == pytest.approx(0.50, abs=0.015), "q over A(0) is 0.50"
 
 
@@ -167,8 +167,8 @@ def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
     tree = replace(
         blocks.tree(tokens.tolist(), [-1, 0, 0, 1, 2]), draft_probs=torch.tensor(drafters).expand(ROWS, -1, -1)
     )
-    one = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
-    result = made(3, 0.21, "paper").accept(one)
+    verification = blocks.verification(tree, torch.tensor(laws).log().expand(ROWS, -1, -1), temperature=1.0)
+    result = made(3, 0.21, "paper").accept(verification)
     path = tree.tokens.gather(1, result.path)
     second = torch.where(result.n > 2, path[:, 2], result.next)
     for node in (1, 2):

@@ -246,8 +246,8 @@ def test_random_trees_agree_with_plain_loops() -> None:
         logits = blocks.wanting(torch.randint(2, 8, (num_nodes,), generator=generator).tolist())
         visual = torch.randn(5, 4, generator=generator)
         made = rule([0.0, 0.3, 0.7, 1.0][case % 4], 1 + case % 3, case % 2 == 0, visual)
-        one = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
-        result = made.accept(one)
-        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(one, visual, made)
+        verification = blocks.verification(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
+        result = made.accept(verification)
+        assert (int(result.n) - 1, int(result.relaxed.sum())) == slow_verdict(verification, visual, made)
         lengths.add(int(result.n))
     assert lengths >= {1, 2, 3, 4, 5}

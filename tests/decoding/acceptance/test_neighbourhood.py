@@ -131,10 +131,10 @@ def test_the_closed_forms_give_the_neighbours_of_the_definition(
 @settings(max_examples=200, deadline=None)
 @given(situations(), st.floats(0, 1), st.floats(0, 1), st.sampled_from(["tvd", "jsd"]))
 def test_a_larger_bound_and_a_larger_k_give_at_least_as_many_neighbours(
-    situation: tuple[list[float], int, int, list[int]], one: float, other: float, divergence: str
+    situation: tuple[list[float], int, int, list[int]], bound: float, other: float, divergence: str
 ) -> None:
     probs, draft, k, near = situation
-    small, large = sorted((one, other))
+    small, large = sorted((bound, other))
     few = found(probs, draft, k, near, small, divergence)
     assert few == found(probs, draft, k, near, large, divergence)[: len(few)]
     assert few == found(probs, draft, len(probs), near, small, divergence)[: len(few)]

@@ -100,16 +100,16 @@ class Job:
             if choice.levels:
                 num_read += sum(unread)
                 unread = [0] * len(left)
-            offered = [min(choice.levels, one - 1) for one in left]
+            offered = [min(choice.levels, num_tokens - 1) for num_tokens in left]
             accepted = [world.accepted(most) for most in offered]
             prefill_s_of = num_read * self.token_read_s
             if num_read:
                 prefill_s_of += self.held_up_s.get(self.num_readings, 0.0)
                 self.num_readings += 1
             seconds, reading = world.cost(len(left), choice.levels), PrefillTime(num_read, prefill_s_of)
-            left = [one - taken - 1 for one, taken in zip(left, accepted, strict=True)]
-            ended = [self.num_prompt for one in left if one == 0]
-            unread = [one for one, tokens in zip(unread, left, strict=True) if tokens]
+            left = [num_tokens - taken - 1 for num_tokens, taken in zip(left, accepted, strict=True)]
+            ended = [self.num_prompt for num_tokens in left if num_tokens == 0]
+            unread = [num_unread for num_unread, tokens in zip(unread, left, strict=True) if tokens]
             left = [tokens for tokens in left if tokens]
             world.chosen.append((choice.levels, choice.reason))
             controller.learn(
@@ -365,7 +365,7 @@ def test_the_depth_rarely_changes_under_noisy_step_times() -> None:
     world.noise = 0.1
     world.run(4000, 4)
     kept = [levels for levels, reason in world.chosen[1000:] if reason == "best"]
-    assert sum(one != other for one, other in itertools.pairwise(kept)) <= 6
+    assert sum(first != other for first, other in itertools.pairwise(kept)) <= 6
 
 
 def test_the_controller_keeps_drafting_if_no_batch_size_repeats() -> None:

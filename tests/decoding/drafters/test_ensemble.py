@@ -148,9 +148,9 @@ def test_candidates_are_scored_in_parts_of_bounded_size(
     sizes: list[int] = []
     multiply = torch.matmul
 
-    def recorded(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        sizes.append(multiply(one, other).numel())
-        return multiply(one, other)
+    def recorded(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        sizes.append(multiply(tensor, other).numel())
+        return multiply(tensor, other)
 
     monkeypatch.setattr(torch, "matmul", recorded)
     found = []

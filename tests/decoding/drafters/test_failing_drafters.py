@@ -33,7 +33,7 @@ def run(method: Method, family: str, sampling: Sampling) -> dict[str, tuple[tupl
     if isinstance(method.drafter, FailingDrafter):
         method.drafter.engine = engine
     done = checks.run(engine, checks.requests(family, 6, sampling))
-    return {sample_id: (one.token_ids, one.telemetry.degraded) for sample_id, one in done.items()}
+    return {sample_id: (completion.token_ids, completion.telemetry.degraded) for sample_id, completion in done.items()}
 
 
 NAN, INF = math.nan, math.inf

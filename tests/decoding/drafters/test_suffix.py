@@ -205,7 +205,7 @@ def test_an_engine_that_follows_another_one_continues_with_its_outputs() -> None
 def test_tensors_of_the_index_never_change_their_size(size: int) -> None:
     drafter, _ = opened([1, 2], size=size)
     tensors = (drafter._corpus_text, drafter._keys, drafter._starts)
-    before = [(one.data_ptr(), one.shape) for one in tensors]
+    before = [(tensor.data_ptr(), tensor.shape) for tensor in tensors]
     for number in range(30):
         drafter.finished([number % 7] * (1 + number % 5) + [2])
-    assert [(one.data_ptr(), one.shape) for one in tensors] == before
+    assert [(tensor.data_ptr(), tensor.shape) for tensor in tensors] == before

@@ -67,74 +67,74 @@ def rows(prompts: Iterable[str]) -> list[Request]:
 
 
 def test_equal_prompts_are_prepared_once_in_the_order_of_their_requests() -> None:
-    one = ToOrder(100)
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 a", "3 c", "3 b"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work()
-    assert one.made == ["3 a", "3 b", "3 c"]
-    found = [one.prefetcher.take(request) for request in wanted]
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
+    assert setup.made == ["3 a", "3 b", "3 c"]
+    found = [setup.prefetcher.take(request) for request in wanted]
     assert found[0] is found[2]
     assert found[1] is found[4]
-    assert one.made == ["3 a", "3 b", "3 c"]
+    assert setup.made == ["3 a", "3 b", "3 c"]
 
 
 def test_the_numbers_of_prepared_and_pending_prompts_are_bounded() -> None:
-    one = ToOrder(10)
+    setup = ToOrder(10)
     wanted = rows(f"4 {place}" for place in range(40))
-    one.prefetcher.prefetch(wanted)
-    assert len(one.thread.queue) == MAX_PENDING
-    one.thread.work(1)
-    one.prefetcher.prefetch(wanted)
-    assert len(one.thread.queue) == MAX_PENDING
-    one.thread.work()
+    setup.prefetcher.prefetch(wanted)
+    assert len(setup.thread.queue) == MAX_PENDING
+    setup.thread.work(1)
+    setup.prefetcher.prefetch(wanted)
+    assert len(setup.thread.queue) == MAX_PENDING
+    setup.thread.work()
     for _ in range(3):
-        one.prefetcher.prefetch(wanted)
-    assert not one.thread.queue
-    assert len(one.made) == 1 + MAX_PENDING
+        setup.prefetcher.prefetch(wanted)
+    assert not setup.thread.queue
+    assert len(setup.made) == 1 + MAX_PENDING
     # The first three are admitted: of the others, ten columns still lie made.
-    one.prefetcher.prefetch(wanted[3:])
-    assert not one.thread.queue
-    one.prefetcher.prefetch(wanted[8:])
-    assert len(one.thread.queue) == MAX_PENDING
+    setup.prefetcher.prefetch(wanted[3:])
+    assert not setup.thread.queue
+    setup.prefetcher.prefetch(wanted[8:])
+    assert len(setup.thread.queue) == MAX_PENDING
 
 
 def test_a_refused_prompt_takes_no_capacity_and_raises_at_every_take() -> None:
-    one = ToOrder(10)
+    setup = ToOrder(10)
     wanted = rows(["bad", "3 a"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work()
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
     for _ in range(2):
         with pytest.raises(ValueError, match="invalid literal"):
-            one.prefetcher.take(wanted[0])
-    assert one.prefetcher.take(wanted[1]).lanes[0].length == 3
-    one.prefetcher.prefetch([*wanted, *rows(["3 b"])])
-    assert len(one.thread.queue) == 1
+            setup.prefetcher.take(wanted[0])
+    assert setup.prefetcher.take(wanted[1]).lanes[0].length == 3
+    setup.prefetcher.prefetch([*wanted, *rows(["3 b"])])
+    assert len(setup.thread.queue) == 1
 
 
 def test_prompts_that_are_no_longer_expected_are_neither_prepared_nor_kept() -> None:
-    one = ToOrder(100)
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
-    one.prefetcher.prefetch(wanted)
-    one.thread.work(1)
-    one.prefetcher.prefetch([wanted[2]])
-    one.thread.work()
-    assert one.made == ["3 a", "3 c"]
-    assert list(one.prefetcher._prompts.values()) == [one.prefetcher._by_request[id(wanted[2])][1]]
-    one.prefetcher.prefetch([])
-    assert not one.prefetcher._prompts
-    assert not one.prefetcher._by_request
+    setup.prefetcher.prefetch(wanted)
+    setup.thread.work(1)
+    setup.prefetcher.prefetch([wanted[2]])
+    setup.thread.work()
+    assert setup.made == ["3 a", "3 c"]
+    assert list(setup.prefetcher._prompts.values()) == [setup.prefetcher._by_request[id(wanted[2])][1]]
+    setup.prefetcher.prefetch([])
+    assert not setup.prefetcher._prompts
+    assert not setup.prefetcher._by_request
 
 
 def test_the_pixels_of_an_expected_request_are_hashed_once() -> None:
-    one = ToOrder(100)
+    setup = ToOrder(100)
     wanted = rows(["3 a", "3 b"])
-    one.prefetcher.prefetch(wanted)
-    num_looks = len(one.looked)
+    setup.prefetcher.prefetch(wanted)
+    num_looks = len(setup.looked)
     for _ in range(9):
-        one.prefetcher.prefetch(wanted)
-    one.thread.work()
-    one.prefetcher.take(wanted[0])
-    assert len(one.looked) == num_looks <= 4
+        setup.prefetcher.prefetch(wanted)
+    setup.thread.work()
+    setup.prefetcher.take(wanted[0])
+    assert len(setup.looked) == num_looks <= 4
 
 
 @settings(deadline=None)
@@ -145,18 +145,18 @@ def test_the_pixels_of_an_expected_request_are_hashed_once() -> None:
 def test_every_request_gets_its_own_prompt_in_any_order_of_operations(
     lengths: list[int], turns: list[tuple[int, int, int]]
 ) -> None:
-    one = ToOrder(12)
+    setup = ToOrder(12)
     waiting = deque(rows(f"{length} x" for length in lengths))
     for num_made, num_taken, num_expected in turns:
-        one.prefetcher.prefetch(list(waiting)[:num_expected])
-        assert sum(coming.num_columns is None for coming in one.prefetcher._prompts.values()) <= MAX_PENDING
-        one.thread.work(num_made)
+        setup.prefetcher.prefetch(list(waiting)[:num_expected])
+        assert sum(coming.num_columns is None for coming in setup.prefetcher._prompts.values()) <= MAX_PENDING
+        setup.thread.work(num_made)
         for _ in range(min(num_taken, len(waiting))):
             request = waiting.popleft()
-            if one.prefetcher._find(request) is None:
-                one.prefetcher._submit(request)
-            one.thread.work()
-            assert one.prefetcher.take(request).lanes[0].length == int(request.prompt.split()[0])
+            if setup.prefetcher._find(request) is None:
+                setup.prefetcher._submit(request)
+            setup.thread.work()
+            assert setup.prefetcher.take(request).lanes[0].length == int(request.prompt.split()[0])
 
 
 class Noted(SideStream):
@@ -197,7 +197,7 @@ def test_prompts_prepared_on_a_stream_are_synchronised_when_taken() -> None:
     *before, (mark, handed) = noted.events
     assert before == ["used", "made", "marked"]
     assert mark == "mark"
-    assert handed == [one.data_ptr() for one in held if one is not None]
+    assert handed == [prefix.data_ptr() for prefix in held if prefix is not None]
     assert len(handed) == 7
 
 

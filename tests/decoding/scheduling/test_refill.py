@@ -103,7 +103,7 @@ def run(prefill_steps: float, monkeypatch: pytest.MonkeyPatch, wanted: list[Requ
     prefill = engine._prefill
     monkeypatch.setattr(engine, "_prefill", lambda *given: admissions.append(given) or prefill(*given))
     done = checks.run(engine, wanted)
-    return {key: one.token_ids for key, one in done.items()}, len(admissions)
+    return {key: completion.token_ids for key, completion in done.items()}, len(admissions)
 
 
 def test_fewer_prefills_give_the_same_outputs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,13 @@ def decode(
         # Slots become empty in between, in different orders.
         done |= checks.run(engine, wanted[first : first + 4])
     found = {
-        key: (one.token_ids, one.mean_logprob, one.telemetry.acceptance_histogram, one.telemetry.drafter_forwards)
-        for key, one in done.items()
+        key: (
+            completion.token_ids,
+            completion.mean_logprob,
+            completion.telemetry.acceptance_histogram,
+            completion.telemetry.drafter_forwards,
+        )
+        for key, completion in done.items()
     }
     return found, engine._runner
 
@@ -156,7 +161,7 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
         done = checks.run(engine, checks.requests("llava", 8, longest=32))
         assert all(run.num_recordings > 0 for run in runs)
         assert (engine._runner.num_recordings > 0) == (most > 0)
-        found.append({key: one.token_ids for key, one in done.items()})
+        found.append({key: completion.token_ids for key, completion in done.items()})
     assert found[0] == found[1]
 
 
@@ -210,7 +215,7 @@ def test_a_step_that_cannot_be_recorded_is_launched(
     assert got == expected
     assert runner.recorder is None
     assert runner.num_recordings == 0
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "steps are launched kernel by kernel, which is slower: this method cannot be recorded: "
         "operation not permitted when stream is capturing"
     ]
@@ -224,8 +229,8 @@ def test_steps_with_many_logits_are_launched(
 ) -> None:
     monkeypatch.setattr(replay, "MAX_LOGITS", most)
     engine = Engine(toys.target("llama"), METHODS["sd-chain"][0]("llama"), 3, 160)
-    for one in checks.requests("llama", 3, longest=32):
-        engine.submit(one)
+    for request in checks.requests("llama", 3, longest=32):
+        engine.submit(request)
     engine.step()
     engine.step()
     assert any(key[0] == 3 for key in engine._runner._counts) == is_recorded
@@ -250,7 +255,7 @@ def test_controllers_do_not_measure_steps_before_the_first_replay(
 
     monkeypatch.setattr(StepRunner, "_key_of", noted)
     decode("sd-chain", "llama", Sampling(ignore_eos=True), watched)
-    found = [one.is_late for one in controllers[0].outcomes]
+    found = [outcome.is_late for outcome in controllers[0].outcomes]
     seen = [keys[: place + 1].count(key) for place, key in enumerate(keys)]
     assert max(seen) > replay.NUM_LAUNCHED + 2
     # Without a key, a step is as fast as it will be.

@@ -60,7 +60,7 @@ def test_a_repeated_pass_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     passes = []
     for _ in range(3):
         before = len(made)
-        done = {one.sample_id: one.token_ids for one in engine.run(requests)}
+        done = {completion.sample_id: completion.token_ids for completion in engine.run(requests)}
         passes.append((len(made) - before, done))
     assert passes[0][0] > 0
     assert passes[2][0] == 0, "the third pass compiled"

@@ -30,9 +30,9 @@ def test_losses_and_gradients_of_chunks_sum_to_those_of_the_batch(
     scale = torch.tensor([0.3, 2.0], dtype=torch.float64)
     seen = []
 
-    def terms(one: Tensor, two: Tensor, true: Tensor) -> Tensor:
+    def terms(tensor: Tensor, two: Tensor, true: Tensor) -> Tensor:
         seen.append(len(true))
-        first = F.cross_entropy(one @ weight.T + one @ frozen.T, true, reduction="sum")
+        first = F.cross_entropy(tensor @ weight.T + tensor @ frozen.T, true, reduction="sum")
         return torch.stack([first, F.cross_entropy(two @ weight.T, true, reduction="sum")])
 
     leaves = [one.requires_grad_(), two.requires_grad_(), weight.requires_grad_()]

@@ -133,8 +133,8 @@ def test_a_head_is_written_in_the_format_of_speculators(case: str, tmp_path: Pat
     assert again.feature_layers == network.feature_layers
     assert again.token_ids.tolist() == network.token_ids.tolist()
     assert again.shape.mrope_sections == network.shape.mrope_sections
-    for (name, one), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, first), (_, other) in zip(network.state_dict().items(), again.state_dict().items(), strict=True):
+        assert torch.equal(first, other), name
     written = load_file(tmp_path / "model.safetensors")
     drafts_all = network.token_ids.tolist() == list(range(VOCAB))
     # vLLM refuses the tables of a head that drafts the whole vocabulary.

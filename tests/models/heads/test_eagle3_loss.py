@@ -96,7 +96,7 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
     found = task.sums(states, torch.zeros_like(states.features))
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-3)
     counts = [sum(int(sample.wanted[2 + step :].sum()) for sample in made) for step in range(NUM_STEPS)]
-    assert [sum(column) for column in zip(*(task.counts(one.wanted) for one in made), strict=True)] == counts
+    assert [sum(column) for column in zip(*(task.counts(sample.wanted) for sample in made), strict=True)] == counts
 
 
 def padded(sample: TrainingSample, last: int) -> TrainingSample:
@@ -143,12 +143,12 @@ def test_a_sample_may_be_shorter_than_the_draft_steps() -> None:
 
 def test_new_heads_have_the_sizes_of_their_target() -> None:
     target = toys.target("llama")
-    one, other = fresh_eagle3(target, 0), fresh_eagle3(target, 1)
-    assert not torch.equal(one.network.fc.weight, other.network.fc.weight)
+    first, other = fresh_eagle3(target, 0), fresh_eagle3(target, 1)
+    assert not torch.equal(first.network.fc.weight, other.network.fc.weight)
     again = fresh_eagle3(target, 0)
-    assert all(map(torch.equal, one.network.state_dict().values(), again.network.state_dict().values()))
-    assert one.network.shape.draft_vocab_size == target.vocab_size
-    assert torch.equal(one.network.lm_head.weight, target.head.weight)
+    assert all(map(torch.equal, first.network.state_dict().values(), again.network.state_dict().values()))
+    assert first.network.shape.draft_vocab_size == target.vocab_size
+    assert torch.equal(first.network.lm_head.weight, target.head.weight)
     few = fresh_eagle3(target, 0, token_ids=[9, 3, 5])
     assert few.network.token_ids.tolist() == [3, 5, 9]
     states: States = teach_states(target, training_samples("llama", 1)[1], few.feature_layers)

@@ -157,9 +157,9 @@ def test_padding_is_masked_in_a_training_sample() -> None:
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 0))
     assert lane.num_padding == image_toys.NUM_COLUMNS - 1
-    one = make_training_sample(target, lane, range(16))
-    embeds = one.prefix.embeds.clone()
+    sample = make_training_sample(target, lane, range(16))
+    embeds = sample.prefix.embeds.clone()
     embeds[: lane.num_padding] = torch.from_numpy(np.random.default_rng(0).standard_normal(embeds[0].shape)).float()
-    other = replace(one, prefix=replace(one.prefix, embeds=embeds))
-    first, second = (teach_states(target, [each]).hidden[0, lane.num_padding :] for each in (one, other))
+    other = replace(sample, prefix=replace(sample.prefix, embeds=embeds))
+    first, second = (teach_states(target, [each]).hidden[0, lane.num_padding :] for each in (sample, other))
     assert torch.equal(first, second)

@@ -33,8 +33,8 @@ def filled(folder: Path, max_bytes: int = MANY) -> tuple[TeacherCache, list[str]
     return cache, names, rows
 
 
-def same(one: RowStates, other: RowStates) -> bool:
-    found, expected = one.tensors(), other.tensors()
+def same(states: RowStates, other: RowStates) -> bool:
+    found, expected = states.tensors(), other.tensors()
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 

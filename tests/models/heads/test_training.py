@@ -232,8 +232,8 @@ def test_training_learns_repeats_itself_and_leaves_target_and_embedding_as_they_
         assert "embed_tokens.weight" not in trainer.weights()
         own = trainer.task.network.embed_tokens.weight
         assert torch.equal(own, target.decoder.get_input_embeddings().weight)  # type: ignore[operator]
-    one, other = (train(kind, 3).weights() for _ in range(2))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    first, other = (train(kind, 3).weights() for _ in range(2))
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))

@@ -44,7 +44,7 @@ def test_every_part_of_a_prompt_changes_its_key() -> None:
         replace(BASE, condition=1),
         replace(BASE, condition=np.ones((3, 4), np.float32)),
     ]
-    keys = [content_of(one) for one in [BASE, *others]]
+    keys = [content_of(content) for content in [BASE, *others]]
     assert len(set(keys)) == len(keys)
     # An image of one frame's size is no frame, and a class no truth value.
     frame = clip().frames[:1]
@@ -58,9 +58,9 @@ def test_one_changed_value_outside_the_hashed_positions_makes_contents_unequal()
     places = set(np.linspace(0, changed.size - 1, NUM_GLANCES, dtype=np.int64).tolist())
     place = next(place for place in range(changed.size) if place not in places)
     changed.flat[place] ^= 1
-    one, other = Content([picture(1, 100)]), Content([changed])
-    assert hash(one) == hash(other)
-    assert one != other
+    first, other = Content([picture(1, 100)]), Content([changed])
+    assert hash(first) == hash(other)
+    assert first != other
 
 
 def test_empty_and_tiny_arrays_are_keys_too() -> None:

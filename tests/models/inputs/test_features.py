@@ -55,7 +55,7 @@ def check_answers(family: str, target: Target, slots: int = 1) -> Engine:
 def test_repeated_images_are_encoded_once_and_outputs_equal_generate(family: str) -> None:
     target = keeping(family)
     engine = check_answers(family, target)
-    num_doors = sum(bool(one.images) + bool(one.videos) for one in asked_again(family)[:2])
+    num_doors = sum(bool(request.images) + bool(request.videos) for request in asked_again(family)[:2])
     assert engine.stats.num_feature_hits == 2 * num_doors == target.num_feature_hits
     assert 0 < target._features._recent.num_bytes <= ROOM
     # With a slot for each they are admitted together, and still encoded one after the other.
@@ -71,16 +71,16 @@ def test_features_are_not_cached_by_default() -> None:
 def test_the_model_itself_is_not_patched(family: str) -> None:
     target = toys.target(family)
     objects = (target.model, target.model.model)
-    before = [set(vars(one)) for one in objects]
-    modules = [dict(one._modules) for one in objects]
+    before = [set(vars(item)) for item in objects]
+    modules = [dict(item._modules) for item in objects]
     target.keep_features(ROOM)
     text, images = toys.prompt(family, 2)
     assert images
     for _ in range(2):
         target.encode(text, images)
     assert target.num_feature_hits == 1
-    assert [set(vars(one)) for one in objects] == before
-    assert [dict(one._modules) for one in objects] == modules
+    assert [set(vars(item)) for item in objects] == before
+    assert [dict(item._modules) for item in objects] == modules
     assert not {*features.METHODS} & {*vars(target.model), *vars(target.model.model)}
 
 
@@ -88,8 +88,8 @@ def test_other_pixels_of_the_same_size_and_text_miss_the_feature_cache() -> None
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     shown = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(3)]
-    first = [target.encode(text, one).embeds for one in shown]
-    again = [target.encode(text, one).embeds for one in shown]
+    first = [target.encode(text, images).embeds for images in shown]
+    again = [target.encode(text, images).embeds for images in shown]
     assert target.num_feature_hits == 3
     for one, other in zip(first, again, strict=True):
         torch.testing.assert_close(one, other, atol=0, rtol=0)
@@ -129,16 +129,16 @@ def test_the_feature_cache_evicts_the_least_recently_used_entry_and_stays_within
     pictures = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(4)]
     whole = keeping("llava")
     whole.encode(text, pictures[0])
-    one = whole._features._recent.num_bytes
-    target = keeping("llava", 2 * one)
+    entry_bytes = whole._features._recent.num_bytes
+    target = keeping("llava", 2 * entry_bytes)
     hits = []
     for place in (0, 1, 0, 2, 0, 1, 3, 3):
         target.encode(text, pictures[place])
-        assert target._features._recent.num_bytes <= 2 * one
+        assert target._features._recent.num_bytes <= 2 * entry_bytes
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]
     assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._entries.values())
-    small = keeping("llava", one - 1)
+    small = keeping("llava", entry_bytes - 1)
     small.encode(text, pictures[0])
     small.encode(text, pictures[0])
     assert (small.num_feature_hits, small._features._recent.num_bytes) == (0, 0)

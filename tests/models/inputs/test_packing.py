@@ -30,12 +30,12 @@ SPECIAL = (math.nan, -math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-45, 3.4e38)
 NUM_PICTURES = 100
 
 
-def equal_bits(one: Tensor, other: Tensor) -> bool:
+def equal_bits(tensor: Tensor, other: Tensor) -> bool:
     """Whether dtype, shape and all bits are equal; NaN equals NaN with the same bits, and 0.0 differs from -0.0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if tensor.dtype != other.dtype or tensor.shape != other.shape:
         return False
-    kind = one.dtype if one.dtype == torch.bool else BITS[one.dtype.itemsize]
-    return torch.equal(one.contiguous().view(kind), other.contiguous().view(kind))
+    kind = tensor.dtype if tensor.dtype == torch.bool else BITS[tensor.dtype.itemsize]
+    return torch.equal(tensor.contiguous().view(kind), other.contiguous().view(kind))
 
 
 @st.composite
@@ -97,7 +97,7 @@ def test_integers_take_the_smallest_dtype_that_holds_them(least: int, most: int,
 def grid(shape: tuple[int, ...]) -> Tensor:
     """Values of all 256 pixels in every channel, normalised in float32 as processors do."""
     numbers = torch.arange(math.prod(shape)).view(shape[0], 3, -1) % 256
-    mean, std = (torch.tensor(one).float()[:, None] for one in (SCALE.mean, SCALE.std))
+    mean, std = (torch.tensor(values).float()[:, None] for values in (SCALE.mean, SCALE.std))
     return ((numbers.float() * np.float32(1 / 255) - mean) / std).view(shape)
 
 
@@ -194,7 +194,7 @@ def test_packed_clips_equal_the_processors(family: str) -> None:
         prompt, videos = toys.with_video(family, "<s> w9", seed)
         packed = front_end.pack(prompt, (), videos)
         check_equal(packed, front_end.encode(prompt, (), videos))
-        assert packed.num_frames == tuple(len(one.frames) for one in videos)
+        assert packed.num_frames == tuple(len(video.frames) for video in videos)
         assert packed.tensors["pixel_values_videos"].levels is not None
 
 
@@ -229,11 +229,11 @@ def test_processors_with_settings_of_published_models(name: str) -> None:
 
 def test_equal_pictures_have_equal_content_under_any_prompt() -> None:
     front_end, images = toys.front_end("llava"), [decoded(0)]
-    one, other = (front_end.pack(f"<s> <image> w{word}", images) for word in (7, 8))
-    assert one.content() == other.content()
-    assert hash(one.content()) == hash(other.content())
-    assert one.content("a") != one.content("b")
-    assert one.content() != front_end.pack("<s> <image> w7", [255 - decoded(0)]).content()
+    first, other = (front_end.pack(f"<s> <image> w{word}", images) for word in (7, 8))
+    assert first.content() == other.content()
+    assert hash(first.content()) == hash(other.content())
+    assert first.content("a") != first.content("b")
+    assert first.content() != front_end.pack("<s> <image> w7", [255 - decoded(0)]).content()
     assert FrontEnd(toys.processor("llama")).pack("<s> w7", ()).content() == PackedInputs({}).content()
 
 

@@ -34,8 +34,8 @@ def test_every_prompt_is_in_one_group_and_groups_keep_to_their_bounds(lengths: l
         assert len(group) == 1 or longest * len(group) <= bound
         assert sum(longest - lengths[place] for place in group) <= MAX_PREFILL_PADDING
     # One group is not begun while the one before it has room: what comes next would not have fitted.
-    for one, after in pairwise(groups):
-        more = [*one, after[0]]
+    for first, after in pairwise(groups):
+        more = [*first, after[0]]
         longest = max(lengths[place] for place in more)
         padding = sum(longest - lengths[place] for place in more)
         assert longest * len(more) > bound or padding > MAX_PREFILL_PADDING
@@ -113,12 +113,12 @@ def test_long_stems_are_read_once_and_what_follows_in_bounded_forwards() -> None
         prompts.append(Prefix(ids, whole, torch.arange(300 + length), ids < 0))
     slots = SlotBatch(torch.tensor([2, 0, 3, 1]), (2, 0, 3, 1), (0,) * 4)
     alone, together = lanes(), lanes()
-    one = alone.admit(slots, [[prompt] for prompt in prompts])
+    states = alone.admit(slots, [[prompt] for prompt in prompts])
     some = together.admit(slots, [[prompt.of("one")] for prompt in prompts], max_tokens=50)
     # The stem, the longest alone, the other three.
-    assert (one.num_forwards, some.num_forwards) == (1, 3)
-    torch.testing.assert_close(some.last, one.last, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(some.hidden, one.hidden, atol=1e-4, rtol=1e-4)
+    assert (states.num_forwards, some.num_forwards) == (1, 3)
+    torch.testing.assert_close(some.last, states.last, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(some.hidden, states.hidden, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(together.cache.lens, alone.cache.lens)
     assert together.cache.lens.tolist()[:4] == [340, 303, 303, 307]
 
@@ -140,14 +140,14 @@ def test_groups_leave_the_same_rows_and_states_as_one_forward() -> None:
     prompts[3] = prompts[1]
     slots = SlotBatch(torch.tensor([3, 0, 5, 1, 2, 4]), (3, 0, 5, 1, 2, 4), (0,) * 6)
     whole, grouped = lanes(), lanes()
-    one = whole.admit(slots, [[prompt] for prompt in prompts], True)
+    states = whole.admit(slots, [[prompt] for prompt in prompts], True)
     some = grouped.admit(slots, [[prompt] for prompt in prompts], True, True, 1200)
     # A CPU has nothing of several long prompts in one forward.
-    assert (one.num_forwards, some.num_forwards) == (1, 3)
-    torch.testing.assert_close(some.last, one.last)
+    assert (states.num_forwards, some.num_forwards) == (1, 3)
+    torch.testing.assert_close(some.last, states.last)
     for row, prompt in enumerate(prompts):
-        torch.testing.assert_close(some.hidden_of(row), one.hidden_of(row))
-        torch.testing.assert_close(some.attention_of(row), one.attention_of(row))
+        torch.testing.assert_close(some.hidden_of(row), states.hidden_of(row))
+        torch.testing.assert_close(some.attention_of(row), states.attention_of(row))
         assert some.hidden_of(row).shape[1] == prompt.length
     torch.testing.assert_close(grouped.cache.lens, whole.cache.lens)
     assert whole.cache.lens.tolist() == [600, 600, 5, 4, 590, 9]

@@ -34,7 +34,7 @@ def test_a_column_is_two_tensors_of_every_layers_key_value_heads() -> None:
 def test_half_precision_takes_half() -> None:
     whole, half = toys.target("llama"), toys.target("llama")
     half.decoder.to(torch.bfloat16)
-    sizes = [position_bytes(one.decoder, one.hidden_size)[CPU] for one in (whole, half)]
+    sizes = [position_bytes(target.decoder, target.hidden_size)[CPU] for target in (whole, half)]
     assert sizes[0] == 2 * sizes[1]
 
 

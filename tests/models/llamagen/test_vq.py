@@ -155,8 +155,8 @@ def test_images_of_a_batch_do_not_depend_on_each_other(rows: int, columns: int, 
     image = pixels(vq, rows, columns, num)
     codes = vq.encode(image)
     assert codes.shape == (num, rows, columns)
-    assert torch.cat([vq.encode(one[None]) for one in image]).tolist() == codes.tolist()
-    alone = torch.cat([vq.decode(one[None]) for one in codes])
+    assert torch.cat([vq.encode(pixels[None]) for pixels in image]).tolist() == codes.tolist()
+    alone = torch.cat([vq.decode(grid[None]) for grid in codes])
     torch.testing.assert_close(vq.decode(codes), alone)
 
 
@@ -196,7 +196,9 @@ def test_pixels_of_a_size_without_a_grid_are_refused(shape: tuple[int, ...]) -> 
 
 def test_published_ladders_have_the_public_names_and_shapes() -> None:
     with torch.device("meta"):
-        vq16, vq8 = (Vq(VqShape(16384, multipliers=one)).state_dict() for one in ((1, 1, 2, 2, 4), (1, 2, 2, 4)))
+        vq16, vq8 = (
+            Vq(VqShape(16384, multipliers=multipliers)).state_dict() for multipliers in ((1, 1, 2, 2, 4), (1, 2, 2, 4))
+        )
     # Facts of the public files: 72 million and 70 million parameters.
     assert round(sum(value.numel() for name, value in vq16.items() if "used" not in name) / 1e6) == 72
     assert round(sum(value.numel() for name, value in vq8.items() if "used" not in name) / 1e6) == 70

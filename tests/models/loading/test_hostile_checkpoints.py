@@ -452,7 +452,7 @@ def test_files_of_heads_that_are_not_regular_are_refused(
 def test_links_to_regular_files_are_followed_as_in_the_cache_of_the_hub(folder: Path, tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
-    for file in [one for one in folder.iterdir() if one.is_file()]:
+    for file in [path for path in folder.iterdir() if path.is_file()]:
         file.rename(blobs / file.name)
         file.symlink_to(blobs / file.name)
     load(folder)

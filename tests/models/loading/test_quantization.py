@@ -212,7 +212,7 @@ def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, ki
     done = checks.run(Engine(target, Method(drafter, tree, Exact()), 3, 160), wanted)
     for request in wanted:
         assert done[request.sample_id].token_ids == generate(oracle, family, request, target.eos_ids), request.sample_id
-    accepted = sum(one.telemetry.num_accepted_draft_tokens for one in done.values())
+    accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
     assert (accepted > 0) == (kind != "plain")
 
 
@@ -223,7 +223,7 @@ def test_sampled_output_with_drafts_is_that_without_them(rounding: str) -> None:
     results = []
     for drafter in (NoDrafter(), ModelDrafter(toys.target("llama"), [Full()], toys.VOCAB_SIZE)):
         done = checks.run(Engine(target, Method(drafter, Chain(4), Exact()), 3, 160), wanted)
-        results.append({name: one.token_ids for name, one in done.items()})
+        results.append({name: completion.token_ids for name, completion in done.items()})
     assert results[0] == results[1]
 
 

@@ -234,13 +234,13 @@ def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
 
 
 def test_folders_are_recognised_by_path_and_by_inode() -> None:
-    one = FolderId("/data/in", 7, 1, "h")
-    assert one.is_same(FolderId("/data/in", 8, 2, "h")), "a network file system was mounted again"
-    assert one.is_same(FolderId("/data/moved", 7, 1, "h")), "it was moved"
-    assert one.is_same(FolderId("/mnt/in", 7, 99, "other")), "another host mounts it elsewhere"
-    assert not one.is_same(FolderId("/data/elsewhere", 8, 1, "h"))
-    assert not one.is_same(FolderId("/mnt/in", 7, 2, "h")), "another device of this host"
-    assert FolderId.parse(one.to_json()) == one
+    folder = FolderId("/data/in", 7, 1, "h")
+    assert folder.is_same(FolderId("/data/in", 8, 2, "h")), "a network file system was mounted again"
+    assert folder.is_same(FolderId("/data/moved", 7, 1, "h")), "it was moved"
+    assert folder.is_same(FolderId("/mnt/in", 7, 99, "other")), "another host mounts it elsewhere"
+    assert not folder.is_same(FolderId("/data/elsewhere", 8, 1, "h"))
+    assert not folder.is_same(FolderId("/mnt/in", 7, 2, "h")), "another device of this host"
+    assert FolderId.parse(folder.to_json()) == folder
     assert FolderId.of("/no/such/folder") is None
 
 
@@ -250,8 +250,8 @@ def test_a_tree_keeps_its_folder_when_it_is_sent(tmp_path: Path) -> None:
     tree.create("a", b"a")
     sent = pickle.dumps(tree)
     other = replaced(tmp_path / "root", by_copy=False)
-    for one in (tree, pickle.loads(sent)):
-        for act in (lambda one=one: one.create("b", b"b"), lambda one=one: one.replace("a", b"b")):
+    for tree_copy in (tree, pickle.loads(sent)):
+        for act in (lambda one=tree_copy: one.create("b", b"b"), lambda one=tree_copy: one.replace("a", b"b")):
             with pytest.raises(OSError, match="was replaced"):
                 act()
     assert list(other.iterdir()) == []

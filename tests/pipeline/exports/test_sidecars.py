@@ -114,7 +114,7 @@ def test_json_holds_the_columns_and_is_continued_as_a_list(tmp_path) -> None:
     assert json.loads((tmp_path / "in/d.json").read_text())["generated_text"] == "text of d.png#0"
     assert (tmp_path / "in/c.json").read_text() == '{"cut'
     assert (report.num_refused, report.num_written) == (1, 3)
-    [refused] = [one for record in records(tmp_path / "out", "sidecars") for one in record["refused"]]
+    [refused] = [row for record in records(tmp_path / "out", "sidecars") for row in record["refused"]]
     assert (refused["sample_id"], refused["error_type"]) == ("c.png#0", "export_failed")
     whole = files_below(tmp_path / "in")
     [again] = export(tmp_path / "out", section)
@@ -175,8 +175,8 @@ def test_sources_that_leave_the_root_or_are_not_listed_are_refused_as_rows(
     before = set(tmp_path.rglob("*"))
     [report] = export(tmp_path / "out", {"kind": "sidecars"})
     assert (report.num_written, report.num_refused) == (1 + tampered_manifest, 6 - tampered_manifest)
-    refused = [one for record in records(tmp_path / "out", "sidecars") for one in record["refused"]]
-    assert {one["error_type"] for one in refused} == {"export_refused"}
+    refused = [row for record in records(tmp_path / "out", "sidecars") for row in record["refused"]]
+    assert {row["error_type"] for row in refused} == {"export_refused"}
     assert len(report.refused) == 5, "the first refused rows are named"
     new = {path for path in set(tmp_path.rglob("*")) - before if "_job" not in path.parts}
     allowed = {tmp_path / "in/a.txt", *([tmp_path / "in/unlisted.txt"] if tampered_manifest else [])}

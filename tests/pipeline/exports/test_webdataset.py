@@ -23,7 +23,7 @@ MEMBERS = "caption.txt"
 def contents(data: bytes) -> list[tuple[str, bytes]]:
     """Names and bytes of regular members in order, by the standard library."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return [(one.name, tar.extractfile(one).read()) for one in tar if one.isreg()]  # type: ignore[union-attr]
+        return [(member.name, tar.extractfile(member).read()) for member in tar if member.isreg()]  # type: ignore[union-attr]
 
 
 def with_captions(original: list[tuple[str, bytes]], source: str) -> list[tuple[str, bytes]]:
@@ -33,7 +33,7 @@ def with_captions(original: list[tuple[str, bytes]], source: str) -> list[tuple[
         found.append((name, data))
         key = name.split(".")[0]
         if place + 1 == len(original) or original[place + 1][0].split(".")[0] != key:
-            number = len({one.split(".")[0] for one, _ in original[: place + 1]}) - 1
+            number = len({name.split(".")[0] for name, _ in original[: place + 1]}) - 1
             found.append((f"{key}.caption.txt", f"text of {source}#{number}".encode()))
     return found
 
@@ -42,8 +42,8 @@ def headers(data: bytes) -> dict[str, bytes]:
     """The raw blocks of every member, its extended headers included."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        for one in tar:
-            found[one.name] = data[one.offset : one.offset_data + (one.size + 511) // 512 * 512]
+        for member in tar:
+            found[member.name] = data[member.offset : member.offset_data + (member.size + 511) // 512 * 512]
     return found
 
 
@@ -100,7 +100,7 @@ def test_samples_without_a_result_are_left_out_and_listed_until_they_have_one(tm
     [report] = export(tmp_path / "out", section)
     assert (report.num_written, report.num_left_out) == (3, 1)
     expected = with_captions(members(4), "a.tar")
-    assert contents((tmp_path / "new/a.tar").read_bytes()) == [one for one in expected if "001" not in one[0]]
+    assert contents((tmp_path / "new/a.tar").read_bytes()) == [member for member in expected if "001" not in member[0]]
     [record] = records(tmp_path / "out", "webdataset")
     [left] = record["left_out"]
     assert (left["sample_id"], left["error_type"]) == ("a.tar#1", "engine_died")
@@ -169,7 +169,7 @@ def test_keys_that_leave_the_root_are_refused_and_the_rest_is_written(tmp_path) 
     assert [name for name, _ in contents((tmp_path / "new/a.tar").read_bytes())] == ["ok.png", "ok.caption.txt"]
     assert (report.num_written, report.num_refused) == (1, 3)
     [record] = records(tmp_path / "out", "webdataset")
-    assert {one["error_type"] for one in record["refused"]} == {"export_refused"}
+    assert {row["error_type"] for row in record["refused"]} == {"export_refused"}
 
 
 def test_a_tar_that_is_cut_short_keeps_its_whole_samples(tmp_path) -> None:
@@ -229,7 +229,7 @@ def test_copied_members_are_the_chosen_ones_byte_by_byte(entries, chosen, overwr
         if index is None or (index in chosen and not (overwrite and parts[1] == "b")):
             expected.append((name, content))
     own = [(name, content) for name, content in new if content.startswith(b"caption ")]
-    assert [one for one in new if one not in own] == expected
+    assert [member for member in new if member not in own] == expected
     assert {int(content.split()[1]) for _, content in own} == copied.written
     assert len(own) == len(copied.written)
     assert copied.written | copied.existing == chosen & set(keys.values())

@@ -53,7 +53,9 @@ def test_tabs_and_other_delimiters(tmp_path) -> None:
 def test_records_that_do_not_fit_are_error_rows_with_their_lines(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(csv.Csv, "max_bytes", 60)
     bad = [b"only one", b"1,2,3,4", b'x,"open', b'x,"closed"y', b"x,\xff", b"x," + b"y" * 60, b"x,y\rz", b'"']
-    (tmp_path / "a.csv").write_bytes(b"\n".join([b"a,q", *(line for one in bad for line in (one, b"good,q"))]))
+    (tmp_path / "a.csv").write_bytes(
+        b"\n".join([b"a,q", *(line for bad_line in bad for line in (bad_line, b"good,q"))])
+    )
     for span_rows in (3, 1000):
         table = read_all(csv_source(tmp_path, span_max_rows=span_rows), "{q}", keep=("a",))
         assert list(outcomes(table).values()) == ["broken_line", ""] * len(bad)
@@ -187,7 +189,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
     whole, whole_rows = read(1 << 30)
     split, split_rows = read(range_bytes)
     assert split_rows == whole_rows
-    facts, expected = (one.files.to_pylist()[0] for one in (split, whole))
+    facts, expected = (table.files.to_pylist()[0] for table in (split, whole))
     if facts["num_samples"] is None:
         # Then no sample begins in the first range, which may lack the header too.
         assert len(header) + len(text) - len(text.lstrip()) >= range_bytes
@@ -268,8 +270,8 @@ def test_records_are_joined_as_if_each_line_was_tried_again(text) -> None:
     def joined(form: csv.Csv) -> list[tuple]:
         form.max_bytes = 40
         split = lines.split_lines(io.BytesIO(text.encode()), 40)
-        single = (one for one in split for one in unjoined(one))
-        return [(one.line, one.data) for one in form.join(single, ",") if not one.is_blank]
+        single = (line for line in split for line in unjoined(line))
+        return [(line.line, line.data) for line in form.join(single, ",") if not line.is_blank]
 
     def unjoined(record: lines.Record) -> list[lines.Record]:
         if record.num_lines == 1:

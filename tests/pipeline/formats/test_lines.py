@@ -56,7 +56,9 @@ def test_lines_that_cannot_be_used_are_error_rows_with_their_numbers(tmp_path, m
     monkeypatch.setattr(jsonl.Jsonl, "max_bytes", 40)
     bad = [b"{", b"[1]", b'"x"', b"null", b"7", b"\xff{}", b'{"q": "' + b"x" * 40 + b'"}', b'{"q": "a\0"}', b"[" * 40]
     good = b'{"q": "good"}'
-    (tmp_path / "x.jsonl").write_bytes(b"\n".join([good, b"", *(line for one in bad for line in (one, good))]))
+    (tmp_path / "x.jsonl").write_bytes(
+        b"\n".join([good, b"", *(line for bad_line in bad for line in (bad_line, good))])
+    )
     for span_rows in (3, 1000):
         table = read_all(jsonl_source(tmp_path, span_max_rows=span_rows), "{q}")
         assert list(outcomes(table).values()) == [""] + ["broken_line", ""] * len(bad)
@@ -293,13 +295,13 @@ def test_blank_lines_are_joined_and_counted(end) -> None:
     data = b"a\n" + end * 1_000_000 + b"b\n" + end * 9 + b"c"
     records = list(lines.split_lines(io.BytesIO(data), lines.TEXT_MAX_BYTES))
     assert len(records) < 40
-    assert [(one.line, one.data) for one in records if not one.is_blank] == [
+    assert [(record.line, record.data) for record in records if not record.is_blank] == [
         (1, b"a"),
         (1_000_002, b"b"),
         (1_000_012, b"c"),
     ]
-    assert sum(one.num_bytes for one in records) == len(data)
-    assert sum(one.num_lines for one in records) == 1_000_012
+    assert sum(record.num_bytes for record in records) == len(data)
+    assert sum(record.num_lines for record in records) == 1_000_012
 
 
 def test_no_record_of_blank_lines_crosses_the_end_of_a_range() -> None:

@@ -160,7 +160,7 @@ def test_the_address_that_was_checked_is_the_one_connected_to(monkeypatch: pytes
 
 
 def test_a_host_with_one_private_address_among_its_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 80)) for one in ("8.8.8.8", "10.0.0.1")]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert outcome(fetcher(), "http://both.test/x") == "uri_refused"
 

@@ -42,11 +42,13 @@ class Written:
             yield self._table(self.places[start : start + 3], ids.HASHES)
 
     def ids(self, suspects: DoneBitmap) -> Iterator[pa.Table]:
-        inside = [one for one in self.places if suspects.counts[one[0]] < 0 or one[1] < suspects.counts[one[0]]]
+        inside = [
+            triple for triple in self.places if suspects.counts[triple[0]] < 0 or triple[1] < suspects.counts[triple[0]]
+        ]
         for start in range(0, len(inside), 3):
             some = inside[start : start + 3]
-            is_suspect = suspects.has(*(np.array([one[part] for one in some], np.int64) for part in (0, 1)))
-            yield self._table([one for one, keep in zip(some, is_suspect) if keep], ids.IDS)
+            is_suspect = suspects.has(*(np.array([row[part] for row in some], np.int64) for part in (0, 1)))
+            yield self._table([triple for triple, keep in zip(some, is_suspect) if keep], ids.IDS)
 
 
 def repeats_of(places: list[tuple[int, int, str]], counts: list[int]) -> list[tuple[int, int, str]]:
@@ -138,9 +140,11 @@ def write(folder, kind: str, name: str, ids: list) -> None:
     if kind == "parquet":
         write_parquet(folder / f"{name}.parquet", {"k": ids}, row_group_size=2)
     elif kind == "jsonl":
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"k": one}) + "\n" for one in ids))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"k": sample_id}) + "\n" for sample_id in ids))
     else:
-        (folder / f"{name}.csv").write_text("k,x\n" + "".join(f"{'' if one is None else one},\n" for one in ids))
+        (folder / f"{name}.csv").write_text(
+            "k,x\n" + "".join(f"{'' if sample_id is None else sample_id},\n" for sample_id in ids)
+        )
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])

@@ -56,8 +56,8 @@ def test_every_epoch_has_every_wanted_row_once_in_an_order_of_its_own() -> None:
 
 
 def test_another_seed_gives_another_order_and_the_same_seed_the_same() -> None:
-    one, again, other = (ids_of(next(stream([30], 100, seed).draws(27))) for seed in (1, 1, 2))
-    assert one == again != other
+    first, again, other = (ids_of(next(stream([30], 100, seed).draws(27))) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 def test_rows_are_mixed_within_a_window_and_not_beyond_it() -> None:

@@ -217,7 +217,7 @@ def read_table(cells: list[list[bytes]], fields: list[dict] | None = None, codes
             "row_index": list(range(count)),
             "videos": [[] for _ in range(count)],
             "images": [[{"bytes": data} for data in cell] for cell in cells],
-            "fields": [json.dumps(one) for one in fields or [{}] * count],
+            "fields": [json.dumps(values) for values in fields or [{}] * count],
             "error_type": codes or [""] * count,
             "error_message": ["earlier" if code else "" for code in codes or [""] * count],
             "url": [None if index % 2 else f"u{index}" for index in range(count)],

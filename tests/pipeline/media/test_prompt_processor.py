@@ -93,7 +93,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
 ) -> None:
     columns = {
         **COLUMNS,
-        "image": pa.array([one if isinstance(one, list) else [one] if one else [] for one in COLUMNS["image"]]),
+        "image": pa.array([cell if isinstance(cell, list) else [cell] if cell else [] for cell in COLUMNS["image"]]),
     }
     prompt_options = PromptOptions(PromptConfig(text="Q: {prompt}"), RowColumnsConfig(prompts="ask"))
     processor = processor_of(front_end, keeps_pixels=keeps_pixels)
@@ -122,8 +122,8 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
         found = media.of(index)
         check_outputs(found, front_end, row["messages"], pixels.of(index))
         assert found.inputs is not None
-        assert [one.tobytes() for one in found.images] == [
-            one.tobytes() for one in (pixels.of(index).images if keeps_pixels else ())
+        assert [image.tobytes() for image in found.images] == [
+            image.tobytes() for image in (pixels.of(index).images if keeps_pixels else ())
         ]
         if found.images or found.inputs.num_images:
             values = found.inputs.tensors["pixel_values"]
@@ -135,7 +135,7 @@ def test_outputs_and_errors_of_several_prompts_per_sample(
         for tensor in cell["tensors"]
         if tensor["name"] == "pixel_values"
     ]
-    assert [one is not None for one in data] == [True, False, True, False, True]
+    assert [entry is not None for entry in data] == [True, False, True, False, True]
 
 
 def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def read_table(cells: list[list[dict[str, Any]]], fields: list[dict[str, Any]] |
         "row_index": list(range(count)),
         "videos": [[] for _ in range(count)],
         "images": cells,
-        "fields": [json.dumps(one) for one in fields or [{}] * count],
+        "fields": [json.dumps(values) for values in fields or [{}] * count],
         "error_type": [""] * count,
         "error_message": [""] * count,
     }
@@ -118,7 +118,7 @@ def test_a_row_counts_for_as_many_as_its_prompts() -> None:
 @given(st.lists(st.integers(0, 2 * BATCH), max_size=25))
 def test_tasks_of_weighted_rows_are_not_empty_and_exceed_their_share_by_at_most_one_row(heaviness: list[int]) -> None:
     share = share_of(16 << 20)
-    cells = [[{"bytes": bytes(share * one // BATCH)}] if one else [] for one in heaviness]
+    cells = [[{"bytes": bytes(share * factor // BATCH)}] if factor else [] for factor in heaviness]
     table = read_table(cells)
     made = weigher(max_side_px=16)
     padded = made.with_fillers(table)

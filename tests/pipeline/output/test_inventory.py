@@ -33,7 +33,7 @@ def state_of(found: Inventory) -> dict[str, Any]:
     return {
         "done": {retry: (one._bits.tolist(), rows_of(one)) for retry, one in done.items()},
         "present": {retry: found.accounts.present_ids(retry) for retry in (False, True)},
-        "strange": sorted((one.relative, one.problem) for one in found.strange),
+        "strange": sorted((file.relative, file.problem) for file in found.strange),
         "spooled": found.spooled,
         "spent": sorted(found.spent),
         "doubled": found.doubled,
@@ -182,7 +182,7 @@ def test_counts_that_become_known_and_new_files_keep_what_was_read(tmp_path: Pat
         members = [(f"{row}.txt", b"x") for row in range(count)]
         (tmp_path / "in").mkdir(exist_ok=True)
         images = [(f"{row}.png", b"no image") for row in range(count)]
-        pairs = [one for pair in zip(members, images, strict=True) for one in pair]
+        pairs = [path for pair in zip(members, images, strict=True) for path in pair]
         (tmp_path / f"in/{number}.tar").write_bytes(tar_bytes(pairs))
 
     for number in range(4):
@@ -231,7 +231,7 @@ def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
     assert take().num_files_read == num_data - 1, "rows cannot be removed from the counted results"
     data.write_bytes(empty[:-10])
     found = take()
-    assert [one.relative for one in found.strange] == [f"data/{data.name}"]
+    assert [file.relative for file in found.strange] == [f"data/{data.name}"]
     assert take().num_files_read == num_data - 1
 
 
@@ -283,5 +283,5 @@ def test_partitions_of_result_files_are_in_order(tmp_path: Path, monkeypatch: py
     run(config)
     plan = plan_of(config)
     names = list_published(plan.output, DATA)
-    assert [one.relative for one in files.read_all_found(plan.output, names, ("sample_id",))] == names
+    assert [table.relative for table in files.read_all_found(plan.output, names, ("sample_id",))] == names
     assert len(names) > 3

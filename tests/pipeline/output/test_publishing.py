@@ -52,8 +52,8 @@ def press_at(path: object, attempt: int = 1, rows_per_file: int = 10, compressio
 
 
 def write(publisher: Publisher, tables: list[pa.Table], number: int) -> None:
-    for one in publisher.spool(number, tables):
-        publisher.publish(one.folder, number, [one])
+    for file in publisher.spool(number, tables):
+        publisher.publish(file.folder, number, [file])
 
 
 def ids_in(folder: Path) -> list[str]:
@@ -66,11 +66,11 @@ def ids_in(folder: Path) -> list[str]:
 def test_good_rows_go_to_data_and_bad_ones_to_errors(tmp_path) -> None:
     publisher = press_at(tmp_path)
     spooled = publisher.spool(7, [result_table(["a", "b"], ("b",)), result_table(["c", "d"], ("c",))])
-    assert [(one.relative, one.num_rows) for one in spooled] == [
+    assert [(file.relative, file.num_rows) for file in spooled] == [
         ("_job/spool/a0001/000007-00-data.parquet", 2),
         ("_job/spool/a0001/000007-00-errors.parquet", 2),
     ]
-    assert [publisher.publish(one.folder, 3, [one]) for one in spooled] == [3, 3]
+    assert [publisher.publish(file.folder, 3, [file]) for file in spooled] == [3, 3]
     assert ids_in(tmp_path / "data") == ["a", "d"]
     assert ids_in(tmp_path / "errors") == ["b", "c"]
     note = json.loads((tmp_path / "_job/files/data/part-000003.parquet.json").read_text())
@@ -197,7 +197,7 @@ def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_d
 def ids_in_memory(name: str) -> list[str]:
     output = OutputDir(f"memory://{name}")
     found = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
-    return [id_ for one in found for id_ in one.table["sample_id"].to_pylist()]
+    return [id_ for table in found for id_ in table.table["sample_id"].to_pylist()]
 
 
 def test_file_numbers_are_assigned_within_the_window_and_returned_numbers_first() -> None:
@@ -343,10 +343,10 @@ def test_a_write_that_is_repeated_with_other_failures_neither_loses_nor_doubles_
     # `a` fails now, `x` does not; the second result of the first call was spooled.
     number, spooled = publisher.write(0, 0, [result_table(["a", "b", "x", "y"], ("a",))])
     assert number == 0
-    for one in spooled:
-        publisher.publish(one.folder, 1, [one])
+    for file in spooled:
+        publisher.publish(file.folder, 1, [file])
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "x", "y"]
-    assert [one.folder for one in spooled] == ["data"]
+    assert [file.folder for file in spooled] == ["data"]
 
 
 def test_buffered_rows_are_written_when_their_wait_time_is_over(tmp_path) -> None:

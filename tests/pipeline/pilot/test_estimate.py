@@ -160,18 +160,18 @@ def test_the_table_and_the_json_have_the_same_values() -> None:
 
 def test_with_a_verdict_hours_are_those_of_the_method_at_full_slots() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
-    some, one = Range(0.1, 0.1, 0.1), Range(1.0, 1.0, 1.0)
+    some, single = Range(0.1, 0.1, 0.1), Range(1.0, 1.0, 1.0)
     methods = tuple(
-        MethodResult(name, True, Range(row_s, row_s, row_s), one, length, "")
+        MethodResult(name, True, Range(row_s, row_s, row_s), single, length, "")
         for name, row_s, length in (("plain", 0.8, 1.0), ("chain", 0.4, 3.0))
     )
-    verdict = PilotVerdict(some, some, some, one, one, methods, "chain", "why", "vision tower")
+    verdict = PilotVerdict(some, some, some, single, single, methods, "chain", "why", "vision tower")
     rows = results(pilot, lambda span, row: 0.9)
     made = estimate(pilot, rows, PoolConfig(num_gpus=1), None, 2.0, 0, verdict, "chain")
     assert made.engine_hours.value == pytest.approx(5000 * 0.4 / 3600)
     assert made.mean_acceptance_length == 3.0
     assert made.verdict is not None
-    assert [one.device_hours.value for one in made.verdict.methods if one.device_hours] == pytest.approx(
+    assert [method.device_hours.value for method in made.verdict.methods if method.device_hours] == pytest.approx(
         [5000 * 0.8 / 3600, 5000 * 0.4 / 3600]
     )
     assert "too few rows" not in made.show()

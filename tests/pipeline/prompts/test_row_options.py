@@ -145,7 +145,7 @@ def test_conversations_bring_their_own_turns_and_media(tmp_path) -> None:
     shapes = [[image.shape for image in image_decoding.pixels(cell)] for cell in table["images"].to_pylist()]
     assert shapes == [[(2, 4, 3), (6, 8, 3)], [(6, 8, 3)], [], [], [(6, 8, 3)]]
     assert texts(table) == ["both?", "this?", None, None, "no place"]
-    kinds = [[part["type"] for part in json.loads(one)[-1]["content"]] for one in table["messages"].to_pylist() if one]
+    kinds = [[part["type"] for part in json.loads(row)[-1]["content"]] for row in table["messages"].to_pylist() if row]
     assert kinds == [["image", "image", "text"], ["image", "text"], ["image", "text"]]
 
 
@@ -163,7 +163,7 @@ def test_conversations_of_typed_columns_are_read_alike(tmp_path) -> None:
     write_parquet(tmp_path / "x.parquet", {"m": pa.array([turns, turns[:1], None])})
     source = SourceConfig(kind="parquet", path=str(tmp_path))
     table = decoded(source, PromptOptions(None, RowColumnsConfig(messages="m")))
-    assert [len(json.loads(one)) if one else None for one in table["messages"].to_pylist()] == [3, 1, None]
+    assert [len(json.loads(row)) if row else None for row in table["messages"].to_pylist()] == [3, 1, None]
     assert table["error_type"].to_pylist() == ["", "", "missing_column_value"]
 
 

@@ -87,8 +87,8 @@ class Elsewhere(Workers):
         what: str,
         dotted: str = "",
     ) -> Iterator[Any]:
-        for one in partitions:
-            copied = pickle.loads(pickle.dumps((function, one.item)))
+        for partition in partitions:
+            copied = pickle.loads(pickle.dumps((function, partition.item)))
             yield pickle.loads(pickle.dumps(copied[0](copied[1])))
 
 

@@ -18,7 +18,7 @@ from tests.pipeline.resources.nodes import cluster, decoders, engines, machine, 
 
 def shares(capacity: Capacity, *pools: Actors) -> list[float]:
     found = share_gpus(pools, capacity)
-    return [found[one.where] for one in pools]
+    return [found[pool.where] for pool in pools]
 
 
 CAPTION = [
@@ -89,7 +89,7 @@ def test_chosen_shares_always_fit(gpus: int, count: int, more: int, others: int,
     capacity = machine(gpus)
     pools = [engines(count=count, most=count + more), decoders(count=others, most=others + further)]
     found = share_gpus(pools, capacity)
-    assert fit_together([sized(one, units_of(found[one.where]), capacity) for one in pools], capacity.nodes)
+    assert fit_together([sized(pool, units_of(found[pool.where]), capacity) for pool in pools], capacity.nodes)
     assert (found["pool"] > 0) == (found["vq"] > 0) == (gpus > 0)
     assert found["pool"] >= 0.9 / -(-count // max(1, gpus)) - 1e-4 or not gpus
 

@@ -21,8 +21,8 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
         if cpus[index] < each_cpus:
             continue
         left = gpus[index]
-        places = [[one] for one in range(len(left)) if left[one] >= units] if units <= UNIT else []
-        free = [one for one in range(len(left)) if left[one] == UNIT]
+        places = [[node] for node in range(len(left)) if left[node] >= units] if units <= UNIT else []
+        free = [node for node in range(len(left)) if left[node] == UNIT]
         if units > UNIT and len(free) >= units // UNIT:
             places = [free[: units // UNIT]]
         for place in places:
@@ -39,8 +39,8 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
 
 
 def oracle(pools: list[Sized], nodes: list[Node]) -> bool:
-    actors = [(one.units, one.cpus, one.nodes) for one in pools if one.units for _ in range(one.count)]
-    return can_place(actors, [[UNIT] * one.gpus for one in nodes], [one.cpus for one in nodes])
+    actors = [(pool.units, pool.cpus, pool.nodes) for pool in pools if pool.units for _ in range(pool.count)]
+    return can_place(actors, [[UNIT] * node.gpus for node in nodes], [node.cpus for node in nodes])
 
 
 sizes = st.sampled_from([0, 2500, 3000, 4500, 5000, 6000, 7000, 9000, 10_000, 20_000])

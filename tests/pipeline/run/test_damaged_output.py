@@ -105,7 +105,7 @@ def test_a_file_that_was_edited_with_its_checksum_note_is_detected_and_rewritten
         line.startswith("data/part-000001.parquet: it") for line in check_output(OutputDir(config.sink.path)).problems
     )
     plan = plan_of(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
+    assert [file.relative for file in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert not is_complete(plan)
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == before
@@ -227,7 +227,7 @@ def test_repeated_published_rows_are_set_aside(tmp_path: Path, case: str, is_old
     problem = f"{relative}: {min(len(table), 10) if case == 'a file twice' else 2 if 'two' in case else 1} rows are in"
     assert any(line.startswith(problem) for line in check_output(output).problems)
     plan = plan_of(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == [relative]
+    assert [file.relative for file in plan.prior.inventory.strange] == [relative]
     assert not is_complete(plan)
     run(config)
     assert at_rest(tmp_path / "out") == (every_id(), set())
@@ -257,7 +257,9 @@ def test_rows_of_another_shard_in_a_file_of_this_shard_are_not_accepted(
         write_checksum(views[0], relative, data, table.num_rows)
     views[0].write_bytes(relative, data)
     [line] = [
-        one for one in check_output(OutputDir(config.sink.path)).problems if one.startswith(f"shard 0/3: {relative}")
+        problem
+        for problem in check_output(OutputDir(config.sink.path)).problems
+        if problem.startswith(f"shard 0/3: {relative}")
     ]
     assert "rows of other shards" in line or not with_note
     plan = run(config, shard=SHARDS[0])

@@ -106,7 +106,7 @@ def saving(config: CaptionJobConfig) -> Callable[[], Any]:
     # One task at a time: others that run beside a delayed one may still spool, into the attempt's own folder.
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
-    spooled = [one for number, batch in enumerate(batches[:5]) for one in begun.publisher.spool(90 + number, [batch])]
+    spooled = [file for number, batch in enumerate(batches[:5]) for file in begun.publisher.spool(90 + number, [batch])]
 
     def act() -> None:
         with Writer(begun.publisher, config.sink, spooled, begun.next_numbers, max_tasks=1) as writer:

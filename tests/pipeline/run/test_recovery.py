@@ -305,7 +305,7 @@ def test_a_spool_file_with_a_damaged_page_is_set_aside_and_its_rows_are_decoded_
     spooled = sorted((tmp_path / "out/_job/spool").glob("*/*.parquet"))
     damage_text(spooled[1])
     plan = run(config)
-    assert [one.relative for one in plan.prior.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
+    assert [file.relative for file in plan.prior.inventory.strange] == [f"_job/spool/a0001/{spooled[1].name}"]
     assert len(at_rest(tmp_path / "out")[0]) == 20
 
 
@@ -339,7 +339,7 @@ def test_a_damaged_output_file_is_named_set_aside_and_its_rows_are_decoded_again
     damage(tmp_path / "out/data/part-000001.parquet")
     plan = plan_of(config)
     assert not is_complete(plan)
-    assert [one.relative for one in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
+    assert [file.relative for file in plan.prior.inventory.strange] == ["data/part-000001.parquet"]
     assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in resume_lines(plan))
     assert plan.prior.verified.line().endswith("; 1 damaged")
     run(config)

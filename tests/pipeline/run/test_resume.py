@@ -200,7 +200,7 @@ def test_torn_and_foreign_files_are_set_aside_and_named(tmp_path: Path) -> None:
     (data / "notes.txt").write_text("mine")
     write_parquet(data / "other.parquet", {"sample_id": ["a"]})
     plan = run(config)
-    told_of = {one.relative: one.problem for one in plan.prior.inventory.strange}
+    told_of = {file.relative: file.problem for file in plan.prior.inventory.strange}
     assert told_of.keys() == {
         f"data/{name}" for name in ("part-000001.parquet", "part-000002.parquet", "notes.txt", "other.parquet")
     }
@@ -376,7 +376,7 @@ def test_late_spool_files_are_published_without_rows_that_are_done(tmp_path: Pat
     old.publisher.spool(0, batches[:1])
     plan = run(config)
     assert plan.datasource.num_samples == 30 - 12
-    assert {one.drop for one in plan.prior.inventory.spooled} == {
+    assert {file.drop for file in plan.prior.inventory.spooled} == {
         frozenset(),
         frozenset(f"a.txt#{row}" for row in range(4)),
     }

@@ -78,10 +78,10 @@ def test_the_revision_follows_names_sizes_and_tokens_and_nothing_else() -> None:
     def revision(*listed: Listed) -> str:
         return StoredCheckpoint("model.target", "s3://b/m", "b/m", "", listed).revision
 
-    one, two = Listed("a", 3, "x"), Listed("b", 4, "y")
-    assert revision(one, two) == revision(two, one)
+    first, second = Listed("a", 3, "x"), Listed("b", 4, "y")
+    assert revision(first, second) == revision(second, first)
     changed = (Listed("c", 4, "y"), Listed("b", 5, "y"), Listed("b", 4, "z"))
-    assert len({revision(one, two), *(revision(one, other) for other in changed)}) == 4
+    assert len({revision(first, second), *(revision(first, other) for other in changed)}) == 4
 
 
 def test_only_files_that_loading_reads_are_chosen() -> None:
@@ -253,7 +253,7 @@ def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> Non
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(len(lines) for lines in results) == [1, 3]
     assert results[0][-1] == results[1][-1]
-    assert [one for one in s3.asked if one == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
+    assert [request for request in s3.asked if request == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
         ("GET", f"/{BUCKET}/pair/model.safetensors")
     ]
 

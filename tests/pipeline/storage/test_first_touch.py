@@ -56,9 +56,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = dict(s3fs.S3FileSystem._cache)
     s3fs.S3FileSystem._cache.clear()
     yield
-    for one in s3fs.S3FileSystem._cache.values():
-        if one._s3 is not None:
-            s3fs.S3FileSystem.close_session(one.loop, one._s3)
+    for file_system in s3fs.S3FileSystem._cache.values():
+        if file_system._s3 is not None:
+            s3fs.S3FileSystem.close_session(file_system.loop, file_system._s3)
     s3fs.S3FileSystem._cache.clear()
     s3fs.S3FileSystem._cache.update(before)
     for web in HTTPFileSystem._cache.values():

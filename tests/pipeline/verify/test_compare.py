@@ -48,7 +48,7 @@ def test_rows_are_joined_by_id_in_any_order_and_batches() -> None:
 def test_failed_and_missing_rows_are_not_equal() -> None:
     found = compared([row("0", [1]), row("1", [2])], [row("0", [], error="engine_died")])
     assert found.counts == {"not_compared": 2}
-    assert [one["error_type"] for one in found.table().to_pylist()] == ["engine_died", "missing"]
+    assert [row["error_type"] for row in found.table().to_pylist()] == ["engine_died", "missing"]
     assert found.num_samples() == (0, 0)
     assert not found.asked().num_rows
 
@@ -85,15 +85,15 @@ def test_an_output_that_ends_early_has_no_tie() -> None:
 def test_margins_within_the_tolerance_make_ties() -> None:
     old, new = [row(str(n), [n, 1]) for n in range(3)], [row(str(n), [n, 2]) for n in range(3)]
     margins = [("0", 0.001, 0.01), ("1", -0.02, 0.01)]
-    table = pa.Table.from_pylist([dict(zip(MARGINS.names, one, strict=True)) for one in margins], MARGINS)
+    table = pa.Table.from_pylist([dict(zip(MARGINS.names, margin, strict=True)) for margin in margins], MARGINS)
     found = compared(old, new)
     found.add_margins(table, None)
     assert (found.counts["tie"], found.counts["different"]) == (1, 2)
-    assert [one["outcome"] for one in found.table().to_pylist()] == ["tie", "different", "different"]
+    assert [row["outcome"] for row in found.table().to_pylist()] == ["tie", "different", "different"]
     assert found.num_samples() == (3, 2)
     wider = compared(old, new)
     wider.add_margins(table, 0.05)
-    assert [one["tolerance"] for one in wider.table().to_pylist()] == [0.05, 0.05, None]
+    assert [row["tolerance"] for row in wider.table().to_pylist()] == [0.05, 0.05, None]
     assert wider.counts["tie"] == 2
 
 
@@ -113,7 +113,7 @@ def test_rows_with_one_id_are_all_compared() -> None:
     old = [row("0", [1, 2]), row("0", [1, 3]), row("1", [4]), row("0", [1, 2]) | {"row_index": 7}]
     found = compared(old, [row("1", [4]), row("0", [1, 2])])
     assert found.counts == {"equal": 2, "different": 1, "not_compared": 1, "by_tokens": 3}
-    outcomes = [(one["outcome"], one["row_index"], one["error_type"]) for one in found.table().to_pylist()]
+    outcomes = [(row["outcome"], row["row_index"], row["error_type"]) for row in found.table().to_pylist()]
     assert outcomes == [("different", 0, None), ("not_compared", 7, "missing")]
 
 

@@ -18,7 +18,9 @@ NAMES = [("a.txt", row) for row in range(700)] + [("b.txt", row) for row in rang
 
 
 def table(names: list[tuple[str, int]]) -> pa.Table:
-    return pa.table({"source": [one for one, _ in names], "row_index": pa.array([row for _, row in names], pa.int64())})
+    return pa.table(
+        {"source": [name for name, _ in names], "row_index": pa.array([row for _, row in names], pa.int64())}
+    )
 
 
 def chosen(choice: SampleShare, names: list[tuple[str, int]], *part: int) -> set[tuple[str, int]]:
@@ -28,11 +30,11 @@ def chosen(choice: SampleShare, names: list[tuple[str, int]], *part: int) -> set
 
 def test_whether_a_row_is_chosen_depends_on_seed_and_position_only() -> None:
     shuffled = random.Random(0).sample(NAMES, len(NAMES))
-    one = chosen(SampleShare(0.1, 3), NAMES)
-    assert one == chosen(SampleShare(0.1, 3), shuffled)
-    assert one & set(NAMES[:50]) == chosen(SampleShare(0.1, 3), NAMES[:50]), "other rows change nothing"
-    assert one < chosen(SampleShare(0.2, 3), NAMES), "a larger share has the rows of a smaller one"
-    assert len(one & chosen(SampleShare(0.1, 4), NAMES)) < 30, "another seed chooses others"
+    chosen_rows = chosen(SampleShare(0.1, 3), NAMES)
+    assert chosen_rows == chosen(SampleShare(0.1, 3), shuffled)
+    assert chosen_rows & set(NAMES[:50]) == chosen(SampleShare(0.1, 3), NAMES[:50]), "other rows change nothing"
+    assert chosen_rows < chosen(SampleShare(0.2, 3), NAMES), "a larger share has the rows of a smaller one"
+    assert len(chosen_rows & chosen(SampleShare(0.1, 4), NAMES)) < 30, "another seed chooses others"
     assert chosen(SampleShare(1.0, 3), NAMES) == set(NAMES)
 
 
@@ -54,7 +56,7 @@ def test_rounds_split_the_chosen_rows_without_overlap(share: float) -> None:
     )
     assert set.union(*parts) == whole
     assert sum(map(len, parts)) == len(whole)
-    assert all(0.15 < len(one) / len(whole) < 0.35 for one in parts)
+    assert all(0.15 < len(part) / len(whole) < 0.35 for part in parts)
 
 
 def test_results_are_read_in_rounds(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,5 +177,7 @@ def test_without_a_usable_build_gemms_run_in_torch(
     packing.forget([weight.data_ptr()])
     torch.testing.assert_close(out, torch.nn.functional.linear(input, weight))
     assert (without.library() is not None) == (source == "other CPU")
-    messages = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
+    messages = [
+        record.getMessage().partition(":")[0] for record in caplog.records if record.name == "models.backends.cpu.build"
+    ]
     assert messages == ([] if source == "other CPU" else ["products stay torch's own"])

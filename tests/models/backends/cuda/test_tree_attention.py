@@ -193,7 +193,7 @@ def levels(is_recorded: bool) -> Tensor:
     visible = tree([-1, 0, 0], 3)
     states = []
     with torch.inference_mode():
-        lanes.admit(batch(3), [[target.encode(one.prompt, one.images, one.videos)] for one in requests])
+        lanes.admit(batch(3), [[target.encode(request.prompt, request.images, request.videos)] for request in requests])
         for _ in range(2):
             lanes.forward(batch(3), tokens[:, :1], depth[:, :1], visible[:, :1, :1])
             states.append(lanes.forward(batch(3), tokens[:, 1:], depth[:, 1:], visible[:, 1:], offset=1))
@@ -217,12 +217,12 @@ def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
     record, held = CapturedDecoder._record, []
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
-        one = record(self, *given)
-        assert one.inputs.trees is not None
-        stale = getattr(one.inputs.trees, part)
+        recording = record(self, *given)
+        assert recording.inputs.trees is not None
+        stale = getattr(recording.inputs.trees, part)
         held.append(stale)
-        object.__setattr__(one.inputs, "trees", replace(one.inputs.trees, **{part: stale.clone()}))
-        return one
+        object.__setattr__(recording.inputs, "trees", replace(recording.inputs.trees, **{part: stale.clone()}))
+        return recording
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
     assert not torch.allclose(levels(True), expected, atol=1e-3)
@@ -264,9 +264,9 @@ def test_a_kv_cache_without_a_kernel_uses_the_mask(monkeypatch: pytest.MonkeyPat
 
     def chosen(dtype: torch.dtype, head_size: int, device: str = "cuda", odd: int = 0) -> bool:
         with FakeTensorMode():
-            one = torch.zeros(2, 2, 9, head_size, device=device, dtype=dtype)
+            keys = torch.zeros(2, 2, 9, head_size, device=device, dtype=dtype)
             other = torch.zeros(2, 2, 9, head_size + odd, device=device, dtype=dtype)
-            return kernel_for([one, one], [one, other]) is plain
+            return kernel_for([keys, keys], [keys, other]) is plain
 
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert chosen(dtype, 128)
