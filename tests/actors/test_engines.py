@@ -58,11 +58,11 @@ def test_every_row_names_the_method_that_decoded_it_and_the_drafter_only_where_i
     tables.append(decoded_table([{"id": "bad", "error": "broken_image"}, {"id": "no", "text": "REFUSE"}]))
 
     async def all_at_once() -> list[pa.Table]:
-        async def one(table: pa.Table) -> pa.Table:
-            [result] = [found async for found in actor(table)]
+        async def decode(table: pa.Table) -> pa.Table:
+            [result] = [result async for result in actor(table)]
             return result
 
-        return await asyncio.gather(*map(one, tables))
+        return await asyncio.gather(*map(decode, tables))
 
     *results, failed = asyncio.run(all_at_once())
     rows = [row for table in results for row in table.to_pylist()]

@@ -19,14 +19,14 @@ ITEMS = st.lists(st.integers(0, 3), max_size=14)
 def slow_distance(first: Sequence[int], other: Sequence[int]) -> int:
     """The matrix of Wagner and Fischer, row by row."""
     row = list(range(len(other) + 1))
-    for place, left in enumerate(first, 1):
-        above, row = row, [place]
+    for index, left in enumerate(first, 1):
+        above, row = row, [index]
         for column, right in enumerate(other, 1):
             row.append(min(above[column] + 1, row[-1] + 1, above[column - 1] + (left != right)))
     return row[-1]
 
 
-@given(one=ITEMS, other=ITEMS)
+@given(first=ITEMS, other=ITEMS)
 def test_the_edit_distance_is_that_of_the_whole_matrix(first: list[int], other: list[int]) -> None:
     assert edit_distance(first, other) == slow_distance(first, other)
 

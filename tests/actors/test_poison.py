@@ -40,9 +40,9 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("word", ["POISON", "LATE"])
-@pytest.mark.parametrize("place", [0, 3, 9])
-def test_a_row_that_kills_its_process_is_given_up_after_three_deaths(word: str, place: int) -> None:
-    batch = [request(f"s{index}", word if index == place else "fine") for index in range(10)]
+@pytest.mark.parametrize("poison_index", [0, 3, 9])
+def test_a_row_that_kills_its_process_is_given_up_after_three_deaths(word: str, poison_index: int) -> None:
+    batch = [request(f"s{index}", word if index == poison_index else "fine") for index in range(10)]
     life = Life()
     assert life.run([batch]) == outcome([batch])
     assert life.num_deaths == 3

@@ -73,14 +73,14 @@ def test_errors_of_ratios_and_over_steps() -> None:
 
 def reader(**cells: tuple[float, float]) -> Reader:
     """Return a reader of acceptance lengths and their errors, which are accuracies too."""
-    found = {
+    results = {
         name: {
             **{"mean_acceptance_length": value, "acceptance_length_se": error, "num_cases": 36},
             **{"accuracy": value / 10, "accuracy_se": error / 10},
         }
         for name, (value, error) in cells.items()
     }
-    return Reader({}, lambda _, key: [found[key]])
+    return Reader({}, lambda _, key: [results[key]])
 
 
 def test_comparisons_apply_factor_slack_direction_and_number_of_rivals() -> None:
@@ -133,9 +133,9 @@ def thin_out(data: Any) -> Any:
 @pytest.mark.parametrize("name", MODULES)
 def test_every_claim_reads_results_that_exist_and_none_is_decided_by_too_few(name: str) -> None:
     module = MODULES[name]
-    found = [decide_claim(checks, module.reader(RESULTS[name])) for _, checks in load_claims(name, module.CHECKS)]
-    assert [numbers for _, numbers in found if "not run" in numbers] == []
-    assert {True, False} <= {holds for holds, _ in found}
+    decided = [decide_claim(checks, module.reader(RESULTS[name])) for _, checks in load_claims(name, module.CHECKS)]
+    assert [numbers for _, numbers in decided if "not run" in numbers] == []
+    assert {True, False} <= {holds for holds, _ in decided}
     assert set(verdicts(name, thin_out(RESULTS[name])).values()) == {None}
 
 

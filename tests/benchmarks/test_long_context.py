@@ -57,13 +57,13 @@ def test_a_rate_of_one_takes_all_drafts_and_a_rate_of_nought_takes_none(
 
 
 def test_drafts_are_accepted_at_about_the_given_rate_whatever_is_read(pair: list[Target]) -> None:
-    found = [
+    seconds = [
         time_steps(engine_over(pair, 0.7, columns)[0], requests(seed), 20)[1:] for columns in (0, 40) for seed in (0, 1)
     ]
-    assert found[:2] == found[2:], "the draws are the seed's"
-    assert found[0] != found[1], "another seed has other draws"
-    mean = sum(tokens for _, tokens in found[:2]) / (2 * 2 * 20)
-    assert mean == pytest.approx(sum(0.7**place for place in range(GAMMA + 1)), rel=0.15)
+    assert seconds[:2] == seconds[2:], "the draws are the seed's"
+    assert seconds[0] != seconds[1], "another seed has other draws"
+    mean = sum(tokens for _, tokens in seconds[:2]) / (2 * 2 * 20)
+    assert mean == pytest.approx(sum(0.7**index for index in range(GAMMA + 1)), rel=0.15)
 
 
 def test_rows_have_the_random_columns_beside_their_prompts_and_steps_read_them(pair: list[Target]) -> None:

@@ -62,9 +62,9 @@ def test_only_chains_can_be_followed() -> None:
 
 
 def test_video_scenarios_have_equal_numbers_a_score_and_frames_of_their_seed() -> None:
-    found = build_video_scenarios(2, 0)
-    assert {name: len(cases) for name, cases in found.items()} == dict.fromkeys(VIDEO, 2)
-    for cases in found.values():
+    scenarios = build_video_scenarios(2, 0)
+    assert {name: len(cases) for name, cases in scenarios.items()} == dict.fromkeys(VIDEO, 2)
+    for cases in scenarios.values():
         for case in cases:
             assert len(case.videos) == 1
             assert case.score is not None

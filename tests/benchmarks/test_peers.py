@@ -52,12 +52,12 @@ def test_a_missing_output_is_not_compared() -> None:
 
 @given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
 def test_sequences_are_equal_up_to_their_first_difference(first: list[int], other: list[int]) -> None:
-    place = first_difference(first, other)
-    if place is None:
+    position = first_difference(first, other)
+    if position is None:
         assert first == other
     else:
-        assert first[:place] == other[:place]
-        assert first[place : place + 1] != other[place : place + 1]
+        assert first[:position] == other[:position]
+        assert first[position : position + 1] != other[position : position + 1]
 
 
 # --- rows ----------------------------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ def test_the_table_shows_no_speed_where_outputs_differ() -> None:
 
 def test_speeds_are_compared_round_by_round() -> None:
     first, second = RESULTS["rows"][0], RESULTS["rows"][2]
-    found = ratio(first, second)
-    assert found is not None
-    assert found == {"median": 1.375, "low": 1.25, "high": 1.5}
+    ratio_of_passes = ratio(first, second)
+    assert ratio_of_passes is not None
+    assert ratio_of_passes == {"median": 1.375, "low": 1.25, "high": 1.5}
     assert ratio(first, RESULTS["rows"][6]) is None
 
 

@@ -62,12 +62,14 @@ def test_every_method_decodes_the_same_other_prompts_in_each_round(
 
     monkeypatch.setattr(OfEngine, "decode", recorded)
     saved: list[int] = []
-    found = speed.measure_speed(pairs, make_requests, (1, 2), save=lambda results: saved.append(len(results["rows"])))
+    measured = speed.measure_speed(
+        pairs, make_requests, (1, 2), save=lambda results: saved.append(len(results["rows"]))
+    )
     assert saved == [4, 8]
-    assert [(row["method"], row["batch"]) for row in found["rows"]] == [(name, b) for b in (1, 2) for name in pairs]
-    assert all(row["num_equal"] == row["num_prompts"] == 3 * max(3, 2 * row["batch"]) for row in found["rows"])
-    assert found["rows"][2]["mean_acceptance_length"] > 1.0
-    assert found["left_out"] == []
+    assert [(row["method"], row["batch"]) for row in measured["rows"]] == [(name, b) for b in (1, 2) for name in pairs]
+    assert all(row["num_equal"] == row["num_prompts"] == 3 * max(3, 2 * row["batch"]) for row in measured["rows"])
+    assert measured["rows"][2]["mean_acceptance_length"] > 1.0
+    assert measured["left_out"] == []
     by_engine: dict[int, list[list[str]]] = {}
     for engine, prompts in read:
         by_engine.setdefault(id(engine), []).append(prompts)
@@ -110,9 +112,9 @@ def test_every_method_is_a_job_that_compares_with_plain_decoding(pair: str, devi
     assert len(set(names)) == len(names)
     make = text.job_of if pair == "text" else lambda name, *rest: vision_settings.job_of(SETTINGS[name], *rest)
     for name in names:
-        found = make(name, "bfloat16", device)
-        assert found.model.target.device == device
-        assert found.model.drafter is None or found.model.drafter.device == device
+        pair_of_models = make(name, "bfloat16", device)
+        assert pair_of_models.model.target.device == device
+        assert pair_of_models.model.drafter is None or pair_of_models.model.drafter.device == device
 
 
 SETTINGS = vision_settings.settings()
@@ -135,8 +137,8 @@ def test_replayed_steps_are_compared_with_launched_ones_of_batch_1() -> None:
             ]
         }
 
-    found = PARTS["real_step_replay"].render({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
-    assert found.splitlines()[2:] == [
+    table = PARTS["real_step_replay"].render({"vision": {"cuda": part(4, 6, 9), "cuda_launched": part(2, 5)}})
+    assert table.splitlines()[2:] == [
         "| plain | 2.00 / 2.00 | 2 (2–2) | 4 (4–4) | 2.00 | 4.00 (4.00–4.00) |",
         "| a | 2.00 / 2.00 | 5 (5–5) | 6 (6–6) | 1.20 | 6.00 (6.00–6.00) |",
     ]

@@ -24,14 +24,14 @@ def test_a_store_without_conditional_put_is_refused_at_the_start(tmp_path: Path)
 
 
 def test_the_100_recorded_overlaps_are_of_every_kind_and_most_superseded_attempts_were_fenced() -> None:
-    found = json.loads(overlaps.RESULTS.read_text())
-    assert found["num_runs"] == len(found["runs"]) == 100
+    results = json.loads(overlaps.RESULTS.read_text())
+    assert results["num_runs"] == len(results["runs"]) == 100
     kinds = {"delayed": 30, "frozen": 20, "overlapping": 30, "stopped": 15, "unconditional": 5}
-    assert found["runs_by_kind"] == kinds
-    assert found["num_stopped"] == kinds["stopped"]
-    held_up = [run for run in found["runs"] if run["kind"] in ("delayed", "frozen")]
+    assert results["runs_by_kind"] == kinds
+    assert results["num_stopped"] == kinds["stopped"]
+    held_up = [run for run in results["runs"] if run["kind"] in ("delayed", "frozen")]
     others = [run for run in held_up if run["exit_codes"][0] != overlaps.FENCED]
     for run in others:
         assert run["exit_codes"][0] in overlaps.exceptions(run["phase"], run["place"], "shard" in run)
     assert len(others) <= 5
-    assert all(run["exit_codes"][1] == overlaps.DONE for run in found["runs"])
+    assert all(run["exit_codes"][1] == overlaps.DONE for run in results["runs"])

@@ -51,9 +51,9 @@ def two_gpus(cluster_folder: Path) -> Iterator[str]:
     }
     try:
         cluster.add_node(num_cpus=0, **node)
-        for place in ("a", "b"):
+        for label in ("a", "b"):
             cluster.add_node(
-                num_cpus=3, num_gpus=1, labels={"place": place}, resources={"accelerator_type:T4": 1}, **node
+                num_cpus=3, num_gpus=1, labels={"place": label}, resources={"accelerator_type:T4": 1}, **node
             )
         cluster.wait_for_nodes(900)
         yield cluster.address

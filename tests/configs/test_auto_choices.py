@@ -54,10 +54,10 @@ def test_choices_beside_candidates_are_refused(name: str, value: Any) -> None:
 def test_plain_decoding_is_always_tried_first_and_under_the_name_it_was_given() -> None:
     assert [one.label for one in method([CHAIN, LOOKUP]).methods] == ["plain", "chain", "lookup"]
     assert [one.label for one in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
-    found = method([CHAIN, LOOKUP])
-    assert (found.label, found.verify_mode) == ("auto", "lossless")
-    assert isinstance(found.drafter, NoDrafterConfig)
-    assert (found.needs_checkpoint, found.drafting.label) == (True, "chain")
+    auto = method([CHAIN, LOOKUP])
+    assert (auto.label, auto.verify_mode) == ("auto", "lossless")
+    assert isinstance(auto.drafter, NoDrafterConfig)
+    assert (auto.needs_checkpoint, auto.drafting.label) == (True, "chain")
     only = method([LOOKUP])
     assert (only.needs_checkpoint, type(only.drafting.drafter)) == (False, LookupDrafterConfig)
     assert MethodConfig().methods == (MethodConfig(),)

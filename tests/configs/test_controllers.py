@@ -53,13 +53,13 @@ def test_an_impossible_share_of_trials_is_refused(value: Any) -> None:
         method(drafter=LOOKUP, controller={**MEASURED, "max_exploration": value})
 
 
-@pytest.mark.parametrize("place", ["method.controller", "method.auto.candidates.1.controller"])
-def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_read(place: str) -> None:
+@pytest.mark.parametrize("dotted_path", ["method.controller", "method.auto.candidates.1.controller"])
+def test_a_removed_key_is_refused_by_name_and_an_old_record_at_its_default_is_read(dotted_path: str) -> None:
     controller = {"kind": "measured", "per_row": True}
     measured = {"drafter": LOOKUP, "controller": controller, "name": "measured"}
     several = {"auto": {"candidates": [{"drafter": LOOKUP}, measured]}}
-    data = {"method": measured if place == "method.controller" else several}
-    removed = f"^{re.escape(f'job.yaml: {place}.per_row: was removed: rows do not compete for drafts')}[^\\n]*$"
+    data = {"method": measured if dotted_path == "method.controller" else several}
+    removed = f"^{re.escape(f'job.yaml: {dotted_path}.per_row: was removed: rows do not compete for drafts')}[^\\n]*$"
     for recorded in (False, True):
         with pytest.raises(ConfigError, match=removed):
             validate(Outer, data, "job.yaml", recorded)

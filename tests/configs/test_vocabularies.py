@@ -34,7 +34,7 @@ def method(kind: str = "model", **vocabulary: Any) -> MethodConfig:
 def listed(folder: Path, *ids: int) -> str:
     """A list of the toys' tokens, the most frequent first."""
     file = folder / "tokens.json"
-    write_tokens(file, [TokenCount(number, f"w{number}", 100 - place) for place, number in enumerate(ids)], "toys")
+    write_tokens(file, [TokenCount(number, f"w{number}", 100 - index) for index, number in enumerate(ids)], "toys")
     return str(file)
 
 
@@ -129,10 +129,10 @@ def job(folder: Path, path: str, **more: Any) -> CaptionJobConfig:
 
 def test_a_token_list_is_checked_against_the_tokenizer_and_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = listed(tmp_path, 40, 12, 30)
-    found = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
-    assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != found
+    revision = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
+    assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != revision
     loaded = pair.load(job(tmp_path, path))
-    assert loaded.info.revisions["vocabulary_0"] == found
+    assert loaded.info.revisions["vocabulary_0"] == revision
     drafter = loaded.engine(2).method.drafter
     assert set(kept(drafter.inner.model.head)) >= {12, 30, 40}  # type: ignore[attr-defined]
 

@@ -127,8 +127,8 @@ def requests(family: str, count: int, sampling: Sampling | None = None) -> list[
             videos=request.videos,
             grammar=own,
         )
-        for place, request in enumerate(made)
-        for own in [None if place % 4 == 3 else grammar()]
+        for index, request in enumerate(made)
+        for own in [None if index % 4 == 3 else grammar()]
     ]
 
 

@@ -112,8 +112,8 @@ def own_choices(family: str, request: Request, completion: Completion) -> list[i
         scores = torch.cat([scores, rest.logits[0]])
     if request.sampling.temperature > 0:
         key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
-        places = torch.arange(scores.shape[0])
-        noise = Noise(key, torch.zeros(1, dtype=torch.long)).gumbel(Stream.TOKEN, places, scores.shape[1])
+        positions = torch.arange(scores.shape[0])
+        noise = Noise(key, torch.zeros(1, dtype=torch.long)).gumbel(Stream.TOKEN, positions, scores.shape[1])
         scores = scores / request.sampling.temperature + noise[0]
     choices: list[int] = scores.argmax(dim=-1).tolist()
     return choices

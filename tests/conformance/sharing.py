@@ -229,6 +229,6 @@ def check_picture_last(family: str) -> None:
     words = " ".join(f"w{5 + i}" for i in range(30))
     text, pictures = toys.prompt(family, 2)
     assert pictures
-    place = text.index(toys.FAMILIES[family].placeholder)
-    wanted = [Request(str(i), f"{words} w{20 + i} {text[place:]}", pictures) for i in range(3)]
+    position = text.index(toys.FAMILIES[family].placeholder)
+    wanted = [Request(str(i), f"{words} w{20 + i} {text[position:]}", pictures) for i in range(3)]
     assert check_states(family, wanted) == 0

@@ -109,9 +109,9 @@ def test_a_prompt_that_the_drafter_refuses_late_disables_drafts_of_its_row_only(
     expected = checks.run(unsettled_engine([0])[0], wanted)
     engine, drafter = unsettled_engine(pattern)
     count_prompts(drafter, refused)
-    found = list(engine.run(wanted))
-    done = {completion.sample_id: completion for completion in found}
-    assert len(found) == len(done) == len(expected)
+    completions = list(engine.run(wanted))
+    done = {completion.sample_id: completion for completion in completions}
+    assert len(completions) == len(done) == len(expected)
     for name, completion in done.items():
         assert completion.error is None
         assert completion.token_ids == expected[name].token_ids

@@ -63,8 +63,8 @@ def a_missed_feature_is_forgotten(patch: Patch) -> None:
     take = MissedTokens.take
 
     def fewer(self: Any, slots: Any) -> Any:
-        found = take(self, slots)
-        return None if found is None else (*found[:-1], (found[-1] - 1).clamp_min(0))
+        states = take(self, slots)
+        return None if states is None else (*states[:-1], (states[-1] - 1).clamp_min(0))
 
     patch.setattr(MissedTokens, "take", fewer)
 

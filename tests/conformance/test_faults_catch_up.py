@@ -40,7 +40,7 @@ def the_batch_catches_up_only_as_far_as_its_youngest_row(patch: Patch) -> None:
     class Least(list[int]):
         """Applies to every slot the state of the one that missed least."""
 
-        def __getitem__(self, place: Any) -> Any:
+        def __getitem__(self, index: Any) -> Any:
             return min((value for value in self if value), default=0)
 
     opened = ModelDrafter.open

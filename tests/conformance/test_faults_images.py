@@ -49,9 +49,9 @@ def rows_and_columns_of_the_image_are_swapped(patch: Patch) -> None:
     forward = rotary.GridRotary.forward
 
     def swapped(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        place = position_ids - self.num_condition_tokens
-        turned = place % self.grid * self.grid + place // self.grid + self.num_condition_tokens
-        return forward(self, x, torch.where(place >= 0, turned, position_ids))
+        position = position_ids - self.num_condition_tokens
+        turned = position % self.grid * self.grid + position // self.grid + self.num_condition_tokens
+        return forward(self, x, torch.where(position >= 0, turned, position_ids))
 
     patch.setattr(rotary.GridRotary, "forward", swapped)
 

@@ -42,10 +42,10 @@ def layers_have_the_cache_of_their_new_index(patch: Patch) -> None:
 
 
 def drafted_siblings_see_each_other(patch: Patch) -> None:
-    place = layer_skip_drafter.ScratchNodes.place
+    index_of = layer_skip_drafter.ScratchNodes.place
 
     def everything(self: Any, frontier: Any) -> Any:
-        depth, sees, start = place(self, frontier)
+        depth, sees, start = index_of(self, frontier)
         return depth, torch.ones_like(sees), start
 
     patch.setattr(layer_skip_drafter.ScratchNodes, "place", everything)

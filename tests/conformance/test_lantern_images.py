@@ -129,8 +129,8 @@ def test_residuals_at_zero_are_rejection_sampling_code_for_code(residual: str, t
     base = contract.MODES["sampled-guided"]
     target = images.target(KIND)
     wanted = [
-        replace(request, sampling=replace(request.sampling, temperature=0.0)) if place % 3 == 0 else request
-        for place, request in enumerate(images.requests(KIND, 4, base))
+        replace(request, sampling=replace(request.sampling, temperature=0.0)) if index % 3 == 0 else request
+        for index, request in enumerate(images.requests(KIND, 4, base))
     ]
     texts = []
     rules: list[Acceptance] = [

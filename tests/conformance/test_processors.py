@@ -54,11 +54,11 @@ METHODS = {
 def wanted(family: str, temperature: float = 0.0) -> tuple[Request, ...]:
     """Three requests of each kind in an order in which kinds alternate."""
     made = []
-    for place in range(3 * len(KINDS)):
-        kind = list(KINDS)[place % len(KINDS)]
-        text, images = toys.prompt(family, place)
-        options = replace(KINDS[kind], max_new_tokens=12 + (5 * place) % 13, temperature=temperature)
-        made.append(Request(f"{kind} {place}", text, images, options, seed=11))
+    for index in range(3 * len(KINDS)):
+        kind = list(KINDS)[index % len(KINDS)]
+        text, images = toys.prompt(family, index)
+        options = replace(KINDS[kind], max_new_tokens=12 + (5 * index) % 13, temperature=temperature)
+        made.append(Request(f"{kind} {index}", text, images, options, seed=11))
     return tuple(made)
 
 

@@ -46,11 +46,11 @@ def test_a_jacobi_draft_may_be_the_eos_or_follow_it() -> None:
     full = checks.run(jacobi_engine(target), [request])[request.sample_id].token_ids
     assert full == checks.referenced("llama", request, frozenset())
     ended_inside = 0
-    for place in range(12):
-        target.eos_ids = frozenset([full[place]])
+    for index in range(12):
+        target.eos_ids = frozenset([full[index]])
         one = replace(request, sampling=replace(HOT, ignore_eos=False))
         done = checks.run(jacobi_engine(target), [one])[request.sample_id]
-        assert done.token_ids == full[: full.index(full[place]) + 1]
+        assert done.token_ids == full[: full.index(full[index]) + 1]
         checks.check_telemetry(done)
         ended_inside += done.telemetry.ended_inside_path
     assert ended_inside > 3

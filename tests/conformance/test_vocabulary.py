@@ -135,13 +135,13 @@ def test_the_targets_own_drafts_are_accepted_up_to_the_first_token_outside_the_d
     done = checks.run(engine, [request])["one"]
     assert done.token_ids == result
     # The prefill gives the first token; chains of 4 stop before each place of the missing token.
-    steps, place = [], 1
-    while place < len(result):
+    steps, index = [], 1
+    while index < len(result):
         accepted = 0
-        while accepted < 4 and place + accepted < len(result) - 1 and result[place + accepted] != missing:
+        while accepted < 4 and index + accepted < len(result) - 1 and result[index + accepted] != missing:
             accepted += 1
         steps.append(accepted)
-        place += accepted + 1
+        index += accepted + 1
     histogram = [steps.count(depth) for depth in range(5)]
     assert list(done.telemetry.acceptance_histogram) == histogram
     assert histogram[4] < len(steps)

@@ -25,9 +25,9 @@ def at_once(step: StepResult) -> HostStep:
     counts = step.output.counts
     assert counts is not None
     counts.add_(7)
-    found = HostStep._make(copy.read())
+    host_step = HostStep._make(copy.read())
     counts.sub_(7)
-    return found
+    return host_step
 
 
 @pytest.mark.parametrize("read", [at_once, by_packed_copy])

@@ -77,9 +77,9 @@ def test_variables_and_panels_of_the_dashboard_are_consistent(dashboard: dict[st
         assert variables[name]["query"].endswith(f", {name})")
     used = set(re.findall(r"\$\{?(\w+)\}?", " ".join(expressions(dashboard)))) - {"__rate_interval"}
     assert used <= set(variables)
-    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
-    assert len(set(places)) == len(places)
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+    grid_positions = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(grid_positions)) == len(grid_positions)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(grid_positions)
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
 
 

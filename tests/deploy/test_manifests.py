@@ -50,8 +50,8 @@ def launcher() -> dict[str, Any]:
 
 
 def complaints(value: Any, schema: dict[str, Any]) -> list[str]:
-    found = jsonschema.Draft7Validator(schema).iter_errors(value)
-    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.message}"[:300] for error in found)
+    errors = jsonschema.Draft7Validator(schema).iter_errors(value)
+    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.message}"[:300] for error in errors)
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------------

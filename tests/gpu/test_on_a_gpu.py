@@ -158,7 +158,7 @@ def test_a_step_never_waits_for_the_device(device: str, name: str, monkeypatch: 
 @pytest.mark.parametrize("device", DEVICES)
 def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_steps(device: str) -> None:
     wanted = checks.requests("llava", 24)
-    found = []
+    results = []
     for is_ahead in (False, True):
         target = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         assert target.capture() == (device == "cuda")
@@ -167,8 +167,8 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
         drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
         done = checks.run(Engine(target, method, 3, 160), wanted)
-        found.append({key: completion.token_ids for key, completion in done.items()})
-    assert found[0] == found[1]
+        results.append({key: completion.token_ids for key, completion in done.items()})
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("device", ON_GPU)
@@ -181,10 +181,10 @@ def test_the_check_finds_a_step_that_waits_for_the_device(device: str) -> None:
 @pytest.mark.parametrize("device", ON_GPU)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_benchmark_runs_at_tiny_sizes(device: str, dtype: str) -> None:
-    found = gpu.measure(replace(TINY, dtype=dtype), torch.device(device), 600.0)
-    assert (found["failed"], found["skipped"]) == ({}, {})
-    assert not [row["withheld"] for row in found["decoding"]["rows"] if row["withheld"]]
-    assert all("tree_kernel_us" in row for row in found["attention"])
+    rows = gpu.measure(replace(TINY, dtype=dtype), torch.device(device), 600.0)
+    assert (rows["failed"], rows["skipped"]) == ({}, {})
+    assert not [row["withheld"] for row in rows["decoding"]["rows"] if row["withheld"]]
+    assert all("tree_kernel_us" in row for row in rows["attention"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

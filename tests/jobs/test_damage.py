@@ -65,8 +65,8 @@ def copy(whole: CaptionJobConfig, tmp_path: Path) -> CaptionJobConfig:
 
 
 def files_of(config: CaptionJobConfig) -> list[Path]:
-    found = (path for path in Path(config.sink.path).rglob("*") if path.is_file() and path.stat().st_size)
-    return sorted(path for path in found if not any(part in str(path) for part in UNCHECKED))
+    paths = (path for path in Path(config.sink.path).rglob("*") if path.is_file() and path.stat().st_size)
+    return sorted(path for path in paths if not any(part in str(path) for part in UNCHECKED))
 
 
 @contextlib.contextmanager
@@ -186,29 +186,29 @@ def test_a_json_file_with_other_values_is_reported_without_a_traceback(
             (output.parent / f"{hidden.name}{len(folder.parts)}{folder.parent.name}").rename(folder)
 
 
-@pytest.mark.parametrize("place", ["a folder", "a fifo", "nothing", "not JSON", "nested", "huge"])
+@pytest.mark.parametrize("target", ["a folder", "a fifo", "nothing", "not JSON", "nested", "huge"])
 @pytest.mark.parametrize(
     "name", ["_job/attempts/000001.json", "_job/summary.json", "_job/manifest/part-00000.parquet", "data", "notes"]
 )
 def test_paths_that_are_not_regular_files_are_named_without_waiting(
-    copy: CaptionJobConfig, name: str, place: str
+    copy: CaptionJobConfig, name: str, target: str
 ) -> None:
     output = Path(copy.sink.path)
     names = {"data": "data/part-000004.parquet", "notes": "_job/files/data/part-000004.parquet.json"}
     path = output / names.get(name, name)
     path.unlink()
-    if place == "a folder":
+    if target == "a folder":
         path.mkdir()
         (path / "inside").write_bytes(b"x")
-    elif place == "a fifo":
+    elif target == "a fifo":
         os.mkfifo(path)
-    elif place == "huge":
+    elif target == "huge":
         with path.open("wb") as file:
             file.truncate(1 << 40)
         if name in ("data", "_job/manifest/part-00000.parquet"):
             os.truncate(path, 1 << 24)
     else:
-        path.write_bytes({"nothing": b"", "not JSON": b"{", "nested": b"[" * 100_000}[place])
+        path.write_bytes({"nothing": b"", "not JSON": b"{", "nested": b"[" * 100_000}[target])
     status, text = checked(copy)
     assert status == check.UNSOUND, text
     assert path.name.removesuffix(".json") in text

@@ -156,5 +156,5 @@ def test_a_pool_starts_with_the_requested_number_of_actors() -> None:
 
 def test_nodes_that_fit_their_conditions_run_every_stage() -> None:
     selectors = {"label_selector": {"pool": "!tpu"}, "decode_label_selector": {"pool": "!gpu"}}
-    found = by_id(blocks_of(dataset_of(spans_of(20, 10), **selectors)))
-    assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(20)]
+    rows_by_id = by_id(blocks_of(dataset_of(spans_of(20, 10), **selectors)))
+    assert [row["sample_id"] for row in rows_by_id] == [f"s{index:03}" for index in range(20)]

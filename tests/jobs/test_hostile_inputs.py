@@ -36,15 +36,15 @@ def run(folder: Path, source: dict[str, Any], prompt: str = "What?") -> dict[str
 
 def outcomes(output: Path) -> dict[str, str]:
     """The code of every row by id, after checking that none occurs twice and that each is in the right folder."""
-    found: list[tuple[str, str]] = []
+    id_codes: list[tuple[str, str]] = []
     for side in ("data", "errors"):
         for path in sorted((output / side).glob("*.parquet")):
             for row in pq.read_table(path, columns=["sample_id", "error_type", "error_message"]).to_pylist():
                 assert bool(row["error_type"]) == bool(row["error_message"]) == (side == "errors"), row["sample_id"]
                 assert len(row["error_message"]) <= 500, row["sample_id"]
-                found.append((row["sample_id"], row["error_type"]))
-    codes = dict(found)
-    assert len(codes) == len(found), "an id is there twice"
+                id_codes.append((row["sample_id"], row["error_type"]))
+    codes = dict(id_codes)
+    assert len(codes) == len(id_codes), "an id is there twice"
     assert set(codes.values()) <= {"", *ERROR_CODES}
     return codes
 

@@ -108,11 +108,11 @@ def test_an_installed_package_uploads_only_the_job_file_and_names_its_version(
     own = tmp_path / "mine.yaml"
     own.write_text(Path(CAPTION[1]).read_text())
     monkeypatch.chdir(tmp_path)
-    for job_file, place in ((str(own), "submitted/mine.yaml"), ("zoo_caption", "zoo_caption")):
+    for job_file, name in ((str(own), "submitted/mine.yaml"), ("zoo_caption", "zoo_caption")):
         assert submit.main(["--config", job_file, *CAPTION[2:], *ADDRESS, "--again"]) == submit.DONE
         words = shlex.split(client.submitted[-1]["entrypoint"])
-        assert words[:4] == ["draftfleet", "caption", "--config", place]
-        assert client.archives[-1] == ([place] if "/" in place else [])
+        assert words[:4] == ["draftfleet", "caption", "--config", name]
+        assert client.archives[-1] == ([name] if "/" in name else [])
     variables = {submit.STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S), submit.VERSION_VARIABLE: version()}
     assert client.submitted[-1]["runtime_env"]["env_vars"] == variables
 

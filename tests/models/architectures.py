@@ -95,11 +95,11 @@ def main(names: list[str]) -> int:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    found = outcome(kind, **changes)
+                    outcome_text = outcome(kind, **changes)
             except Exception as error:  # not made tiny, or not generated from, by its own code
-                found = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
-            wrong += found.startswith("DIFFERENT")
-            print(f"{kind:28} {' '.join(changes):40} {found}", flush=True)
+                outcome_text = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
+            wrong += outcome_text.startswith("DIFFERENT")
+            print(f"{kind:28} {' '.join(changes):40} {outcome_text}", flush=True)
     return int(wrong > 0)
 
 

@@ -87,13 +87,13 @@ def test_shipped_drafters_draft_without_changing_captions(name: str, least: floa
     model = Target.load(CheckpointRef(str(folder)), "float32")
     requests = dense_requests(model, draw_asked("held_out", NUM_SCENES, 0), NUM_TOKENS)
     plain = decode(model, requests)
-    place = folder.parent / f"{name}_drafter"
-    drafted = decode(model, requests, Target.load(CheckpointRef(str(place)), "float32"))
+    path = folder.parent / f"{name}_drafter"
+    drafted = decode(model, requests, Target.load(CheckpointRef(str(path)), "float32"))
     assert [completion.token_ids for completion in drafted] == [completion.token_ids for completion in plain]
     steps = sum(completion.telemetry.num_spec_steps for completion in drafted)
     accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in drafted)
     assert 1 + accepted / steps > least
-    assert drafters.ensure(place, folder, make.DRAFTERS[name], drafters.digest(drafters.VISION_TARGET)) is False
+    assert drafters.ensure(path, folder, make.DRAFTERS[name], drafters.digest(drafters.VISION_TARGET)) is False
 
 
 def test_captions_state_the_scene_as_often_as_the_committed_report_says(folder: Path) -> None:

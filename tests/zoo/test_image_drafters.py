@@ -31,8 +31,8 @@ KINDS = {"text": "image", "class": "image_class"}
 
 
 def training_record(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
+    return record
 
 
 @pytest.mark.parametrize("name", KINDS.values())

@@ -31,8 +31,8 @@ LISTED = Scene((Thing(0, "small", "red", "ring"), Thing(4, "large", "blue", "sta
 
 @pytest.fixture(scope="module")
 def processor() -> LlavaProcessor:
-    found: LlavaProcessor = load_processor("caption_target")
-    return found
+    loaded: LlavaProcessor = load_processor("caption_target")
+    return loaded
 
 
 @pytest.mark.parametrize(("part", "most_mib"), [("caption", 16), ("image", 16), ("video", 8), ("text", 6)])

@@ -120,8 +120,8 @@ def test_training_starts_with_words_continues_with_images_and_is_repeatable() ->
 
 def test_words_have_the_embeddings_of_their_tokens() -> None:
     table = torch.arange(len(TOKENIZER))[:, None].float()
-    found = [TOKENIZER.decode([int(row)]).strip() for row in word_embeddings(table, TOKENIZER)[:, 0]]
-    whole = [(word, text) for word, text in zip(WORDS, found, strict=True) if word.startswith(text)]
+    words = [TOKENIZER.decode([int(row)]).strip() for row in word_embeddings(table, TOKENIZER)[:, 0]]
+    whole = [(word, text) for word, text in zip(WORDS, words, strict=True) if word.startswith(text)]
     assert len(whole) == len(WORDS)
 
 
@@ -164,7 +164,7 @@ def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditiona
     """Return a target, and the weights of a drafter with some of its layers, each changed by a matrix of a rank."""
     target = tiny_model()
     weights = target.state_dict()
-    found = {name: tensor.clone() for name, tensor in weights.items() if not name.startswith(PREFIX)}
+    tensors = {name: tensor.clone() for name, tensor in weights.items() if not name.startswith(PREFIX)}
     for own, layer in enumerate(layers):
         prefix = f"{PREFIX}{layer}."
         for name, one in weights.items():
@@ -172,9 +172,9 @@ def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditiona
                 change = torch.randn(one.shape) * 0.1
                 if one.dim() == 2:
                     change = torch.randn(one.shape[0], rank) @ torch.randn(rank, one.shape[1]) * 0.1
-                found[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = one + change
-    found["model.language_model.norm.weight"] += 0.5
-    return target, found
+                tensors[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = one + change
+    tensors["model.language_model.norm.weight"] += 0.5
+    return target, tensors
 
 
 @pytest.mark.parametrize(("rank", "is_exact"), [(4, True), (3, False)])

@@ -133,8 +133,8 @@ def test_a_machine_that_slows_down_during_a_trial_favours_no_candidate() -> None
 
     trial = MethodTrial(makers.candidates({"plain": 0, "chain-2": 2}), 4, ROUNDS, RECHECKS, clock)
     run(trial, rows(10**6), lambda: bool(trial.choices))
-    found = {candidate.method: candidate.sample_s or 0.0 for candidate in trial.choices[0].standings}
-    assert found["plain"] / found["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
+    seconds = {candidate.method: candidate.sample_s or 0.0 for candidate in trial.choices[0].standings}
+    assert seconds["plain"] / seconds["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
 
 
 # --- every row once, also after failures ---------------------------------------------------------------------------
@@ -308,8 +308,8 @@ def test_an_engine_thread_with_a_trial_completes_suspects_and_rows_that_run_alon
     batches = [
         thread.decode([request(index) for index in range(start, start + 200)], suspects) for start in (0, 200, 400)
     ]
-    found = [completion.sample_id for batch in batches for completion in batch.result(timeout=600)]
-    assert found == [f"s{index}" for index in range(600)]
+    sample_ids = [completion.sample_id for batch in batches for completion in batch.result(timeout=600)]
+    assert sample_ids == [f"s{index}" for index in range(600)]
     assert thread.waits.choices == trial.choices != ()
     thread.close()
     assert marked[-1] == []
@@ -386,19 +386,19 @@ def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
     block = BlockRecorder("chain", 0)
     block.steps = [Step(9.0, 4, 4), *([Step(1.0, 4, 0)] * 6), Step(1.5, 4, 1), Step(2.0, 4, 2), Step(0.3, 2, 0)]
     block.rows = [TrialRow(12, 4), TrialRow(8, 4), TrialRow(0, 0)]
-    found = block.block()
-    assert found is not None
-    assert found.admit_s == pytest.approx(0.5)
-    assert found.acceptance_length == 20 / 8
-    assert found.token_s == pytest.approx(1.0 / 4 / 2.5)
-    assert found.sample_s(10) == pytest.approx(0.5 + 10 * 0.1)
+    sums = block.block()
+    assert sums is not None
+    assert sums.admit_s == pytest.approx(0.5)
+    assert sums.acceptance_length == 20 / 8
+    assert sums.token_s == pytest.approx(1.0 / 4 / 2.5)
+    assert sums.sample_s(10) == pytest.approx(0.5 + 10 * 0.1)
 
 
 def test_a_block_of_rows_that_all_came_in_at_once_takes_their_prefill_from_the_first_step() -> None:
     block = BlockRecorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)], rows=[TrialRow(3, 3)])
-    found = block.block()
-    assert found is not None
-    assert (found.admit_s, found.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
+    sums = block.block()
+    assert sums is not None
+    assert (sums.admit_s, sums.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
     assert BlockRecorder("plain", 0).block() is None
     only_errors = BlockRecorder("plain", 0, steps=[Step(1.0, 1, 1)])
     assert only_errors.block() is None
@@ -429,8 +429,8 @@ def blocks(times: dict[str, list[float]]) -> list[Block]:
 
 
 def test_the_interval_is_students_over_what_rounds_and_candidates_leave_unexplained() -> None:
-    found = TimeComparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
-    standing = found.standing("a")
+    comparison = TimeComparison(blocks({"a": [1.0, 1.1], "b": [1.5, 1.5]}), 1.0)
+    standing = comparison.standing("a")
     # Residuals of ±log(1.1) / 4 at one degree of freedom, a mean over two rounds.
     noise = 0.0953101798 / 2
     assert standing.sample_s == pytest.approx((1.0 * 1.1) ** 0.5)

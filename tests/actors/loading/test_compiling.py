@@ -26,8 +26,8 @@ def compiled(pool: PoolConfig, *models: Target) -> list[bool]:
 
 
 def test_models_are_compiled_when_the_pool_enables_it() -> None:
-    found = {how: compiled(PoolConfig(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
-    assert found == {"auto": [False], "always": [True], "never": [False]}
+    kernels = {how: compiled(PoolConfig(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
+    assert kernels == {"auto": [False], "always": [True], "never": [False]}
 
 
 def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,8 @@ def job(target: Path, sampling: dict[str, Any] | None = None, **sections: Any) -
 
 
 def resolved(config: CaptionJobConfig) -> CaptionJobConfig:
-    found = pair.check(config).generation.sampling
-    return config if found is None else config.model_copy(update={"sampling": found})
+    sampling = pair.check(config).generation.sampling
+    return config if sampling is None else config.model_copy(update={"sampling": sampling})
 
 
 def decoded(config: CaptionJobConfig, family: str = "llama") -> list[tuple[int, ...]]:
@@ -183,8 +183,8 @@ def test_unsupported_settings_are_refused_by_name_and_can_be_ignored(saved: Path
     assert "num_beams 4 (beam search)" in message
     listed = message.rpartition("set sampling.ignored_settings: [")[2].rstrip("]")
     assert set(listed.split(", ")) == REFUSED.keys()
-    found = pair.check(job(target, {"ignored_settings": [*REFUSED]})).generation
-    assert found.unused == dict.fromkeys(REFUSED, "sampling.ignored_settings")
+    settings = pair.check(job(target, {"ignored_settings": [*REFUSED]})).generation
+    assert settings.unused == dict.fromkeys(REFUSED, "sampling.ignored_settings")
 
 
 def test_a_misspelt_name_is_no_setting(saved: Path) -> None:
@@ -226,8 +226,8 @@ def test_sampling_is_the_checkpoints_only_if_the_job_says_so(
 def test_other_samplers_are_refused_where_rows_are_sampled() -> None:
     asked = {"do_sample": True, "typical_p": 0.5}
     for given in ({}, {"temperature": 0.5}, {"from_checkpoint": True, "temperature": 0.0}):
-        found = resolve(validate(SamplingConfig, given, "here"), asked, "here")
-        assert "typical_p" in found.unused, given
+        sampling = resolve(validate(SamplingConfig, given, "here"), asked, "here")
+        assert "typical_p" in sampling.unused, given
     with pytest.raises(ConfigError, match=r"typical_p 0\.5 .locally typical sampling., which is not built"):
         resolve(SamplingConfig(from_checkpoint=True), asked, "here")
     with pytest.raises(ConfigError, match="typical_p"):

@@ -58,7 +58,7 @@ def sizes(config: MethodConfig, context: int = 160) -> int:
     return slot_bytes(config, target, column, column, context)[CPU]
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
+@pytest.mark.parametrize("config", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
 def test_the_slot_count_is_the_largest_that_fits_into_memory(config: MethodConfig) -> None:
     each = sizes(config)
     assert [count(free, config)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
@@ -81,7 +81,7 @@ def test_the_slot_count_is_bounded_by_useful_slots_and_rows_in_flight() -> None:
     assert reason.startswith("the rows of 2 batches in flight (not 32 by ")
 
 
-@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
+@pytest.mark.parametrize("config", [PLAIN, CHAIN, LANES, SKIP], ids=["plain", "chain", "lanes", "skip"])
 def test_the_estimated_memory_of_a_slot_is_at_least_what_engines_allocate(config: MethodConfig) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
     built = build_method(config, drafter if config.needs_checkpoint else None, target)

@@ -83,9 +83,9 @@ def run(engine: RecoveringEngine, requests: list[Request], max_steps: int = 2000
             break
         done += engine.step()
     assert not engine.has_work, "the engine comes to no end"
-    found = {completion.sample_id: completion for completion in done}
-    assert len(found) == len(done) == len(requests)
-    return found
+    completions = {completion.sample_id: completion for completion in done}
+    assert len(completions) == len(done) == len(requests)
+    return completions
 
 
 def request(index: int, word: str = "fine") -> Request:
@@ -96,8 +96,8 @@ def request(index: int, word: str = "fine") -> Request:
 def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(error_text: str) -> None:
     maker = Maker(room=3, error_text=error_text)
     engine = RecoveringEngine(maker.make, maker.plain, 16)
-    found = run(engine, [request(index) for index in range(40)])
-    assert {completion.sample_id: completion.text for completion in found.values()} == {
+    completions = run(engine, [request(index) for index in range(40)])
+    assert {completion.sample_id: completion.text for completion in completions.values()} == {
         f"s{index}": text_of(request(index)) for index in range(40)
     }
     assert maker.slots == [16, 8, 4, 2]
@@ -116,14 +116,14 @@ def test_an_engine_whose_own_memory_does_not_fit_is_made_smaller() -> None:
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> None:
     maker = Maker(room=8, huge=9)
     engine = RecoveringEngine(maker.make, maker.plain, 8)
-    found = run(engine, [request(index, "HUGE" if index in (2, 19) else "fine") for index in range(30)])
-    failed = {name: completion.error.code for name, completion in found.items() if completion.error is not None}
+    completions = run(engine, [request(index, "HUGE" if index in (2, 19) else "fine") for index in range(30)])
+    failed = {name: completion.error.code for name, completion in completions.items() if completion.error is not None}
     assert failed == dict.fromkeys(("s2", "s19"), "out_of_memory")
     assert engine.num_slots == 8
-    error = found["s2"].error
+    error = completions["s2"].error
     assert error is not None
     assert "Tried to allocate 2.00 GiB" in error.message
-    assert found["s3"].text == text_of(request(3))
+    assert completions["s3"].text == text_of(request(3))
 
 
 @settings(deadline=None)
@@ -139,9 +139,9 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> Non
 def test_every_row_has_one_result_whatever_fails(words: list[str], slots: int, room: int, huge: int) -> None:
     maker = Maker(room, huge)
     engine = RecoveringEngine(maker.make, maker.plain, slots)
-    found = run(engine, [request(index, word) for index, word in enumerate(words)])
+    completions = run(engine, [request(index, word) for index, word in enumerate(words)])
     for index, word in enumerate(words):
-        completion = found[f"s{index}"]
+        completion = completions[f"s{index}"]
         if word == "HUGE" and huge > room:
             assert completion.error is not None
             assert completion.error.code == "out_of_memory"
@@ -184,9 +184,9 @@ def undisturbed(requests: list[Request]) -> dict[str, tuple[int, ...]]:
     return {name: completion.token_ids for name, completion in checks.run(plain, requests).items()}
 
 
-def tokens_of(found: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
-    assert [completion.error for completion in found.values() if completion.error] == []
-    return {name: completion.token_ids for name, completion in found.items()}
+def tokens_of(completions: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
+    assert [completion.error for completion in completions.values() if completion.error] == []
+    return {name: completion.token_ids for name, completion in completions.items()}
 
 
 @pytest.mark.parametrize("where", ["admit", "forward"])
@@ -216,12 +216,12 @@ def test_rows_on_which_the_drafter_raises_are_decoded_without_it(where: str) -> 
     expected = undisturbed(requests)
     inner = checks.make_drafter("perturbed", "llava")
     sick = FailingDrafter(inner, lambda request: request.sample_id in ("sample-1", "sample-6"), raises_in=where)
-    found = run(recovering(sick, slots=4), requests)
-    assert tokens_of(found) == expected
-    degraded = {name for name, completion in found.items() if completion.telemetry.degraded}
+    completions = run(recovering(sick, slots=4), requests)
+    assert tokens_of(completions) == expected
+    degraded = {name for name, completion in completions.items() if completion.telemetry.degraded}
     assert degraded == {"sample-1", "sample-6"}
-    assert all(found[name].telemetry.num_draft_tokens == 0 for name in degraded)
-    assert sum(completion.telemetry.num_accepted_draft_tokens for completion in found.values()) > 0
+    assert all(completions[name].telemetry.num_draft_tokens == 0 for name in degraded)
+    assert sum(completion.telemetry.num_accepted_draft_tokens for completion in completions.values()) > 0
 
 
 @pytest.mark.parametrize("where", ["prefixes", "prefill", "draft"])
@@ -233,7 +233,7 @@ def test_a_row_whose_drafter_lacks_memory_even_alone_is_decoded_without_it(where
         inner, lambda request: request.sample_id == "sample-3", raises_in=where, error=torch.OutOfMemoryError
     )
     engine = recovering(sick, slots=4)
-    found = run(engine, requests)
-    assert tokens_of(found) == expected
-    assert {name for name, completion in found.items() if completion.telemetry.degraded} == {"sample-3"}
+    completions = run(engine, requests)
+    assert tokens_of(completions) == expected
+    assert {name for name, completion in completions.items() if completion.telemetry.degraded} == {"sample-3"}
     assert engine.num_slots == 4

@@ -200,7 +200,7 @@ def slow_verdict(verification: VerificationOutput, visual: Tensor, made: LVSpec)
     leaves = [
         i for i in range(len(tokens)) if valid[i] and not any(p == i and v for p, v in zip(parents, valid, strict=True))
     ]
-    found = []
+    results = []
     for leaf in leaves:
         branch = []
         while leaf != 0:
@@ -227,8 +227,8 @@ def slow_verdict(verification: VerificationOutput, visual: Tensor, made: LVSpec)
                     break
                 relaxed += 1
             taken += 1
-        found.append((taken, -relaxed))
-    taken, minus_relaxed = max(found)
+        results.append((taken, -relaxed))
+    taken, minus_relaxed = max(results)
     return taken, -minus_relaxed
 
 

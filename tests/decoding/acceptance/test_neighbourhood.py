@@ -85,7 +85,9 @@ def situations(draw: Any) -> tuple[list[float], int, int, list[int]]:
     return probs, draft, draw(st.integers(1, num_codes)), list(near)
 
 
-def found(probs: list[float], draft: int, k: int, near: list[int], delta: float, divergence: Any) -> list[int]:
+def neighbourhood_of(
+    probs: list[float], draft: int, k: int, near: list[int], delta: float, divergence: Any
+) -> list[int]:
     made = Neighbourhood(table_of({draft: near}, len(probs)), k, delta, divergence, True)
     made.open(plain_spec(len(probs)))
     token, q = torch.tensor([draft]), torch.tensor([probs])
@@ -100,7 +102,7 @@ def test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would(
 ) -> None:
     """In exact arithmetic over the probabilities as they are."""
     probs, draft, k, near = situation
-    lenders = found(probs, draft, k, near, delta, "tvd")
+    lenders = neighbourhood_of(probs, draft, k, near, delta, "tvd")
     assert lenders == near[: len(lenders)], "nearest first, without gaps"
     exact = [Fraction(p) for p in probs]
     moved = list(exact)
@@ -125,7 +127,7 @@ def test_the_closed_forms_give_the_neighbours_of_the_definition(
     assert values == sorted(values) or divergence == "jsd"
     assume(all(abs(value - bound) > 1e-7 for value in values))
     wanted = lantern_by_hand.lenders_of(probs, draft, near[: k - 1], divergence, bound)
-    assert found(probs, draft, k, near, bound, divergence) == wanted
+    assert neighbourhood_of(probs, draft, k, near, bound, divergence) == wanted
 
 
 @settings(max_examples=200, deadline=None)
@@ -135,9 +137,9 @@ def test_a_larger_bound_and_a_larger_k_give_at_least_as_many_neighbours(
 ) -> None:
     probs, draft, k, near = situation
     small, large = sorted((bound, other))
-    few = found(probs, draft, k, near, small, divergence)
-    assert few == found(probs, draft, k, near, large, divergence)[: len(few)]
-    assert few == found(probs, draft, len(probs), near, small, divergence)[: len(few)]
+    few = neighbourhood_of(probs, draft, k, near, small, divergence)
+    assert few == neighbourhood_of(probs, draft, k, near, large, divergence)[: len(few)]
+    assert few == neighbourhood_of(probs, draft, len(probs), near, small, divergence)[: len(few)]
 
 
 # --- refused -------------------------------------------------------------------------------------------------------

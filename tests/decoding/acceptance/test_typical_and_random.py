@@ -102,9 +102,9 @@ def test_a_probability_of_0_accepts_no_draft_and_of_1_accepts_every_draft() -> N
 
 
 def test_mismatches_are_accepted_independently_with_the_given_probability() -> None:
-    found = lengths(0.6, rows=4000)
+    num_accepted = lengths(0.6, rows=4000)
     # Lengths 0 … 3 of a chain of three mismatches: 0.4, 0.24, 0.144, 0.216.
-    counts = torch.bincount(found, minlength=4) / 4000
+    counts = torch.bincount(num_accepted, minlength=4) / 4000
     torch.testing.assert_close(counts, torch.tensor([0.4, 0.24, 0.144, 0.216]), atol=0.03, rtol=0)
 
 

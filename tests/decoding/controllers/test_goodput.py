@@ -58,14 +58,14 @@ class World:
 
     def speeds(self, num_active: int) -> dict[int, float]:
         """Tokens per second of every depth: the truth, by brute force."""
-        found = {}
+        results = {}
         for levels in self.controller.depths:
             tokens = survival = 1.0
             for depth in range(levels):
                 survival *= self.rates[depth]
                 tokens += survival
-            found[levels] = num_active * tokens / self.cost(num_active, levels)
-        return found
+            results[levels] = num_active * tokens / self.cost(num_active, levels)
+        return results
 
     def usual(self, last: int = 200) -> int:
         """The depth that was chosen most of late, trials left out."""
@@ -152,7 +152,7 @@ def test_the_controller_finds_the_best_depth_for_linear_costs(
 @example(steps=[0.001, 0.001, 0.001, 0.03, 0.03, 0.001], rate=0.95)
 def test_the_controller_finds_the_best_depth_for_nonlinear_costs(steps: list[float], rate: float) -> None:
     controller = GoodputController(8, max_exploration=0.05)
-    table = {levels: 0.01 + sum(steps[:place]) for place, levels in enumerate(controller.depths)}
+    table = {levels: 0.01 + sum(steps[:index]) for index, levels in enumerate(controller.depths)}
     world = World(controller, lambda rows, levels: table[levels], [rate] * 8)
     world.run(1500, 4)
     speeds = world.speeds(4)
@@ -295,24 +295,24 @@ def test_a_depth_that_wins_a_trial_is_used_after_the_former_best_is_measured_aga
     at = len(world.chosen)
     world.run(400, 4)
     tried = TRIAL_STEPS + CHECK_STEPS
-    found = [
-        world.chosen[place - tried - 1 : place + 1]
-        for place in range(at + tried + 1, len(world.chosen))
-        if world.chosen[place][1] == "best" and world.chosen[place - 1][1] == "explore"
+    choices = [
+        world.chosen[index - tried - 1 : index + 1]
+        for index in range(at + tried + 1, len(world.chosen))
+        if world.chosen[index][1] == "best" and world.chosen[index - 1][1] == "explore"
     ]
-    changes = [steps for steps in found if steps[0][1] == "best" and steps[0][0] != steps[-1][0]]
+    changes = [steps for steps in choices if steps[0][1] == "best" and steps[0][0] != steps[-1][0]]
     assert changes, "a trial that was worth it"
     for (before, _), *trial, (after, _) in changes:
         assert trial == [(after, "explore")] * TRIAL_STEPS + [(before, "explore")] * CHECK_STEPS
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 40])
-def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 2, 40])
+def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(index: int) -> None:
     world = World(GoodputController(5), linear(0.02, 0.003, 0.0), [0.9] * 5)
     job = Job(world, 60, 16, 0.0001)
-    job.held_up_s = {place: 6.0}
+    job.held_up_s = {index: 6.0}
     job.run(100, 1)
-    assert job.num_readings > place
+    assert job.num_readings > index
     assert world.usual() == 5
 
 

@@ -14,10 +14,10 @@ from decoding.controllers.pace_filter import MAX_LEAP, NOISE, OWN_WALK, PACE_WAL
 
 
 def seen(*steps: tuple[str, float], paces: StepTimeFilter | None = None) -> StepTimeFilter:
-    found = paces or StepTimeFilter()
+    filtered = paces or StepTimeFilter()
     for kind, seconds in steps:
-        found.add(kind, math.log(seconds))
-    return found
+        filtered.add(kind, math.log(seconds))
+    return filtered
 
 
 def seconds(paces: StepTimeFilter, kind: str) -> float:
@@ -35,8 +35,8 @@ def smoothed(steps: list[tuple[int, float]]) -> list[float]:
 
     def row(entries: dict[int, float], value: float, deviation: float) -> None:
         line = np.zeros(size)
-        for place, factor in entries.items():
-            line[place] = factor / deviation
+        for position, factor in entries.items():
+            line[position] = factor / deviation
         rows.append(line)
         wanted.append(value / deviation)
 
@@ -45,12 +45,12 @@ def smoothed(steps: list[tuple[int, float]]) -> list[float]:
         here = t * (num + 1)
         row({here + kinds.index(kind): 1.0, here + num: 1.0}, value, NOISE)
         if t + 1 < length:
-            for place in range(num):
-                row({here + place: -1.0, here + num + 1 + place: 1.0}, 0.0, OWN_WALK)
+            for index in range(num):
+                row({here + index: -1.0, here + num + 1 + index: 1.0}, 0.0, OWN_WALK)
             row({here + num: -1.0, here + num + 1 + num: 1.0}, 0.0, PACE_WALK)
-    found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    solution = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     last = (length - 1) * (num + 1)
-    return [float(found[last + place] + found[last + num]) for place in range(num)]
+    return [float(solution[last + index] + solution[last + num]) for index in range(num)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,8 +61,8 @@ def test_the_filter_equals_the_least_squares_solution_over_all_steps(drawn: list
     paces = StepTimeFilter()
     for kind, value in steps:
         assert not paces.add(kind, value)
-    found = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
-    assert found == pytest.approx(smoothed(steps), abs=1e-4)
+    estimates = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
+    assert estimates == pytest.approx(smoothed(steps), abs=1e-4)
 
 
 def test_estimates_of_kinds_that_are_not_run_follow_the_pace_of_the_machine() -> None:

@@ -28,11 +28,11 @@ def test_prefill_times_are_counted_per_prompt_token_and_per_generated_token() ->
     assert costs.seconds_per_token == pytest.approx(0.002 * 200 / (10 * keep + 30))
 
 
-@pytest.mark.parametrize("place", range(MAX_SAMPLES))
-def test_a_prefill_that_waited_for_a_compiler_does_not_raise_the_estimate(place: int) -> None:
+@pytest.mark.parametrize("index", range(MAX_SAMPLES))
+def test_a_prefill_that_waited_for_a_compiler_does_not_raise_the_estimate(index: int) -> None:
     costs = PrefillTimeModel()
     for number in range(MAX_SAMPLES):
-        costs.add(PrefillTime(100, 8.0 if number == place else 0.1), 10, [100])
+        costs.add(PrefillTime(100, 8.0 if number == index else 0.1), 10, [100])
     assert costs.prefill_s_of(100) == pytest.approx(0.1)
 
 

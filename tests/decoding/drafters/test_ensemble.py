@@ -120,8 +120,8 @@ GOOD, BAD = [0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]
 
 
 def weights_of(ensemble: Ensemble) -> list[float]:
-    found: list[float] = ensemble.extras(0)["ensemble_weights"]
-    return found
+    weights: list[float] = ensemble.extras(0)["ensemble_weights"]
+    return weights
 
 
 def test_a_step_moves_the_weight_to_the_lane_with_the_correct_prediction() -> None:
@@ -153,15 +153,15 @@ def test_candidates_are_scored_in_parts_of_bounded_size(
         return multiply(tensor, other)
 
     monkeypatch.setattr(torch, "matmul", recorded)
-    found = []
+    results = []
     # All eleven candidates, six and then five, and one at a time although it exceeds the bound.
     for bound, num_parts in ((1 << 20, 1), (6 * V + 1, 2), (1, 11)):
         sizes.clear()
         monkeypatch.setattr(ensemble_module, "MAX_MIXED", bound)
-        found.append(weights_of(one_step(options, lanes.tolist(), target[0].tolist(), 1)))
+        results.append(weights_of(one_step(options, lanes.tolist(), target[0].tolist(), 1)))
         assert max(sizes) <= max(bound, V)
         assert len([size for size in sizes if size >= V]) >= num_parts
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_window_of_one_forgets_and_an_unbounded_one_remembers() -> None:

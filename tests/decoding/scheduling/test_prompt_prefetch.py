@@ -63,7 +63,7 @@ class ToOrder:
 
 
 def rows(prompts: Iterable[str]) -> list[Request]:
-    return [Request(str(place), prompt) for place, prompt in enumerate(prompts)]
+    return [Request(str(index), prompt) for index, prompt in enumerate(prompts)]
 
 
 def test_equal_prompts_are_prepared_once_in_the_order_of_their_requests() -> None:
@@ -72,15 +72,15 @@ def test_equal_prompts_are_prepared_once_in_the_order_of_their_requests() -> Non
     setup.prefetcher.prefetch(wanted)
     setup.thread.work()
     assert setup.made == ["3 a", "3 b", "3 c"]
-    found = [setup.prefetcher.take(request) for request in wanted]
-    assert found[0] is found[2]
-    assert found[1] is found[4]
+    prompts = [setup.prefetcher.take(request) for request in wanted]
+    assert prompts[0] is prompts[2]
+    assert prompts[1] is prompts[4]
     assert setup.made == ["3 a", "3 b", "3 c"]
 
 
 def test_the_numbers_of_prepared_and_pending_prompts_are_bounded() -> None:
     setup = ToOrder(10)
-    wanted = rows(f"4 {place}" for place in range(40))
+    wanted = rows(f"4 {index}" for index in range(40))
     setup.prefetcher.prefetch(wanted)
     assert len(setup.thread.queue) == MAX_PENDING
     setup.thread.work(1)

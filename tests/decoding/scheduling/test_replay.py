@@ -59,7 +59,7 @@ def decode(
     for first in range(0, len(wanted), 4):
         # Slots become empty in between, in different orders.
         done |= checks.run(engine, wanted[first : first + 4])
-    found = {
+    results = {
         key: (
             completion.token_ids,
             completion.mean_logprob,
@@ -68,7 +68,7 @@ def decode(
         )
         for key, completion in done.items()
     }
-    return found, engine._runner
+    return results, engine._runner
 
 
 @tiers("name, family, mode", CASES, list(MODES), strength=1, fast=FAST)
@@ -151,7 +151,7 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
 ) -> None:
     """A recorded step replays no graph of a decoder: it has the kernels of the forward itself."""
     monkeypatch.setattr(replay, "NUM_LAUNCHED", 2)
-    found = []
+    results = []
     for most in (0, 64):
         monkeypatch.setattr(replay, "MAX_RECORDINGS", most)
         target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
@@ -161,8 +161,8 @@ def test_a_recording_contains_the_forwards_of_captured_decoders(
         done = checks.run(engine, checks.requests("llava", 8, longest=32))
         assert all(run.num_recordings > 0 for run in runs)
         assert (engine._runner.num_recordings > 0) == (most > 0)
-        found.append({key: completion.token_ids for key, completion in done.items()})
-    assert found[0] == found[1]
+        results.append({key: completion.token_ids for key, completion in done.items()})
+    assert results[0] == results[1]
 
 
 def break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,11 +255,11 @@ def test_controllers_do_not_measure_steps_before_the_first_replay(
 
     monkeypatch.setattr(StepRunner, "_key_of", noted)
     decode("sd-chain", "llama", Sampling(ignore_eos=True), watched)
-    found = [outcome.is_late for outcome in controllers[0].outcomes]
-    seen = [keys[: place + 1].count(key) for place, key in enumerate(keys)]
+    are_late = [outcome.is_late for outcome in controllers[0].outcomes]
+    seen = [keys[: index + 1].count(key) for index, key in enumerate(keys)]
     assert max(seen) > replay.NUM_LAUNCHED + 2
     # Without a key, a step is as fast as it will be.
-    assert found == [
+    assert are_late == [
         key is not None and number <= replay.NUM_LAUNCHED + 1 for key, number in zip(keys, seen, strict=True)
     ]
 

@@ -38,13 +38,13 @@ def plan(probs: Tensor, rules: SageSettings = PAPER, max_depth: int = 8) -> Inde
 
 def paths(tree: IndexTree, row: int = 0) -> list[tuple[int, ...]]:
     """The valid nodes of one row as paths of ranks, in order."""
-    found: list[tuple[int, ...]] = []
+    node_paths: list[tuple[int, ...]] = []
     for node, parent in enumerate(tree.parents[row].tolist()):
         if parent < 0:
-            found.append(())
+            node_paths.append(())
         else:
-            found.append((*found[parent], int(tree.ranks[row, node])))
-    return [path for path, real in zip(found, tree.valid[row].tolist(), strict=True) if real and path]
+            node_paths.append((*node_paths[parent], int(tree.ranks[row, node])))
+    return [path for path, real in zip(node_paths, tree.valid[row].tolist(), strict=True) if real and path]
 
 
 def test_the_confidence_equals_that_of_known_entropies() -> None:
@@ -158,19 +158,19 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
     tree = plan_tree(probs, alpha, torch.full((len(weights),), max_depth), rules)
     depth = real_depth(alpha, torch.tensor(max_depth), rules)
     for row in range(len(weights)):
-        found = paths(tree, row)
-        assert len(set(found)) == len(found) <= rules.max_nodes
-        assert (0,) in found, "every row drafts something"
-        assert [len(path) for path in found] == sorted(len(path) for path in found)
-        places: dict[int, list[int]] = {}
+        node_paths = paths(tree, row)
+        assert len(set(node_paths)) == len(node_paths) <= rules.max_nodes
+        assert (0,) in node_paths, "every row drafts something"
+        assert [len(path) for path in node_paths] == sorted(len(path) for path in node_paths)
+        positions: dict[int, list[int]] = {}
         for node in range(tree.valid.shape[1]):
             if tree.expanded[row, node]:
-                places.setdefault(int(tree.depth[row, node]), []).append(int(tree.place[row, node]))
-        for level, taken in places.items():
+                positions.setdefault(int(tree.depth[row, node]), []).append(int(tree.place[row, node]))
+        for level, taken in positions.items():
             assert taken == list(range(len(taken))), "frontier places are dense"
             assert level == 0 or len(taken) <= rules.max_expanded
-        for path in found:
-            assert not path[:-1] or path[:-1] in found, "a node without its parent"
+        for path in node_paths:
+            assert not path[:-1] or path[:-1] in node_paths, "a node without its parent"
             level = len(path)
             assert level <= int(whole_depth(depth)[row])
             chance = math.prod(float(probs[row, rank]) for rank in path)

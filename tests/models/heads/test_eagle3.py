@@ -90,10 +90,10 @@ def test_a_drafted_chain_equals_the_public_code(case: str) -> None:
 
 
 def paths(tokens: Tensor, parents: Tensor) -> set[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    lines: list[tuple[int, ...]] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        found.append((*found[parent], token) if parent >= 0 else ())
-    return set(found)
+        lines.append((*lines[parent], token) if parent >= 0 else ())
+    return set(lines)
 
 
 def grown(drafter: EagleDrafter, policy: DynamicTree, slots: SlotBatch, root: Tensor) -> DraftTree:

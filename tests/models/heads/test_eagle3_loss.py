@@ -39,10 +39,10 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
     network.set_attn_implementation("sdpa")
     features = teach_states(target, [sample], task.feature_layers).features[0]
 
-    def embed(place: int) -> Tensor:
-        if prefix.visual[place]:
-            return prefix.embeds[place].float()
-        return network.embed_tokens(prefix.token_ids[place])
+    def embed(index: int) -> Tensor:
+        if prefix.visual[index]:
+            return prefix.embeds[index].float()
+        return network.embed_tokens(prefix.token_ids[index])
 
     pairs = [network.fuse(embed(t + 1), network.project(features[t])) for t in range(last + 1)]
     outputs: list[Tensor] = []
@@ -51,8 +51,8 @@ def slow_outputs(task: Eagle3Task, target: Target, sample: TrainingSample, last:
         if step:
             pairs.append(network.fuse(embed(last + 1 + step), outputs[-1]))
             positions = torch.cat([positions, positions[..., -1:] + 1], dim=-1)
-        found = network(torch.stack(pairs)[None], positions[..., None, :]).last_hidden_state[0]
-        outputs.append(found[-1])
+        states = network(torch.stack(pairs)[None], positions[..., None, :]).last_hidden_state[0]
+        outputs.append(states[-1])
     return outputs
 
 
@@ -82,10 +82,10 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
         for last in range(sample.prefix.length - 2):
             outputs = None
             for step in range(NUM_STEPS):
-                place = last + 2 + step
-                if place >= sample.prefix.length or not sample.wanted[place]:
+                position = last + 2 + step
+                if position >= sample.prefix.length or not sample.wanted[position]:
                     continue
-                wanted = target.head(hidden[place - 1])
+                wanted = target.head(hidden[position - 1])
                 if int(wanted.argmax()) not in IDS:
                     num_left_out += 1
                     continue
@@ -93,8 +93,8 @@ def test_the_loss_equals_a_loop_over_single_positions() -> None:
                 mine = task.network.output_layer(target.vocab_size)(outputs[step])[IDS].log_softmax(-1)
                 expected[step] -= STEP_DECAY**step * float((wanted[IDS].softmax(-1) * mine).sum())
     assert num_left_out
-    found = task.sums(states, torch.zeros_like(states.features))
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-3)
+    sums = task.sums(states, torch.zeros_like(states.features))
+    torch.testing.assert_close(sums, torch.tensor(expected), rtol=1e-4, atol=1e-3)
     counts = [sum(int(sample.wanted[2 + step :].sum()) for sample in made) for step in range(NUM_STEPS)]
     assert [sum(column) for column in zip(*(task.counts(sample.wanted) for sample in made), strict=True)] == counts
 

@@ -57,7 +57,7 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
         size = states.lengths[row]
         torch.testing.assert_close(target.head(states.hidden[row, :size]), expected, rtol=1e-3, atol=1e-4)
         assert states.tokens[row, :size].tolist() == inputs["input_ids"][0].tolist()
-        assert states.wanted[row].tolist() == [length <= place < size for place in range(states.wanted.shape[1])]
+        assert states.wanted[row].tolist() == [length <= index < size for index in range(states.wanted.shape[1])]
 
 
 class Watching(EagleDrafter):

@@ -107,7 +107,7 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_i_plus_2_positio
     target, made = training_samples()
     task = fresh_medusa(target, 0, 3)
     states = teach_states(target, made)
-    for head, found in enumerate(task.sums(states, states.hidden)):
+    for head, sums in enumerate(task.sums(states, states.hidden)):
         losses = []
         for training_sample in made:
             hidden = teach_states(target, [training_sample]).hidden[0]
@@ -116,7 +116,7 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_i_plus_2_positio
                     token = training_sample.prefix.token_ids[t + 2 + head]
                     losses.append(float(F.cross_entropy(task.heads.logits(head, hidden[t]), token)))
         assert sum(task.counts(training_sample.wanted)[head] for training_sample in made) == len(losses)
-        assert float(found) == pytest.approx(sum(losses), rel=1e-5)
+        assert float(sums) == pytest.approx(sum(losses), rel=1e-5)
 
 
 class Knowing:
@@ -129,10 +129,10 @@ class Knowing:
 
     def logits(self, states: States) -> Tensor:
         true = self._target.head(states.hidden[:, 1:-1]).argmax(-1)
-        places = (true[..., None] + torch.arange(1, 4)) % toys.VOCAB_SIZE
-        places[..., self._rank] = true
+        positions = (true[..., None] + torch.arange(1, 4)) % toys.VOCAB_SIZE
+        positions[..., self._rank] = true
         scores = torch.zeros(*true.shape, toys.VOCAB_SIZE)
-        return scores.scatter(-1, places, torch.tensor([3.0, 2.0, 1.0]).expand(places.shape))
+        return scores.scatter(-1, positions, torch.tensor([3.0, 2.0, 1.0]).expand(positions.shape))
 
 
 @pytest.mark.parametrize(("rank", "shares"), [(0, (1, 1)), (1, (0, 1)), (2, (0, 1))])

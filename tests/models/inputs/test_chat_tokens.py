@@ -104,10 +104,10 @@ def make_tokenizer(core: str, layout: str | None, template: str | None, **settin
 
 def of_transformers(reader: Any, messages: Any) -> list[int]:
     """The oracle: what transformers gives a model to answer these messages."""
-    found = reader.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)[
+    tokens = reader.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=True)[
         "input_ids"
     ]
-    return list(found[0]) if isinstance(found[0], list) else list(found)
+    return list(tokens[0]) if isinstance(tokens[0], list) else list(tokens)
 
 
 def ours(reader: Any, messages: Any, images: Any = ()) -> list[int]:
@@ -142,16 +142,16 @@ def test_no_eos_ends_a_prompt_and_no_bos_begins_one_that_the_template_does_not_w
 @given(
     core=st.sampled_from(sorted(CORES)),
     layout=st.lists(st.sampled_from(["<s>", "[gMASK]", "<sop>", "</s>"]), max_size=4),
-    place=st.integers(0, 4),
+    index=st.integers(0, 4),
     before=st.lists(st.sampled_from(["{{ bos_token }}", "[gMASK]", "<sop>", " ", "\n", "it"]), max_size=3),
     bos=st.sampled_from(["<s>", "[gMASK]", None]),
     texts=st.lists(st.text("ab it w5\n<s>", max_size=12), min_size=1, max_size=3),
     length=st.sampled_from([None, 4]),
 )
 def test_chats_of_any_layout_have_the_tokens_of_apply_chat_template(
-    core: str, layout: list[str], place: int, before: list[str], bos: str | None, texts: list[str], length: int | None
+    core: str, layout: list[str], index: int, before: list[str], bos: str | None, texts: list[str], length: int | None
 ) -> None:
-    around = " ".join([*layout[:place], "$A", *layout[place:]])
+    around = " ".join([*layout[:index], "$A", *layout[index:]])
     template = "".join(before) + TURNS if bos is not None else TURNS
     tokenizer = make_tokenizer(core, around, template, bos_token=bos)
     if length is not None:  # settings of tokenizer.json, which transformers does not use for chats

@@ -55,9 +55,9 @@ def test_every_part_of_a_prompt_changes_its_key() -> None:
 
 def test_one_changed_value_outside_the_hashed_positions_makes_contents_unequal() -> None:
     changed = picture(1, 100)
-    places = set(np.linspace(0, changed.size - 1, NUM_GLANCES, dtype=np.int64).tolist())
-    place = next(place for place in range(changed.size) if place not in places)
-    changed.flat[place] ^= 1
+    positions = set(np.linspace(0, changed.size - 1, NUM_GLANCES, dtype=np.int64).tolist())
+    index = next(index for index in range(changed.size) if index not in positions)
+    changed.flat[index] ^= 1
     first, other = Content([picture(1, 100)]), Content([changed])
     assert hash(first) == hash(other)
     assert first != other

@@ -132,8 +132,8 @@ def test_the_feature_cache_evicts_the_least_recently_used_entry_and_stays_within
     entry_bytes = whole._features._recent.num_bytes
     target = keeping("llava", 2 * entry_bytes)
     hits = []
-    for place in (0, 1, 0, 2, 0, 1, 3, 3):
-        target.encode(text, pictures[place])
+    for index in (0, 1, 0, 2, 0, 1, 3, 3):
+        target.encode(text, pictures[index])
         assert target._features._recent.num_bytes <= 2 * entry_bytes
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]

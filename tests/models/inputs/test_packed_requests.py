@@ -121,8 +121,8 @@ def test_packed_requests_with_equal_media_hit_the_feature_cache(family: str) -> 
     requests = [request for request in wanted(family) if request.images or request.videos]
     sent = [packed(request, toys.front_end(family)) for request in (*requests, *requests)]
     sent = [
-        replace(request, sample_id=f"{place}", prompt=f"{request.prompt} w{place}")
-        for place, request in enumerate(sent)
+        replace(request, sample_id=f"{index}", prompt=f"{request.prompt} w{index}")
+        for index, request in enumerate(sent)
     ]
     engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 1, 200)
     checks.run(engine, sent)

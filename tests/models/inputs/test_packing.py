@@ -50,11 +50,11 @@ def float_tensors(draw: st.DrawFn) -> Tensor:
     if kind == "ties":
         few = draw(hnp.arrays(np.float64, shape, elements=st.sampled_from([*SPECIAL, 0.5, 1 / 3, 0.5 + 1e-7])))
         return torch.from_numpy(few).to(dtype)
-    found = torch.from_numpy(draw(hnp.arrays(np.uint8, shape))).double()
-    values = ((found / 255 - 0.45) / 0.26).to(dtype)
-    for place in draw(st.lists(st.integers(0, max(0, values.numel() - 1)), max_size=3)):
+    array = torch.from_numpy(draw(hnp.arrays(np.uint8, shape))).double()
+    values = ((array / 255 - 0.45) / 0.26).to(dtype)
+    for position in draw(st.lists(st.integers(0, max(0, values.numel() - 1)), max_size=3)):
         if values.numel():
-            values.view(-1)[place] = draw(st.sampled_from(SPECIAL))
+            values.view(-1)[position] = draw(st.sampled_from(SPECIAL))
     return values
 
 
@@ -168,18 +168,18 @@ def decoded(seed: int) -> NDArray[np.uint8]:
 
 
 def check_equal(packed: PackedInputs, expected: dict[str, Tensor]) -> None:
-    found = packed.unpack()
-    assert found.keys() == expected.keys()
+    inputs = packed.unpack()
+    assert inputs.keys() == expected.keys()
     for name, value in expected.items():
-        assert equal_bits(found[name], value), name
+        assert equal_bits(inputs[name], value), name
 
 
 @pytest.mark.parametrize("family", VISUAL)
 def test_packed_outputs_equal_the_processors(family: str) -> None:
-    front_end, place = toys.front_end(family), toys.FAMILIES[family].placeholder
+    front_end, placeholder = toys.front_end(family), toys.FAMILIES[family].placeholder
     for seed in range(NUM_PICTURES):
         images = [decoded(seed + NUM_PICTURES * number) for number in range(1 + (seed % 4 == 0))]
-        prompt = f"<s> w{4 + seed % 9} {' w7 '.join([place] * len(images))} w9"
+        prompt = f"<s> w{4 + seed % 9} {' w7 '.join([placeholder] * len(images))} w9"
         packed = front_end.pack(prompt, images)
         check_equal(packed, front_end.encode(prompt, images))
         assert packed.num_images == len(images)

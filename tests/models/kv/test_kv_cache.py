@@ -21,13 +21,13 @@ def parent_rows(draw: st.DrawFn) -> list[int]:
 def test_ancestors_are_found_by_following_parents(rows: list[list[int]]) -> None:
     width = max(map(len, rows))
     padded = [row + [0] * (width - len(row)) for row in rows]
-    found = ancestors(torch.tensor(padded))
+    result = ancestors(torch.tensor(padded))
     for b, row in enumerate(padded):
         for node in range(width):
             line = {node}
             while row[min(line)] >= 0 and min(line) > 0:
                 line.add(row[min(line)])
-            assert {j for j in range(width) if found[b, node, j]} == line
+            assert {j for j in range(width) if result[b, node, j]} == line
 
 
 @settings(max_examples=60, deadline=None)

@@ -28,16 +28,16 @@ from tests import toys
 @example([600, 500, 400, 300], 10_000)
 def test_every_prompt_is_in_one_group_and_groups_keep_to_their_bounds(lengths: list[int], bound: int) -> None:
     groups = group_by_length(lengths, bound)
-    assert sorted(place for group in groups for place in group) == list(range(len(lengths)))
+    assert sorted(member for group in groups for member in group) == list(range(len(lengths)))
     for group in groups:
-        longest = max(lengths[place] for place in group)
+        longest = max(lengths[member] for member in group)
         assert len(group) == 1 or longest * len(group) <= bound
-        assert sum(longest - lengths[place] for place in group) <= MAX_PREFILL_PADDING
+        assert sum(longest - lengths[member] for member in group) <= MAX_PREFILL_PADDING
     # One group is not begun while the one before it has room: what comes next would not have fitted.
     for first, after in pairwise(groups):
         more = [*first, after[0]]
-        longest = max(lengths[place] for place in more)
-        padding = sum(longest - lengths[place] for place in more)
+        longest = max(lengths[member] for member in more)
+        padding = sum(longest - lengths[member] for member in more)
         assert longest * len(more) > bound or padding > MAX_PREFILL_PADDING
 
 
@@ -59,9 +59,9 @@ def test_a_cpu_takes_small_groups_with_little_padding() -> None:
 
 def kin(tokens: list[int], origin: object = "one", last_visual: int = 0) -> Prefix:
     ids = torch.tensor(tokens)
-    places = torch.arange(len(tokens))
+    positions = torch.arange(len(tokens))
     deepstack = (torch.zeros(last_visual, 1),) if last_visual else ()
-    made = Prefix(ids, torch.zeros(len(tokens), 1), places, places < last_visual, deepstack)
+    made = Prefix(ids, torch.zeros(len(tokens), 1), positions, positions < last_visual, deepstack)
     return made.of(origin)
 
 
@@ -78,9 +78,9 @@ def test_a_stem_is_what_all_tokens_begin_with_and_leaves_each_prompt_a_column(
     wanted = min(shortest - 1, next((i for i in range(shortest) if len({some[i] for some in tokens}) > 1), shortest))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill_batching, "MIN_SAVING", 1)
-        found = find_stems([kin(some, last_visual=last_visual) for some in tokens], range(len(tokens)))
+        stems = find_stems([kin(some, last_visual=last_visual) for some in tokens], range(len(tokens)))
     is_one = wanted >= max(1, last_visual) and 2 * wanted >= max(map(len, tokens))
-    assert found == ([Stem(tuple(range(len(tokens))), wanted)] if is_one else [])
+    assert stems == ([Stem(tuple(range(len(tokens))), wanted)] if is_one else [])
 
 
 def test_prompts_of_different_or_no_origin_have_no_stem_and_small_savings_are_left() -> None:
@@ -125,8 +125,8 @@ def test_long_stems_are_read_once_and_what_follows_in_bounded_forwards() -> None
 
 def prefix(length: int, seed: int) -> Prefix:
     embeds = torch.randn(length, 32, generator=torch.Generator().manual_seed(seed))
-    places = torch.arange(length)
-    return Prefix(places, embeds, places, torch.zeros(length, dtype=torch.bool))
+    positions = torch.arange(length)
+    return Prefix(positions, embeds, positions, torch.zeros(length, dtype=torch.bool))
 
 
 def lanes() -> LaneModel:

@@ -90,9 +90,9 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
     prompt, null, padding = reference.prompts(condition)
     for inputs, is_null in ((prompt, False), (null, True)):
         expected = reference.states(inputs, padding, CODES)
-        found = states(gpt, condition, is_null)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
+        result = states(gpt, condition, is_null)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(result, states(gpt, condition, not is_null), atol=1e-2)
     logits = gpt.output(states(gpt, condition))[-1]
     torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
@@ -358,11 +358,11 @@ def test_the_revision_changes_with_the_weights_and_with_the_config(tmp_path: Pat
     ref = publish(tmp_path, official_weights("text"))
     first, whole = revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))
     assert revision_of(publish(tmp_path, official_weights("text"))) == first
-    found = {first, whole}
+    revisions = {first, whole}
     for weights, config in ((6, BESIDE), (5, BESIDE | {"rms_eps": 1e-6})):
         publish(tmp_path, official_weights("text", seed=weights), config=config)
-        found |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
-    assert len(found) == 6
+        revisions |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
+    assert len(revisions) == 6
 
 
 def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

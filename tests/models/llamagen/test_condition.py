@@ -162,8 +162,8 @@ def test_only_the_prompts_used_last_are_remembered(t5: T5Condition, monkeypatch:
 
 def test_a_full_t5_checkpoint_gives_its_encoder(tmp_path: Path) -> None:
     ref = write(tmp_path, model=T5ForConditionalGeneration)
-    found = load_t5(ref, GPT, "float32", CPU).encode("a b c")
-    torch.testing.assert_close(found, published_features(tmp_path, "a b c"), atol=1e-5, rtol=1e-5)
+    features = load_t5(ref, GPT, "float32", CPU).encode("a b c")
+    torch.testing.assert_close(features, published_features(tmp_path, "a b c"), atol=1e-5, rtol=1e-5)
 
 
 def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def expect_the_published_network(ref: CheckpointRef) -> None:
     tokens = torch.randint(VOCAB, (length,), generator=generator)
     features = torch.randn(length, DIM, generator=generator)
     fused = network.fuse(network.get_input_embeddings()(tokens), features)
-    found = network(fused[None], torch.arange(length)[None]).last_hidden_state[0]
-    torch.testing.assert_close(found, by_hand(tokens, features), atol=1e-4, rtol=1e-4)
+    states = network(fused[None], torch.arange(length)[None]).last_hidden_state[0]
+    torch.testing.assert_close(states, by_hand(tokens, features), atol=1e-4, rtol=1e-4)
     assert not network.training
     assert not any(parameter.requires_grad for parameter in network.parameters())
 

@@ -121,8 +121,8 @@ def test_without_a_mask_attention_is_causal() -> None:
     gpt, reference = model("class")
     prompt, _, padding = reference.prompts(2)
     embeds = torch.cat([gpt.embed_class(2), gpt.get_input_embeddings()(torch.tensor(CODES))])[None]
-    found = gpt(embeds, torch.arange(len(CODES) + 1)[None]).last_hidden_state[0]
-    torch.testing.assert_close(found, reference.states(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
+    outputs = gpt(embeds, torch.arange(len(CODES) + 1)[None]).last_hidden_state[0]
+    torch.testing.assert_close(outputs, reference.states(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()

@@ -161,15 +161,15 @@ def test_nan_in_fp8_stays_nan(value: float) -> None:
     layer = Fp8Linear(nn.Linear(32, 16))
     inputs = torch.ones(2, 32)
     inputs[0, 3] = value
-    found = layer(inputs)
-    assert bool(found[0].isnan().all())
-    assert bool(found[1].isfinite().all())
+    outputs = layer(inputs)
+    assert bool(outputs[0].isnan().all())
+    assert bool(outputs[1].isfinite().all())
     made = linear([[1.0, 2.0], *[[1.0, 1.0]] * 15])
     with torch.no_grad():
         made.weight[0, 3] = value
-    found = Fp8Linear(made)(torch.ones(1, 16))[0]
-    assert bool(found[0].isnan())
-    assert bool(found[1:].isfinite().all())
+    outputs = Fp8Linear(made)(torch.ones(1, 16))[0]
+    assert bool(outputs[0].isnan())
+    assert bool(outputs[1:].isfinite().all())
 
 
 # --- the rounded model is the target -------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def main(folder: Path) -> None:
     partitions.MIN_RAY_S = 0.0
     with Workers(JOB) as workers:
         for kind, source in needs.items():
-            found = freezing.freeze_for(source, workers)
-            assert found.files.equals(expected[kind].files)
-            assert found.keep == expected[kind].keep
+            frozen = freezing.freeze_for(source, workers)
+            assert frozen.files.equals(expected[kind].files)
+            assert frozen.keep == expected[kind].keep
         assert ray.is_initialized()
         check_errors(workers, folder)
     assert not ray.is_initialized()

@@ -210,26 +210,26 @@ def test_a_link_inside_of_the_root_is_followed(tmp_path) -> None:
 def test_an_existing_path_that_is_not_a_regular_file_is_never_followed(tmp_path, monkeypatch, policy, obstacle) -> None:
     monkeypatch.setattr(sidecars, "MAX_EXISTING_BYTES", 100)
     image_job(tmp_path, ["a.png"])
-    secret, place = tmp_path / "secret", tmp_path / "in/a.txt"
+    secret, path = tmp_path / "secret", tmp_path / "in/a.txt"
     secret.write_text("keep")
     if obstacle == "link":
-        place.symlink_to(secret)
+        path.symlink_to(secret)
     elif obstacle == "folder":
-        place.mkdir()
+        path.mkdir()
     elif obstacle == "fifo":
-        os.mkfifo(place)
+        os.mkfifo(path)
     else:
-        place.write_text("x" * 101)
+        path.write_text("x" * 101)
     [report] = export(tmp_path / "out", {"kind": "sidecars", "existing": policy})
     assert secret.read_text() == "keep"
     if policy == "skip":
         assert (report.num_existing, report.num_refused) == (1, 0)
     elif policy == "overwrite" and obstacle != "folder":
-        assert not place.is_symlink()
-        assert place.read_text() == "text of a.png#0\n"
+        assert not path.is_symlink()
+        assert path.read_text() == "text of a.png#0\n"
     else:
         assert report.num_refused == 1
-        assert place.is_symlink() == (obstacle == "link")
+        assert path.is_symlink() == (obstacle == "link")
 
 
 def test_a_full_disk_ends_the_export_and_the_next_one_resumes(tmp_path, monkeypatch) -> None:

@@ -28,23 +28,23 @@ def contents(data: bytes) -> list[tuple[str, bytes]]:
 
 def with_captions(original: list[tuple[str, bytes]], source: str) -> list[tuple[str, bytes]]:
     """What is expected: after the last member of each sample, its caption."""
-    found = []
-    for place, (name, data) in enumerate(original):
-        found.append((name, data))
+    entries = []
+    for index, (name, data) in enumerate(original):
+        entries.append((name, data))
         key = name.split(".")[0]
-        if place + 1 == len(original) or original[place + 1][0].split(".")[0] != key:
-            number = len({name.split(".")[0] for name, _ in original[: place + 1]}) - 1
-            found.append((f"{key}.caption.txt", f"text of {source}#{number}".encode()))
-    return found
+        if index + 1 == len(original) or original[index + 1][0].split(".")[0] != key:
+            number = len({name.split(".")[0] for name, _ in original[: index + 1]}) - 1
+            entries.append((f"{key}.caption.txt", f"text of {source}#{number}".encode()))
+    return entries
 
 
 def headers(data: bytes) -> dict[str, bytes]:
     """The raw blocks of every member, its extended headers included."""
-    found = {}
+    bytes_of = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
-            found[member.name] = data[member.offset : member.offset_data + (member.size + 511) // 512 * 512]
-    return found
+            bytes_of[member.name] = data[member.offset : member.offset_data + (member.size + 511) // 512 * 512]
+    return bytes_of
 
 
 def test_tars_have_the_same_names_and_members_and_the_captions(tmp_path) -> None:
@@ -146,8 +146,8 @@ def test_a_json_member_holds_the_columns(tmp_path) -> None:
     tar_job(tmp_path, {"a.tar": tar_bytes(members(1))})
     section = {"kind": "webdataset", "path": str(tmp_path / "new"), "extension": "out.json"}
     export(tmp_path / "out", section)
-    found = dict(contents((tmp_path / "new/a.tar").read_bytes()))["d/000.out.json"]
-    assert json.loads(found) == {"sample_id": "a.tar#0", "generated_text": "text of a.tar#0"}
+    record = dict(contents((tmp_path / "new/a.tar").read_bytes()))["d/000.out.json"]
+    assert json.loads(record) == {"sample_id": "a.tar#0", "generated_text": "text of a.tar#0"}
 
 
 # --- hostile archives ----
@@ -188,11 +188,11 @@ def test_folders_hidden_members_long_names_and_global_headers_are_copied(tmp_pat
     long = "d/" + "x" * 150 + "é.png"
     entries = [(folder, b""), (tarfile.TarInfo("d/.hidden"), b"h"), (tarfile.TarInfo(long), RED)]
     for form, options in ((tarfile.GNU_FORMAT, {}), (tarfile.PAX_FORMAT, {"pax_headers": {"comment": "global"}})):
-        place = tmp_path / str(form)
+        target = tmp_path / str(form)
         data = raw_tar(entries, form, **options)
-        tar_job(place, {"a.tar": data})
-        export(place / "out", {"kind": "webdataset", "path": str(place / "new")})
-        new = (place / "new/a.tar").read_bytes()
+        tar_job(target, {"a.tar": data})
+        export(target / "out", {"kind": "webdataset", "path": str(target / "new")})
+        new = (target / "new/a.tar").read_bytes()
         assert contents(new) == [("d/.hidden", b"h"), (long, RED), (long[:-3] + "caption.txt", b"text of a.tar#0")]
         assert {name: headers(new)[name] for name in headers(data)} == headers(data)
         with tarfile.open(fileobj=io.BytesIO(new)) as tar:
@@ -248,11 +248,11 @@ def test_a_folder_with_files_of_the_user_is_refused_and_untouched(tmp_path) -> N
     assert (tmp_path / "new/a.tar").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize(("place", "message"), [("in/new", "inside the source"), ("out/new", "is inside the other")])
-def test_a_folder_inside_of_source_or_output_is_refused(tmp_path, place, message) -> None:
+@pytest.mark.parametrize(("folder", "message"), [("in/new", "inside the source"), ("out/new", "is inside the other")])
+def test_a_folder_inside_of_source_or_output_is_refused(tmp_path, folder, message) -> None:
     tar_job(tmp_path, some_tars())
     with pytest.raises(ConfigError, match=message):
-        export(tmp_path / "out", {"kind": "webdataset", "path": str(tmp_path / place)})
+        export(tmp_path / "out", {"kind": "webdataset", "path": str(tmp_path / folder)})
 
 
 def test_tars_that_changed_since_the_job_are_refused(tmp_path) -> None:

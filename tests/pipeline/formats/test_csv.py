@@ -62,7 +62,7 @@ def test_records_that_do_not_fit_are_error_rows_with_their_lines(tmp_path, monke
         assert table["a"].to_pylist() == [None, "good"] * len(bad)
         messages = [message for message in table["error_message"].to_pylist() if message]
         assert [message.split(" ")[1].rstrip(":") for message in messages] == [
-            str(2 + 2 * place) for place in range(len(bad))
+            str(2 + 2 * index) for index in range(len(bad))
         ]
 
 
@@ -207,9 +207,9 @@ def test_records_that_cross_ranges_are_counted_in_few_rounds(tmp_path, monkeypat
     before = survey._begun_inside
 
     def counted(*given) -> dict[int, int]:
-        found = before(*given)
-        rounds.append(len(found))
-        return found
+        result = before(*given)
+        rounds.append(len(result))
+        return result
 
     monkeypatch.setattr(survey, "_begun_inside", counted)
     monkeypatch.setattr(survey, "RANGE_BYTES", 10 * len(record) + 5)
@@ -277,7 +277,7 @@ def test_records_are_joined_as_if_each_line_was_tried_again(text) -> None:
         if record.num_lines == 1:
             return [record]
         parts = [] if record.data is None else record.data.split(b"\n")
-        return [lines.Record(record.line + place, data, len(data) + 1, 1) for place, data in enumerate(parts)]
+        return [lines.Record(record.line + index, data, len(data) + 1, 1) for index, data in enumerate(parts)]
 
     assert joined(csv.Csv()) == joined(Slow())
 

@@ -63,7 +63,7 @@ def test_lines_that_cannot_be_used_are_error_rows_with_their_numbers(tmp_path, m
         table = read_all(jsonl_source(tmp_path, span_max_rows=span_rows), "{q}")
         assert list(outcomes(table).values()) == [""] + ["broken_line", ""] * len(bad)
         messages = [message for message in table["error_message"].to_pylist() if message]
-        assert [message.split(" ")[1] for message in messages] == [str(3 + 2 * place) for place in range(len(bad))]
+        assert [message.split(" ")[1] for message in messages] == [str(3 + 2 * index) for index in range(len(bad))]
         assert "has more than 40 bytes" in messages[6]
 
 
@@ -194,8 +194,8 @@ def test_records_at_any_split_are_those_of_the_whole_file(written, end, ended, r
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/lines/a.txt", data)
     expected = [
-        line.removesuffix(b"\r").removeprefix(b"" if place else lines.BOM)
-        for place, line in enumerate(data.split(b"\n"))
+        line.removesuffix(b"\r").removeprefix(b"" if index else lines.BOM)
+        for index, line in enumerate(data.split(b"\n"))
     ]
     expected = [line for line in expected if line.strip()]
     before, lines.CHUNK_BYTES = lines.CHUNK_BYTES, chunk
@@ -205,11 +205,11 @@ def test_records_at_any_split_are_those_of_the_whole_file(written, end, ended, r
         lines.CHUNK_BYTES = before
     codes = list(outcomes(table).values())
     assert len(codes) == len(expected)
-    for line, code, found in zip(expected, codes, prompts_of(table), strict=True):
+    for line, code, prompt in zip(expected, codes, prompts_of(table), strict=True):
         try:
-            assert (found, code) == (line.decode(), "")
+            assert (prompt, code) == (line.decode(), "")
         except UnicodeDecodeError:
-            assert (found, code) == (None, "broken_line")
+            assert (prompt, code) == (None, "broken_line")
 
 
 CONTENT = st.lists(
@@ -239,7 +239,7 @@ def test_an_index_of_ranges_is_that_of_the_whole_file(
         content = line.removesuffix(b"\r").removeprefix(lines.BOM if number == 0 else b"")
         return len(content) > limit or len(line) > limit + 1 or bool(content.strip())
 
-    offsets = [0, *(place + 1 for place, byte in enumerate(data) if byte == 10)]  # of all lines, in bytes
+    offsets = [0, *(index + 1 for index, byte in enumerate(data) if byte == 10)]  # of all lines, in bytes
     ends = [*offsets[1:], len(data)]
     is_sample = [
         is_row(number, data[low:high].removesuffix(b"\n"))
@@ -381,5 +381,5 @@ def test_only_needed_columns_of_a_row_are_held(tmp_path, kind) -> None:
     spec = datasource.ReadSpec(source, str(tmp_path), ("c5",), pa.schema([("c3", pa.string())]))
     form = {"jsonl": jsonl.Jsonl(), "csv": csv.Csv()}[kind]
     filesystem = fsspec.filesystem("file")
-    found = [dict(row) for _, row, _ in form._rows(filesystem, spec, FilePiece(f"a.{kind}"))]
-    assert found == [{name: type(found[0][name])(name[1:]) for name in ("c5", "c3", "c7")}] * 2
+    rows = [dict(row) for _, row, _ in form._rows(filesystem, spec, FilePiece(f"a.{kind}"))]
+    assert rows == [{name: type(rows[0][name])(name[1:]) for name in ("c5", "c3", "c7")}] * 2

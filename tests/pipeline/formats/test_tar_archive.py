@@ -26,20 +26,20 @@ TERABYTE = 2**40
 def members_of(data: bytes) -> list[tuple]:
     """Every member with its content as this package reads it."""
     archive = Archive(io.BytesIO(data), 10**9)
-    found = []
+    entries = []
     for one in archive:
         content = archive.content(one) if one.is_file else b""
-        found.append((one.name, one.type, one.size, one.offset, one.end, one.mtime, content))
-    return found
+        entries.append((one.name, one.type, one.size, one.offset, one.end, one.mtime, content))
+    return entries
 
 
 def members_of_tarfile(data: bytes) -> list[tuple]:
-    found = []
+    entries = []
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
         while (one := tar.next()) is not None:
             content = tar.extractfile(one).read() if one.isreg() else b""  # type: ignore[union-attr]
-            found.append((one.name, one.type, one.size, one.offset, tar.offset, int(one.mtime), content))
-    return found
+            entries.append((one.name, one.type, one.size, one.offset, tar.offset, int(one.mtime), content))
+    return entries
 
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=300).map(
@@ -76,9 +76,9 @@ def test_sparse_members_are_expanded_as_tarfile_expands_them(gaps, rest, form) -
         content += bytes(gap) + b"d" * size
     content += bytes(rest)
     data = sparse(form, "s.txt", len(content), pairs, b"d" * sum(size for _, size in pairs)) + member("z", b"z") + END
-    assert [found[-1] for found in members_of(data)] == [content, b"z"]
+    assert [entry[-1] for entry in members_of(data)] == [content, b"z"]
     if form != "old" and pairs and pairs[0][0]:  # tarfile drops segments at offset 0 of continued old maps
-        assert [found[-1] for found in members_of_tarfile(data)] == [content, b"z"]
+        assert [entry[-1] for entry in members_of_tarfile(data)] == [content, b"z"]
 
 
 class Counted(io.BytesIO):
@@ -173,8 +173,8 @@ def test_a_header_with_a_false_size_ends_the_archive_without_further_reads(lie, 
 
 def test_a_member_that_ends_with_the_archive_is_read() -> None:
     data = header("a.jpg", 512 * 3) + b"d" * 512 * 3
-    [found] = Archive(io.BytesIO(data + END), 10**9)
-    assert found.end == len(data)
+    [entry] = Archive(io.BytesIO(data + END), 10**9)
+    assert entry.end == len(data)
     with pytest.raises(tarfile.ReadError, match="beyond the end of the archive"):
         list(Archive(io.BytesIO(data[:-512]), 10**9))
 
@@ -183,7 +183,7 @@ def test_headers_of_a_member_are_accepted_up_to_their_bound() -> None:
     size = tar_headers.MAX_HEADER_BYTES - tar_headers.BLOCK
     text = record("comment", b"x" * (size - len(record("comment", b"x" * (size - 30))) + size - 30))
     assert len(text) == size
-    assert [found[0] for found in members_of(pax(text) + member("a.jpg", b"a") + END)] == ["a.jpg"]
+    assert [entry[0] for entry in members_of(pax(text) + member("a.jpg", b"a") + END)] == ["a.jpg"]
     with pytest.raises(tarfile.ReadError, match="more than 1048576 bytes"):
         members_of(pax(text[:-1] + b"x\n") + member("a.jpg", b"a") + END)
 

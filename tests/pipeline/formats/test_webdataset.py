@@ -367,8 +367,8 @@ def test_members_are_read_as_they_were_written(written) -> None:
 )
 def test_ids_stay_unique_and_in_order_under_any_damage(flips, end) -> None:
     data = bytearray(WHOLE)
-    for place, value in flips:
-        data[place] = value
+    for position, value in flips:
+        data[position] = value
     source = memory_tar(bytes(data[:end]))
     codes = outcomes(read_all(source, "{n}") if not flips and end == len(WHOLE) else read_all(source))
     assert list(codes) == [f"x.tar#{number}" for number in range(len(codes))]

@@ -25,24 +25,24 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 @example([[(5, 7), (5, 1), (5, 7)], []])
 @given(st.lists(st.lists(samples, max_size=12), max_size=6))
 def test_the_done_bitmap_equals_a_set_of_pairs(batches: list[list[tuple[int, int]]]) -> None:
-    found, expected = DoneBitmap(np.array(COUNTS, np.int64)), set()
+    bitmap, expected = DoneBitmap(np.array(COUNTS, np.int64)), set()
     for batch in batches:
         there = []
         for pair in batch:
             there.append(pair in expected)
             expected.add(pair)
-        assert found.add(*columns(batch)).tolist() == there
-    assert len(found) == len(expected)
+        assert bitmap.add(*columns(batch)).tolist() == there
+    assert len(bitmap) == len(expected)
     for file, count in enumerate(COUNTS):
         rows = list(range(30 if count == UNKNOWN else count))
-        assert found.has(*columns([(file, row) for row in rows])).tolist() == [(file, row) in expected for row in rows]
+        assert bitmap.has(*columns([(file, row) for row in rows])).tolist() == [(file, row) in expected for row in rows]
         for start in range(0, max(count, 0), 3):
-            result = found.rows(file, start, None).tolist()
+            result = bitmap.rows(file, start, None).tolist()
             assert result == [(file, row) in expected for row in range(start, count)]
-            [number] = found.num_in(np.array([file]), np.array([start]), np.array([-1]))
+            [number] = bitmap.num_in(np.array([file]), np.array([start]), np.array([-1]))
             assert number == sum(result)
-    other = DoneBitmap(found.counts)
-    other.merge(found)
+    other = DoneBitmap(bitmap.counts)
+    other.merge(bitmap)
     assert len(other) == len(expected)
 
 
@@ -114,9 +114,9 @@ def test_remaining_spans_contain_the_samples_that_are_not_done(pairs: list[tuple
 def test_the_complement_of_some_samples_ends_at_the_last_one_of_a_file_of_unknown_count(count: int) -> None:
     counts = np.array([count, UNKNOWN, UNKNOWN, 3])
     some = [(0, 0), (0, count - 1), (1, 2), (1, 4), (3, 1)]
-    found = DoneBitmap.all_but(counts, *np.array(some).T)
+    bitmap = DoneBitmap.all_but(counts, *np.array(some).T)
     expected = [[*range(1, count - 1)], [0, 1, 3], [], [0, 2]]
     assert [
-        np.flatnonzero(found.rows(file, 0, 20 if file in (1, 2) else None)).tolist() for file in range(4)
+        np.flatnonzero(bitmap.rows(file, 0, 20 if file in (1, 2) else None)).tolist() for file in range(4)
     ] == expected
-    assert len(found) == sum(map(len, expected))
+    assert len(bitmap) == sum(map(len, expected))

@@ -28,8 +28,8 @@ FILES = st.lists(st.lists(st.sampled_from(["", "a", "b", "a\0", "é" * 200, "c" 
 class Written:
     """Reads ids that are in memory; `places` are the file and row of every id, in the order of reading."""
 
-    def __init__(self, places: list[tuple[int, int, str]]) -> None:
-        self.places = places
+    def __init__(self, positions: list[tuple[int, int, str]]) -> None:
+        self.places = positions
 
     def _table(self, kept: list[tuple[int, int, str]], schema: pa.Schema) -> pa.Table:
         own = pa.array([own_id for _, _, own_id in kept], pa.large_string())
@@ -51,15 +51,15 @@ class Written:
             yield self._table([triple for triple, keep in zip(some, is_suspect) if keep], ids.IDS)
 
 
-def repeats_of(places: list[tuple[int, int, str]], counts: list[int]) -> list[tuple[int, int, str]]:
-    found = ids.find_repeats(Written(places), DoneBitmap(np.array(counts, np.int64)), len(places))
-    return [(row["file"], row["row"], row["sample_id"]) for row in found.to_pylist()]
+def repeats_of(positions: list[tuple[int, int, str]], counts: list[int]) -> list[tuple[int, int, str]]:
+    repeats = ids.find_repeats(Written(positions), DoneBitmap(np.array(counts, np.int64)), len(positions))
+    return [(row["file"], row["row"], row["sample_id"]) for row in repeats.to_pylist()]
 
 
-def expected_repeats(places: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+def expected_repeats(positions: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     seen: set[str] = set()
     expected = []
-    for file, row, own_id in sorted(set(places)):
+    for file, row, own_id in sorted(set(positions)):
         if own_id in seen:
             expected.append((file, row, own_id))
         seen.add(own_id)
@@ -69,21 +69,21 @@ def expected_repeats(places: list[tuple[int, int, str]]) -> list[tuple[int, int,
 @given(FILES, st.integers(1, 4), st.randoms(), st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_row_but_the_first_of_an_id_is_a_repeat(monkeypatch, files, per_partition, chance, knows_counts) -> None:
-    places = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
+    positions = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
     counts = [len(rows) if knows_counts or file % 2 else -1 for file, rows in enumerate(files)]
     monkeypatch.setattr(ids, "IDS_PER_PARTITION", per_partition)
-    assert repeats_of(places, counts) == expected_repeats(places)
-    chance.shuffle(places)
-    assert repeats_of(places, counts) == expected_repeats(places)
-    assert repeats_of(places + places, counts) == expected_repeats(places), "a place that is read twice is one"
+    assert repeats_of(positions, counts) == expected_repeats(positions)
+    chance.shuffle(positions)
+    assert repeats_of(positions, counts) == expected_repeats(positions)
+    assert repeats_of(positions + positions, counts) == expected_repeats(positions), "a place that is read twice is one"
 
 
 @given(FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_equal_hashes_of_other_ids_repeat_nothing(monkeypatch, files) -> None:
-    places = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
+    positions = [(file, row, own_id) for file, rows in enumerate(files) for row, own_id in enumerate(rows)]
     monkeypatch.setattr(ids, "hash_ids", lambda values: np.full(len(values), 7, np.uint64))
-    assert repeats_of(places, [len(rows) for rows in files]) == expected_repeats(places)
+    assert repeats_of(positions, [len(rows) for rows in files]) == expected_repeats(positions)
 
 
 def test_a_partition_has_about_the_stated_number_of_ids(monkeypatch, tmp_path) -> None:
@@ -94,10 +94,10 @@ def test_a_partition_has_about_the_stated_number_of_ids(monkeypatch, tmp_path) -
     for part in np.split(rows, 10):
         buckets.add(pa.table([hashes[part], np.zeros(len(part), np.int32), part], schema=ids.HASHES), hashes[part])
     assert len(list((tmp_path / "b").iterdir())) == 100
-    found = list(buckets.drain())
-    assert max(table.num_rows for table in found) < 1250
-    assert sorted(pa.concat_tables(found)["row"].to_pylist()) == rows.tolist()
-    assert all(table["row"].to_pylist() == sorted(table["row"].to_pylist()) for table in found)
+    drained = list(buckets.drain())
+    assert max(table.num_rows for table in drained) < 1250
+    assert sorted(pa.concat_tables(drained)["row"].to_pylist()) == rows.tolist()
+    assert all(table["row"].to_pylist() == sorted(table["row"].to_pylist()) for table in drained)
     assert list((tmp_path / "b").iterdir()) == []
 
 

@@ -193,8 +193,8 @@ SEEDS = [JPEG, encode(size=(20, 20)), encode(kind="GIF"), encode(kind="TIFF"), e
 )
 def test_damaged_images_give_pixels_or_a_known_code_and_nothing_else(data, flips, cut) -> None:
     damaged = bytearray(data)
-    for place, value in flips:
-        damaged[place % len(damaged)] = value
+    for position, value in flips:
+        damaged[position % len(damaged)] = value
     outcome = ""
     try:
         pixels = decode(bytes(damaged[: len(damaged) - cut]))

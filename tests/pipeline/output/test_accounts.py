@@ -39,8 +39,8 @@ def image(replica: int, **more: Any) -> dict[str, Any]:
 
 
 def clip(index: int, prompt: int, **more: Any) -> dict[str, Any]:
-    place = {"clip_index": index, "num_clips": 2, "prompt_index": prompt, "num_prompts": 3}
-    return {"source": "a", "row_index": 0, "sample_id": f"a#0@{index}#{prompt}", **place, **more}
+    position = {"clip_index": index, "num_clips": 2, "prompt_index": prompt, "num_prompts": 3}
+    return {"source": "a", "row_index": 0, "sample_id": f"a#0@{index}#{prompt}", **position, **more}
 
 
 def whole(attempt: int) -> dict[str, Any]:

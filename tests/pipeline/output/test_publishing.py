@@ -160,12 +160,12 @@ def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_d
             number, row = running.pop(data.draw(st.integers(0, len(running) - 1)))
             has_rows = data.draw(st.integers(0, 4)) > 0
             try:
-                found = old.publish_rows("data", number, result_table([row])) if has_rows else None
+                number_of_file = old.publish_rows("data", number, result_table([row])) if has_rows else None
             except Fenced:
                 is_fenced = True
                 return
             published.extend([row] if has_rows else [])
-            numbers.end(number, found)
+            numbers.end(number, number_of_file)
 
     create = OutputDir.create_bytes
 
@@ -196,8 +196,8 @@ def test_no_task_of_an_older_attempt_publishes_after_the_fence_wherever_it_was_d
 
 def ids_in_memory(name: str) -> list[str]:
     output = OutputDir(f"memory://{name}")
-    found = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
-    return [id_ for table in found for id_ in table.table["sample_id"].to_pylist()]
+    tables = [read_found(output, f"data/{file}", ("sample_id",)) for file in output.list_files("data")]
+    return [id_ for table in tables for id_ in table.table["sample_id"].to_pylist()]
 
 
 def test_file_numbers_are_assigned_within_the_window_and_returned_numbers_first() -> None:
@@ -273,13 +273,13 @@ def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(bloc
             expected["data"] += [id_ for id_ in ids if id_ not in failed]
             add(writer, ids, failed)
     for folder, wanted in expected.items():
-        found = []
+        results = []
         for name in OutputDir("memory://sink").list_files(folder):
             with filesystem.open(f"/sink/{folder}/{name}", "rb") as file:
                 ids = pq.read_table(file)["sample_id"].to_pylist()
             assert 1 <= len(ids) <= rows_per_file
-            found += ids
-        assert sorted(found) == sorted(wanted)
+            results += ids
+        assert sorted(results) == sorted(wanted)
     assert OutputDir("memory://sink").list_files("_job/spool") == []
 
 

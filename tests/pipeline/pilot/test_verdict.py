@@ -175,15 +175,15 @@ def test_unbounded_numbers_are_null_in_json() -> None:
     only_decoding = replace(choice_of(None, None), plain=(PhaseSeconds(0.0, 0.0, 0.1),))
     verdict = judge(only_decoding, LOSSLESS, "vision tower")
     assert verdict is not None
-    found = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
-    assert found["ceiling"]["value"] is None
+    values = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
+    assert values["ceiling"]["value"] is None
     assert "unbounded" in "\n".join(verdict.lines())
 
 
 def test_means_have_students_interval() -> None:
-    found = mean_of([1.0, 2.0, 3.0])
-    assert found.value == 2.0
-    assert found.high - 2.0 == pytest.approx(4.303 / math.sqrt(3))
+    mean = mean_of([1.0, 2.0, 3.0])
+    assert mean.value == 2.0
+    assert mean.high - 2.0 == pytest.approx(4.303 / math.sqrt(3))
     assert math.isinf(mean_of([1.0]).high)
 
 

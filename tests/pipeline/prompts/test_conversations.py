@@ -67,9 +67,9 @@ IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
     ],
 )
 def test_both_ways_of_writing_become_chat_messages(value, messages, images) -> None:
-    found = read_conversation(value, "m")
-    assert [(message["role"], message["content"]) for message in found.messages] == messages
-    assert found.places["image"] == images
+    parsed = read_conversation(value, "m")
+    assert [(message["role"], message["content"]) for message in parsed.messages] == messages
+    assert parsed.places["image"] == images
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def conversation(*parts: dict) -> Conversation:
 
 
 def test_placeholders_take_the_media_of_the_row_in_order_and_uris_keep_their_position() -> None:
-    found = conversation(IMAGE, {"type": "image", "url": "b"}, IMAGE)
-    assert place_media(found, "image", ["one", "two"], "m") == ["one", "b", "two"]
+    parsed = conversation(IMAGE, {"type": "image", "url": "b"}, IMAGE)
+    assert place_media(parsed, "image", ["one", "two"], "m") == ["one", "b", "two"]
 
 
 def test_media_without_placeholders_precede_the_text_of_the_first_user_turn() -> None:
-    found = read_conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "m")
-    assert place_media(found, "image", ["one", "two"], "m") == ["one", "two"]
-    assert place_media(found, "video", ["film"], "m") == ["film"]
-    assert [part["type"] for part in found.messages[1]["content"]] == ["image", "image", "video", "text"]
+    parsed = read_conversation([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "m")
+    assert place_media(parsed, "image", ["one", "two"], "m") == ["one", "two"]
+    assert place_media(parsed, "video", ["film"], "m") == ["film"]
+    assert [part["type"] for part in parsed.messages[1]["content"]] == ["image", "image", "video", "text"]
 
 
 @pytest.mark.parametrize("given", [[], ["one"], ["one", "two", "three"]])
@@ -125,10 +125,10 @@ def test_more_or_fewer_media_than_placeholders_is_a_row_error(given) -> None:
 
 @given(st.lists(st.sampled_from(["<image>", "<video>", "a", "\n", "<", "image>"]), max_size=12).map("".join))
 def test_media_marks_become_placeholders_and_other_text_is_unchanged(value) -> None:
-    found = read_conversation([{"from": "human", "value": value}], "m")
+    parsed = read_conversation([{"from": "human", "value": value}], "m")
     for kind in MEDIA:
-        assert len(found.places[kind]) == value.count(f"<{kind}>")
-    texts = "".join(part.get("text", "") for part in found.messages[0]["content"])
+        assert len(parsed.places[kind]) == value.count(f"<{kind}>")
+    texts = "".join(part.get("text", "") for part in parsed.messages[0]["content"])
     assert texts.replace("\n", "") == value.replace("<image>", "").replace("<video>", "").replace("\n", "")
 
 
@@ -146,7 +146,7 @@ def test_media_marks_become_placeholders_and_other_text_is_unchanged(value) -> N
 def test_every_row_becomes_a_conversation_or_a_row_error(value) -> None:
     for one in (value, json.dumps(value)):
         try:
-            found = read_conversation(one, "m")
+            parsed = read_conversation(one, "m")
         except RowError:
             continue
-        assert found.messages[-1]["role"] == "user"
+        assert parsed.messages[-1]["role"] == "user"

@@ -99,8 +99,8 @@ def test_rows_have_seeds_and_sampling_values_of_their_own_or_the_jobs(tmp_path) 
     ]
     job = fake_job(sampling={"max_new_tokens": 33, "temperature": 0.25}, columns=names.model_dump(), job={"seed": 5})
     table = decoded(jsonl(tmp_path, rows), PromptOptions.of(job))
-    found = [json.loads(values) for values in table["sampling"].to_pylist()]
-    assert found == [
+    samplings = [json.loads(values) for values in table["sampling"].to_pylist()]
+    assert samplings == [
         {"seed": 7, "temperature": 0.5, "top_k": 0, "max_new_tokens": 9},
         {"seed": 8, "temperature": 1.0, "top_k": 0, "max_new_tokens": 9},
         {"seed": 5, "temperature": 0.25, "top_k": 0, "max_new_tokens": 33},

@@ -143,6 +143,6 @@ def test_a_long_text_of_special_tokens_is_split_in_one_pass() -> None:
 
 @given(st.lists(st.sampled_from([*SPECIAL, "<", "image", ">", "x", "|", "im_", " "]), max_size=12).map("".join))
 def test_no_special_token_is_left_and_nothing_but_spaces_is_added(text) -> None:
-    found = templates.neutralise(text, SPECIAL)
-    assert not [token for token in SPECIAL if token in found]
-    assert found.replace(" ", "") == text.replace(" ", "")
+    neutralised = templates.neutralise(text, SPECIAL)
+    assert not [token for token in SPECIAL if token in neutralised]
+    assert neutralised.replace(" ", "") == text.replace(" ", "")

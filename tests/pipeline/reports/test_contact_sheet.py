@@ -27,7 +27,7 @@ def opened(data: bytes) -> np.ndarray[Any, Any]:
 def test_images_are_in_reading_order_in_about_a_square() -> None:
     sheet = opened(contact_sheet([plain(10 * number) for number in range(16)], side_px=SIDE_PX))
     assert sheet.shape == (4 * (SIDE_PX + MARGIN_PX) + MARGIN_PX, 4 * (SIDE_PX + MARGIN_PX) + MARGIN_PX, 3)
-    centres = [MARGIN_PX + SIDE_PX // 2 + place * (SIDE_PX + MARGIN_PX) for place in range(4)]
+    centres = [MARGIN_PX + SIDE_PX // 2 + index * (SIDE_PX + MARGIN_PX) for index in range(4)]
     assert [int(sheet[y, x, 0]) for y in centres for x in centres] == [10 * number for number in range(16)]
 
 

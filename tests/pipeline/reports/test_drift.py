@@ -50,13 +50,13 @@ def test_moments_are_sums_over_rows_with_drafts_by_method_and_folder() -> None:
     rows.append(result_row(4, 0.5, rng, "a/x", error="broken_image"))
     plain = result_row(5, 0.5, rng, "a/x")
     plain["telemetry"] = plain["telemetry"] | {"num_draft_tokens": 0}
-    found = {
+    by_folder = {
         (method, prefix): moments_of_folder
         for method, prefix, moments_of_folder in moments(pa.Table.from_pylist([*rows, plain], result_schema()))
     }
-    assert set(found) == {("eagle+chain+exact", name) for name in ("a", "b", ROOT)}
+    assert set(by_folder) == {("eagle+chain+exact", name) for name in ("a", "b", ROOT)}
     s, a = ([row["telemetry"][name] for row in rows[:2]] for name in ("num_spec_steps", "num_accepted_draft_tokens"))
-    assert found["eagle+chain+exact", "a"] == rows_of(s, a)
+    assert by_folder["eagle+chain+exact", "a"] == rows_of(s, a)
 
 
 @pytest.mark.parametrize(("source", "prefix"), [("a/b/c", "a"), ("c.parquet", ROOT), ("/a/b", "a"), ("", ROOT)])

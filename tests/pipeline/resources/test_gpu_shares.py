@@ -17,8 +17,8 @@ from tests.pipeline.resources.nodes import cluster, decoders, engines, machine, 
 
 
 def shares(capacity: Capacity, *pools: Actors) -> list[float]:
-    found = share_gpus(pools, capacity)
-    return [found[pool.where] for pool in pools]
+    gpus_by_pool = share_gpus(pools, capacity)
+    return [gpus_by_pool[pool.where] for pool in pools]
 
 
 CAPTION = [
@@ -88,10 +88,10 @@ counts = st.integers(1, 12)
 def test_chosen_shares_always_fit(gpus: int, count: int, more: int, others: int, further: int) -> None:
     capacity = machine(gpus)
     pools = [engines(count=count, most=count + more), decoders(count=others, most=others + further)]
-    found = share_gpus(pools, capacity)
-    assert fit_together([sized(pool, units_of(found[pool.where]), capacity) for pool in pools], capacity.nodes)
-    assert (found["pool"] > 0) == (found["vq"] > 0) == (gpus > 0)
-    assert found["pool"] >= 0.9 / -(-count // max(1, gpus)) - 1e-4 or not gpus
+    gpus_by_pool = share_gpus(pools, capacity)
+    assert fit_together([sized(pool, units_of(gpus_by_pool[pool.where]), capacity) for pool in pools], capacity.nodes)
+    assert (gpus_by_pool["pool"] > 0) == (gpus_by_pool["vq"] > 0) == (gpus > 0)
+    assert gpus_by_pool["pool"] >= 0.9 / -(-count // max(1, gpus)) - 1e-4 or not gpus
 
 
 def test_workers_of_a_training_do_not_share_a_gpu() -> None:

@@ -21,11 +21,11 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
         if cpus[index] < each_cpus:
             continue
         left = gpus[index]
-        places = [[node] for node in range(len(left)) if left[node] >= units] if units <= UNIT else []
+        candidates = [[node] for node in range(len(left)) if left[node] >= units] if units <= UNIT else []
         free = [node for node in range(len(left)) if left[node] == UNIT]
         if units > UNIT and len(free) >= units // UNIT:
-            places = [free[: units // UNIT]]
-        for place in places:
+            candidates = [free[: units // UNIT]]
+        for place in candidates:
             for one in place:
                 left[one] -= min(units, UNIT)
             cpus[index] -= each_cpus

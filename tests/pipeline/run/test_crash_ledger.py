@@ -142,11 +142,11 @@ def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() ->
     assert deaths == 5, "one for all of them, then two for each"
     assert seen[0] == [f"s{index}" for index in range(6)]
     assert seen[1:3] == [["s0"], ["s1"]]
-    found: list[dict[str, Any]] = result.to_pylist()
-    assert [row["sample_id"] for row in found] == [f"s{index}" for index in range(6)]
-    assert [row["error_type"] for row in found] == ["", "decoder_died", "", "", "decoder_died", ""]
+    result_rows: list[dict[str, Any]] = result.to_pylist()
+    assert [row["sample_id"] for row in result_rows] == [f"s{index}" for index in range(6)]
+    assert [row["error_type"] for row in result_rows] == ["", "decoder_died", "", "", "decoder_died", ""]
     assert "decoder_died" in ERROR_CODES
-    assert "3 times" in found[1]["error_message"]
+    assert "3 times" in result_rows[1]["error_message"]
     assert result.schema == table.schema
 
 

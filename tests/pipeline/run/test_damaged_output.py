@@ -41,8 +41,8 @@ def every_id(num_files: int = 1, count: int = 30) -> set[str]:
 
 
 def with_text(table: pa.Table, text: str) -> pa.Table:
-    place = table.schema.get_field_index("generated_text")
-    return table.set_column(place, table.schema.field(place), [[text] * table.num_rows])
+    column = table.schema.get_field_index("generated_text")
+    return table.set_column(column, table.schema.field(column), [[text] * table.num_rows])
 
 
 def as_old_output(output: Path) -> None:
@@ -368,9 +368,9 @@ def test_a_count_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out" / COUNTS / f"00000000-{10**13}").write_bytes(b"-")
     with pytest.raises(ConfigError, match=rf"counts/00000000-{10**13} is damaged: it counts 10,000,000,000,000 rows"):
         plan_of(config)
-    found = check_output(OutputDir(config.sink.path))
-    assert any(line.startswith(f"_job/counts/00000000-{10**13}: it counts") for line in found.problems)
-    assert found.num_rows == {"data": 1, "errors": 0}
+    result = check_output(OutputDir(config.sink.path))
+    assert any(line.startswith(f"_job/counts/00000000-{10**13}: it counts") for line in result.problems)
+    assert result.num_rows == {"data": 1, "errors": 0}
 
 
 @pytest.mark.parametrize("row", [-1, 30, 10**13])
@@ -380,8 +380,8 @@ def test_rows_beyond_the_end_of_a_file_take_no_memory(tmp_path: Path, row: int) 
     config = job({"kind": "webdataset", "path": str(tmp_path / "in")}, tmp_path / "out")
     plan, begun = start(plan_of(config))
     table = make_rows(plan, 1)[0].slice(0, 1)
-    place = table.schema.get_field_index("row_index")
-    wrong = table.set_column(place, table.schema.field(place), pa.array([row] * table.num_rows, pa.int64()))
+    column = table.schema.get_field_index("row_index")
+    wrong = table.set_column(column, table.schema.field(column), pa.array([row] * table.num_rows, pa.int64()))
     for path in (tmp_path / "out" / COUNTS).iterdir():
         path.unlink()
     begun.publisher.publish_rows("data", 0, wrong)
@@ -415,13 +415,13 @@ def test_a_folder_of_the_output_that_became_a_link_is_refused(tmp_path: Path, fo
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["data", "root"])
-def test_a_folder_that_is_replaced_while_the_job_runs_gets_no_file(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("folder", ["data", "root"])
+def test_a_folder_that_is_replaced_while_the_job_runs_gets_no_file(tmp_path: Path, folder: str) -> None:
     config = config_in(tmp_path)
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
     (tmp_path / "elsewhere/_job").mkdir(parents=True)
-    replaced = tmp_path / "out" / ("data" if place == "data" else "")
+    replaced = tmp_path / "out" / ("data" if folder == "data" else "")
     replaced.rename(tmp_path / "moved")
     replaced.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"a link in its path leaves the root|was replaced"):

@@ -67,8 +67,8 @@ def take_over(config: CaptionJobConfig) -> None:
 class Delay:
     """Runs something once, before or after the n-th look at whether an attempt is alone."""
 
-    def __init__(self, attempt: int, place: int, act: Callable[[], Any], before: bool) -> None:
-        self.attempt, self.place, self.act, self.before = attempt, place, act, before
+    def __init__(self, attempt: int, index: int, act: Callable[[], Any], before: bool) -> None:
+        self.attempt, self.place, self.act, self.before = attempt, index, act, before
         self.num_seen = 0
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_a_superseded_attempt_delayed_anywhere_changes_no_file(tmp_path: Path, n
     least = {"finalize": 9, "save": 5, "begin": 3, "close": 5}[name]
     total = num_checks(tmp_path / "undisturbed", prepare, attempt)
     assert total >= least, "fewer looks than there are moves, deletes and overwrites"
-    for place in range(1, total + 1):
-        config = config_in(tmp_path / str(place))
+    for index in range(1, total + 1):
+        config = config_in(tmp_path / str(index))
         act = prepare(config)
         left: dict[str, bytes] = {}
 
@@ -162,41 +162,41 @@ def test_a_superseded_attempt_delayed_anywhere_changes_no_file(tmp_path: Path, n
             left |= snapshot(Path(config.sink.path))
 
         with pytest.MonkeyPatch.context() as patch:
-            delay = Delay(attempt, place, overtake, before=True)
+            delay = Delay(attempt, index, overtake, before=True)
             delay.install(patch)
             try:
                 act()
             except Fenced:
                 pass
             else:  # a writer that was fast took more rows at once, and looked less often than the undisturbed one
-                assert name == "save", f"it went on although it was overtaken at look {place}"
-                assert delay.num_seen < place
+                assert name == "save", f"it went on although it was overtaken at look {index}"
+                assert delay.num_seen < index
                 continue
-        assert snapshot(Path(config.sink.path)) == left, f"touched after look {place}"
+        assert snapshot(Path(config.sink.path)) == left, f"touched after look {index}"
 
 
 @pytest.mark.parametrize("name", LATE_ACTS)
 def test_an_operation_delayed_after_its_fence_check_loses_no_row(tmp_path: Path, name: str) -> None:
     prepare, attempt = LATE_ACTS[name]
-    for place in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
-        config = config_in(tmp_path / str(place))
+    for index in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
+        config = config_in(tmp_path / str(index))
         act = prepare(config)
         with pytest.MonkeyPatch.context() as patch:
-            late = Delay(attempt, place, lambda config=config: take_over(config), before=False)
+            late = Delay(attempt, index, lambda config=config: take_over(config), before=False)
             late.install(patch)
             try:
                 act()
             except Fenced:
                 pass
             else:
-                assert place >= late.num_seen, "it went on although it was overtaken"
+                assert index >= late.num_seen, "it went on although it was overtaken"
         if name == "save":  # what it spooled late is in its own folder, and is removed by the next look
             take_over(config)
         output = Path(config.sink.path)
         good, bad = at_rest(output)
-        assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {place}"
-        found = check_output(OutputDir(config.sink.path))
-        assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
+        assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {index}"
+        result = check_output(OutputDir(config.sink.path))
+        assert (result.problems, result.num_missing) == ([], 0), f"damaged at look {index}"
 
 
 def test_a_finalize_delayed_past_a_later_attempt_changes_no_row(tmp_path: Path) -> None:

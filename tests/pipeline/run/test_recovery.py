@@ -65,9 +65,9 @@ def check_repeats(config: CaptionJobConfig) -> None:
     assert {row["generated_text"] for row in rows.values()} == {""}
     assert rows_in(output / "data")["a"]["source"] == "0.tar"
     (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
-    found = check_output(OutputDir(str(output)))
-    assert found.is_complete
-    assert not found.problems
+    result = check_output(OutputDir(str(output)))
+    assert result.is_complete
+    assert not result.problems
 
 
 def repeating(folder: Path) -> dict[str, Any]:
@@ -170,10 +170,10 @@ def test_rows_of_images_become_errors_without_an_image(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row], schema)
     repeats = {(0, 3): "a#1"}
     taken = repeated_ids._Names(OutputDir(str(tmp_path)))
-    [found] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
-    assert (found["sample_id"], found["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
-    assert (found["status"], found["error_type"]) == ("error", "duplicate_id")
-    assert (found["image"], found["codes"]) == (None, None)
+    [renamed_row] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
+    assert (renamed_row["sample_id"], renamed_row["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
+    assert (renamed_row["status"], renamed_row["error_type"]) == ("error", "duplicate_id")
+    assert (renamed_row["image"], renamed_row["codes"]) == (None, None)
 
 
 def test_repeated_ids_are_found_by_source_position_in_any_order_of_output_files(tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def shorten(path: Path) -> None:
 def replace_by_other_rows(path: Path) -> None:
     """A whole file of the same rows with other texts: only a digest shows it."""
     table = pq.read_table(path)
-    place = table.schema.get_field_index("generated_text")
-    other = table.set_column(place, table.schema.field(place), [["other"] * table.num_rows])
+    column = table.schema.get_field_index("generated_text")
+    other = table.set_column(column, table.schema.field(column), [["other"] * table.num_rows])
     pq.write_table(other, path)
 
 

@@ -35,11 +35,11 @@ def config(s3: S3, tmp_path: Path) -> CaptionJobConfig:
 
 
 def ids(output: OutputDir, folder: str = "data") -> list[str]:
-    found = []
+    sample_ids = []
     for name in output.list_files(folder):
         with output.filesystem.open(output.path(f"{folder}/{name}"), "rb") as file:
-            found += pq.read_table(file)["sample_id"].to_pylist()
-    return found
+            sample_ids += pq.read_table(file)["sample_id"].to_pylist()
+    return sample_ids
 
 
 EVERY = sorted(f"a.txt#{row}" for row in range(30))

@@ -50,8 +50,8 @@ def owners(names: list[list[str]], order: tuple[int, ...]) -> dict[str, str]:
 def check(config: CaptionJobConfig, names: list[list[str]]) -> None:
     """Every id has one row, every other sample is an error row with the name of its place, and the audit is clean."""
     good, bad = at_rest(Path(config.sink.path))
-    found = check_output(OutputDir(config.sink.path))
-    assert (found.problems, found.waiting, found.num_missing) == ([], [], 0)
+    result = check_output(OutputDir(config.sink.path))
+    assert (result.problems, result.waiting, result.num_missing) == ([], [], 0)
     wanted = {name for one in names for name in one}
     assert len(good) + len(bad) == sum(map(len, names))
     assert wanted <= good | bad

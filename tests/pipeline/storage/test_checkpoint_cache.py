@@ -29,7 +29,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 BUCKET = "weights"
-TENSORS = {f"layers.{place}.weight": torch.full((64, 1000), float(place)) for place in range(10)}
+TENSORS = {f"layers.{index}.weight": torch.full((64, 1000), float(index)) for index in range(10)}
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -128,7 +128,7 @@ def test_a_sparse_copy_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Pa
 
 
 def test_a_header_longer_than_the_prefix_of_a_sparse_copy_is_read_in_full(memory: Any) -> None:
-    many = {f"a_long_name_of_a_tensor_{place:050}": torch.ones(1) for place in range(12_000)}
+    many = {f"a_long_name_of_a_tensor_{index:050}": torch.ones(1) for index in range(12_000)}
     put(memory, "/m", **{"model.safetensors": save(many)})
     assert len(read_shapes(outline(look("memory://m", "t")) / "model.safetensors")) == 12_000
 
@@ -140,9 +140,9 @@ def test_a_header_longer_than_the_prefix_of_a_sparse_copy_is_read_in_full(memory
 )
 def test_torn_weights_are_refused_before_they_are_fetched(torn: bytes, memory: Any, folder: Path) -> None:
     put(memory, "/m", **{"model.safetensors": torn})
-    found = look("memory://m", "model.drafter")
-    assert refusal(outline, found) == "model.drafter: memory://m: model.safetensors is torn or not safetensors"
-    assert not (folder / "outlines" / found.key).exists()
+    checkpoint = look("memory://m", "model.drafter")
+    assert refusal(outline, checkpoint) == "model.drafter: memory://m: model.safetensors is torn or not safetensors"
+    assert not (folder / "outlines" / checkpoint.key).exists()
 
 
 # --- copies --------------------------------------------------------------------------------------------------------
@@ -150,12 +150,12 @@ def test_torn_weights_are_refused_before_they_are_fetched(torn: bytes, memory: A
 
 def test_a_copy_is_read_once_and_used_again(bucket: Any, s3: S3, capsys: pytest.CaptureFixture[str]) -> None:
     put(bucket, f"{BUCKET}/once")
-    found = look(f"s3://{BUCKET}/once", "model.target")
-    place = copy(found)
-    assert torch.equal(load_file(place / "model.safetensors")["layers.7.weight"], TENSORS["layers.7.weight"])
+    checkpoint = look(f"s3://{BUCKET}/once", "model.target")
+    copied = copy(checkpoint)
+    assert torch.equal(load_file(copied / "model.safetensors")["layers.7.weight"], TENSORS["layers.7.weight"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fetching", "fetched"]
     s3.asked.clear()
-    assert copy(found) == place
+    assert copy(checkpoint) == copied
     assert s3.asked == []
     assert capsys.readouterr().out == ""
 
@@ -184,10 +184,10 @@ def test_an_object_that_changes_while_it_is_read_is_no_copy(memory: Any, folder:
 
 def test_a_truncated_copy_is_fetched_again(memory: Any) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
-    weights = copy(found) / "model.safetensors"
+    checkpoint = look("memory://m", "model.target")
+    weights = copy(checkpoint) / "model.safetensors"
     os.truncate(weights, 100)
-    copy(found)
+    copy(checkpoint)
     assert len(load_file(weights)) == len(TENSORS)
 
 
@@ -195,25 +195,25 @@ def test_transient_faults_of_a_store_are_retried_and_an_unreachable_store_is_nam
     bucket: Any, s3: S3, folder: Path
 ) -> None:
     put(bucket, f"{BUCKET}/faults")
-    found = look(f"s3://{BUCKET}/faults", "model.target")
+    checkpoint = look(f"s3://{BUCKET}/faults", "model.target")
     with s3.failing(Fault("cut", "GET", "model.safetensors", 2), Fault("refuse", "GET", "config.json", 2)):
-        place = copy(found)
+        copied = copy(checkpoint)
         assert [fault.times for fault in s3.faults] == [0, 0]
-    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+    assert len(load_file(copied / "model.safetensors")) == len(TENSORS)
     shutil.rmtree(folder)
     with s3.failing(Fault("refuse", "GET", "model.safetensors", 50)):
-        message = refusal(copy, found)
+        message = refusal(copy, checkpoint)
     assert message.startswith(f"model.target: s3://{BUCKET}/faults: model.safetensors cannot be read: ")
-    assert not (folder / "copies" / found.key).exists()
+    assert not (folder / "copies" / checkpoint.key).exists()
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_read(
     memory: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
+    checkpoint = look("memory://m", "model.target")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 2_000_000))
-    message = refusal(copy, found)
+    message = refusal(copy, checkpoint)
     assert message.startswith("model.target: memory://m: its copy needs 1.076 GB")
     assert f"{folder} has 2.000 MB free" in message
     assert "DRAFTFLEET_WEIGHTS" in message
@@ -222,14 +222,14 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_read(
 
 def test_partial_copies_of_a_killed_process_are_deleted(memory: Any, folder: Path) -> None:
     put(memory, "/m")
-    found = look("memory://m", "model.target")
-    left = folder / "copies" / f"{found.key}.part"
+    checkpoint = look("memory://m", "model.target")
+    left = folder / "copies" / f"{checkpoint.key}.part"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     (left / "stray.safetensors").write_bytes(b"of nobody")
-    place = copy(found)
-    assert sorted(path.name for path in place.iterdir()) == sorted(files())
-    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+    copied = copy(checkpoint)
+    assert sorted(path.name for path in copied.iterdir()) == sorted(files())
+    assert len(load_file(copied / "model.safetensors")) == len(TENSORS)
 
 
 FETCH = f"""
@@ -260,13 +260,13 @@ def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> Non
 
 def test_a_killed_process_leaves_no_lock_and_no_usable_partial_copy(bucket: Any, s3: S3, folder: Path) -> None:
     put(bucket, f"{BUCKET}/killed")
-    found = look(f"s3://{BUCKET}/killed", "model.target")
+    checkpoint = look(f"s3://{BUCKET}/killed", "model.target")
     with s3.failing(Fault("stall", "GET", "model.safetensors", 1)):
         process = start("killed", s3)
         until(lambda: not s3.faults[0].times or process.poll() is not None)
         assert process.poll() is None
-        assert (folder / "copies" / f"{found.key}.part").is_dir()
+        assert (folder / "copies" / f"{checkpoint.key}.part").is_dir()
         process.kill()
         process.communicate()
-    assert not (folder / "copies" / found.key).exists()
-    assert len(load_file(copy(found) / "model.safetensors")) == len(TENSORS)
+    assert not (folder / "copies" / checkpoint.key).exists()
+    assert len(load_file(copy(checkpoint) / "model.safetensors")) == len(TENSORS)

@@ -237,8 +237,8 @@ def test_a_teachers_weights_come_from_a_store_too(memory: Any, tmp_path: Path) -
     url = upload(memory, toy(tmp_path / "target"), "target")
     data = {"source": SOURCE, "prompt": "", "answer_column": "a", "target": {"path": url}, "output": {"path": "out"}}
     job = validate(TrainDrafterJobConfig, data, "job.yaml")
-    pinned, found = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
-    assert found.revisions == {"target": pinned.target.revision}
+    pinned, revisions = check(job, lambda own: CheckpointRevisions({"target": "of an outline"}), True)
+    assert revisions.revisions == {"target": pinned.target.revision}
     assert (Path(fetched(pinned).target.path) / "model.safetensors").read_bytes() == (
         tmp_path / "target/model.safetensors"
     ).read_bytes()

@@ -38,12 +38,12 @@ def kind_of(data: dict[str, Any]) -> str:
 
 def shipped() -> dict[str, Path]:
     """The first shipped job file of each kind of job and scheme of its source."""
-    found: dict[str, Path] = {}
+    job_files: dict[str, Path] = {}
     for path in sorted((ROOT / "configs/jobs").glob("*.yaml")):
         data = yaml.safe_load(path.read_text())
         if match := URL.match(str(data["source"]["path"])):
-            found.setdefault(f"{kind_of(data)}-{match[1]}", path)
-    return found
+            job_files.setdefault(f"{kind_of(data)}-{match[1]}", path)
+    return job_files
 
 
 SHIPPED = shipped()

@@ -73,7 +73,7 @@ def publish(
     names = set(wanted)
     plan, begun = start(plan_of(config, shard=shard, **options))
     table = pa.concat_tables([result_schema().empty_table(), *make_rows(plan, begun.publisher.attempt)])
-    order = [place for place, own in enumerate(table["sample_id"].to_pylist()) if own in names]
+    order = [index for index, own in enumerate(table["sample_id"].to_pylist()) if own in names]
     if seed is not None:
         random.Random(seed).shuffle(order)
     table = table.take(pa.array(order, pa.int64()))
@@ -178,11 +178,11 @@ def test_rows_of_files_whose_number_of_rows_is_unknown_are_joined(tmp_path: Path
     inputs = begun(config, tmp_path / "head")
     assert inputs.manifest.files["path"].to_pylist() == ["x.tar", "z.tar"]
     assert taught(inputs) == {own: [int(own[-1]), 5] for own in wanted}
-    found = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
-    assert all(isinstance(row, TrainingRow) for row in found)
-    assert {row.answer_ids: int(row.images[0][0, 0, 0]) for row in found if isinstance(row, TrainingRow)}.items() <= {
-        (index, 5): index for index in range(5)
-    }.items()
+    training_rows = read_rows(inputs.spans().read(0), training(config), inputs.decode_options(()), None)
+    assert all(isinstance(row, TrainingRow) for row in training_rows)
+    assert {
+        row.answer_ids: int(row.images[0][0, 0, 0]) for row in training_rows if isinstance(row, TrainingRow)
+    }.items() <= {(index, 5): index for index in range(5)}.items()
 
 
 def test_rows_of_shards_are_joined_from_all_of_them(config: CaptionJobConfig, tmp_path: Path) -> None:
@@ -211,14 +211,14 @@ def test_an_output_in_an_object_store_is_read_like_a_folder(source: dict[str, An
 
 @pytest.mark.parametrize("most", [2, 5, 11, 12, 13])
 def test_at_most_max_rows_are_chosen_and_always_the_same(most: int, config: CaptionJobConfig, tmp_path: Path) -> None:
-    found = []
+    results = []
     for seed, rows_per_file in ((None, 10), (1, 10), (2, 1)):
         shutil.rmtree(tmp_path / "captions", ignore_errors=True)
         sink = config.sink.model_copy(update={"rows_per_file": rows_per_file})
         publish(config.model_copy(update={"sink": sink}), seed=seed)
-        found.append(taught(begun(config, tmp_path / f"head{seed}", max_rows=most)))
-        assert len(found[-1]) == min(most, 12)
-    assert found[0] == found[1] == found[2]
+        results.append(taught(begun(config, tmp_path / f"head{seed}", max_rows=most)))
+        assert len(results[-1]) == min(most, 12)
+    assert results[0] == results[1] == results[2]
 
 
 def test_without_max_rows_the_bound_is_that_of_the_module(

@@ -41,8 +41,8 @@ def test_texts_come_from_outputs_tables_and_lines_in_the_order_given(tmp_path: P
     single = table(tmp_path / "one.parquet", generated_text=["c"])
     lines = tmp_path / "lines.txt"
     lines.write_bytes(b"d e\r\n\n\xff\n")
-    found = list(texts_of([str(tmp_path / "job[1]"), single, str(lines)], "generated_text"))
-    assert found == ["a", "b", "c", "d e", "", "�"]
+    texts = list(texts_of([str(tmp_path / "job[1]"), single, str(lines)], "generated_text"))
+    assert texts == ["a", "b", "c", "d e", "", "�"]
 
 
 def test_texts_come_from_stores_too() -> None:

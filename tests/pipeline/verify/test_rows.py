@@ -24,8 +24,8 @@ def table(names: list[tuple[str, int]]) -> pa.Table:
 
 
 def chosen(choice: SampleShare, names: list[tuple[str, int]], *part: int) -> set[tuple[str, int]]:
-    found = choice.chosen(table(names), *part)
-    return set(zip(found["source"].to_pylist(), found["row_index"].to_pylist(), strict=True))
+    mask = choice.chosen(table(names), *part)
+    return set(zip(mask["source"].to_pylist(), mask["row_index"].to_pylist(), strict=True))
 
 
 def test_whether_a_row_is_chosen_depends_on_seed_and_position_only() -> None:
@@ -41,9 +41,9 @@ def test_whether_a_row_is_chosen_depends_on_seed_and_position_only() -> None:
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
 def test_a_row_is_chosen_with_the_stated_probability_over_seeds(share: float) -> None:
     num_seeds, row = 3000, [("a.txt", 17), ("a.txt", 18), ("b.txt", 17)]
-    found = [chosen(SampleShare(share, seed), row) for seed in range(num_seeds)]
+    are_chosen = [chosen(SampleShare(share, seed), row) for seed in range(num_seeds)]
     for num_faulty in (1, 3):
-        hits = sum(bool(one & set(row[:num_faulty])) for one in found) / num_seeds
+        hits = sum(bool(one & set(row[:num_faulty])) for one in are_chosen) / num_seeds
         expected = detection_probability(share, num_faulty)
         assert abs(hits - expected) < 4 * (expected * (1 - expected) / num_seeds) ** 0.5
 
@@ -69,10 +69,10 @@ def test_results_are_read_in_rounds(tmp_path: object, monkeypatch: pytest.Monkey
     choice = SampleShare(0.5, 1)
     num_rows, num_chosen = count_chosen(output, choice)
     assert num_rows == 59
-    found = list(rounds(output, choice, num_chosen))
-    assert len(found) == -(-num_chosen // 10)
-    ids = [sample_id for one in found for sample_id in one["sample_id"].to_pylist()]
+    tables = list(rounds(output, choice, num_chosen))
+    assert len(tables) == -(-num_chosen // 10)
+    ids = [sample_id for one in tables for sample_id in one["sample_id"].to_pylist()]
     assert len(ids) == len(set(ids)) == num_chosen
     assert "a.txt#7" not in ids, "an error has no result to compare"
-    assert all(one.schema == RECORDED for one in found)
-    assert not any(map(has_tokens, found))
+    assert all(one.schema == RECORDED for one in tables)
+    assert not any(map(has_tokens, tables))

@@ -97,8 +97,8 @@ def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
     laid, library = pack_blocks(weight), LIBRARY.library()
     assert library is not None
     memory = torch.full((rows * outputs + 128,), 7.0, dtype=torch.bfloat16)
-    place = memory.data_ptr() + 64 * memory.element_size()
-    library.multiply(input.data_ptr(), laid.data_ptr(), None, place, rows, 64, outputs, 2)
+    address = memory.data_ptr() + 64 * memory.element_size()
+    library.multiply(input.data_ptr(), laid.data_ptr(), None, address, rows, 64, outputs, 2)
     wanted = multiply_rows(input, laid, None, outputs)
     assert torch.equal(memory[64 : 64 + rows * outputs].view(rows, outputs), wanted)
     assert bool((memory[:64] == 7.0).all())

@@ -61,8 +61,8 @@ def edges(path: Path, **options: Any) -> list[float]:
 @pytest.mark.parametrize("codec", ["mpeg4", "libx264"])
 def test_hard_cuts_are_found_at_their_frames(tmp_path, codec) -> None:
     frames = [*moving(1, 15), *moving(2, 20), *moving(3, 12), *moving(4, 30)]
-    found = edges(film(tmp_path / "a.mp4", frames, codec=codec))
-    assert found == [0.0, 1.5, 3.5, 4.7]
+    edges_s = edges(film(tmp_path / "a.mp4", frames, codec=codec))
+    assert edges_s == [0.0, 1.5, 3.5, 4.7]
 
 
 def test_a_flash_is_no_cut_and_a_cut_after_it_is_one(tmp_path) -> None:
@@ -113,15 +113,15 @@ def test_shots_cover_the_film_once_within_their_lengths(tmp_path, lengths, max_s
     frames = [frame for seed, count in enumerate(lengths) for frame in moving(seed, count)]
     path = film(tmp_path / "a.mp4", frames)
     video = container.probe(str(path), 10**8)
-    found = shots.shot_edges(video, Shots(max_s=max_s))
-    assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(found)
-    clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), found)
+    edges_s = shots.shot_edges(video, Shots(max_s=max_s))
+    assert set((np.cumsum([0, *lengths])[:-1] / FPS).round(6).tolist()) <= set(edges_s)
+    clips = windows(video.times_s, video.end_s, FrameSampling(num_frames=1000), edges_s)
     assert [index for clip in clips for index in clip.indices] == list(range(len(frames)))
     sizes = [clip.end_s - clip.start_s for clip in clips]
     assert min(sizes) >= 1.0 - 1e-6 or len(sizes) == 1
     assert max_s is None or max(sizes) <= max_s + 1e-6
     if max_s is None:
-        assert len(found) == len(lengths)
+        assert len(edges_s) == len(lengths)
 
 
 # --- in the decoding process ----
