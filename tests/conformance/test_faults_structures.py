@@ -76,8 +76,8 @@ def eos_is_allowed_before_the_end(patch: Patch) -> None:
     mask = Matcher._mask
 
     def early(self: Any) -> Any:
-        found = mask(self)
-        return None if found is None else found | self._vocabulary.eos_words
+        allowed = mask(self)
+        return None if allowed is None else allowed | self._vocabulary.eos_words
 
     patch.setattr(Matcher, "_mask", early)
 

@@ -101,7 +101,7 @@ def check(rows: list[tuple[Sampling, list[int], int]], seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(0, 10_000), st.sampled_from([1 << 24, 20]))
-def test_every_node_is_processed_as_transformers_would(
+def test_logits_of_every_node_are_processed_as_in_transformers(
     rows: list[tuple[Sampling, list[int], int]], seed: int, chunk: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

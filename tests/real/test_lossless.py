@@ -67,7 +67,7 @@ def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str
     requests = requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS, temperature=1.0))
     drafted, _ = decode(pair, requests, 5)
     sampled, _ = decode(plain, requests, 3)
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in sampled]
+    assert [completion.token_ids for completion in drafted] == [completion.token_ids for completion in sampled]
 
 
 def test_the_job_file_runs(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def test_a_motion_stays_in_its_split_and_runs_into_nothing(index: int, split: st
 @given(st.integers(0, 10_000), st.sampled_from(list(motion.PROMPTS)))
 @settings(max_examples=60, deadline=None)
 def test_a_caption_states_its_motion_and_no_other(index: int, phrasing: str) -> None:
-    one, other = draw(index), draw(index + 20_000)
-    text = motion.write_motion(one, phrasing, scene_rng("train", 9, index))
-    assert motion.states(one, phrasing, text)
+    first, other = draw(index), draw(index + 20_000)
+    text = motion.write_motion(first, phrasing, scene_rng("train", 9, index))
+    assert motion.states(first, phrasing, text)
     assert motion.states(other, phrasing, text) == (
         motion.write_motion(other, phrasing, scene_rng("train", 9, index)) == text
     )

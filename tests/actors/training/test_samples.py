@@ -126,7 +126,7 @@ def test_which_rows_lose_their_condition_follows_from_seed_and_ordinal_alone() -
     assert not ImageSamples(target, image_job(null_share=1.0), None).is_null(None), "held-out rows are never drawn for"
 
 
-def test_published_lessons_leave_the_draft_behind_the_first_code_out() -> None:
+def test_published_training_samples_exclude_the_draft_after_the_first_code() -> None:
     target = image_toys.target("text")
     ours, published = (
         ImageSamples(target, image_job(teach_first_draft=first), None).training_sample(image_row(), None).wanted

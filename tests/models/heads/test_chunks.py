@@ -19,7 +19,9 @@ VOCAB = 11
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8])
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_chunks_sum_to_the_whole_with_its_gradients(count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_gradients_of_chunks_sum_to_those_of_the_batch(
+    count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunks, "MAX_LOGITS", size * VOCAB)
     generator = torch.Generator().manual_seed(count)
     one, two = (torch.randn(count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -28,9 +30,9 @@ def test_chunks_sum_to_the_whole_with_its_gradients(count: int, size: int, monke
     scale = torch.tensor([0.3, 2.0], dtype=torch.float64)
     seen = []
 
-    def terms(one: Tensor, two: Tensor, true: Tensor) -> Tensor:
+    def terms(tensor: Tensor, two: Tensor, true: Tensor) -> Tensor:
         seen.append(len(true))
-        first = F.cross_entropy(one @ weight.T + one @ frozen.T, true, reduction="sum")
+        first = F.cross_entropy(tensor @ weight.T + tensor @ frozen.T, true, reduction="sum")
         return torch.stack([first, F.cross_entropy(two @ weight.T, true, reduction="sum")])
 
     leaves = [one.requires_grad_(), two.requires_grad_(), weight.requires_grad_()]

@@ -129,7 +129,7 @@ def test_a_long_honest_conversation_is_rendered() -> None:
         *("(text ~ text)|length", "text.splitlines()|last|length", "('x' in text) ~ (text == text ~ '')"),
     ],
 )
-def test_an_operation_on_a_text_of_16_mib_is_honest(expression: str) -> None:
+def test_an_operation_on_a_text_of_16_mib_is_accepted(expression: str) -> None:
     ours = front_end("{% set text = messages[0].content %}{{ " + expression + " }}")
     messages = [{"role": "user", "content": "a word of a row\n" * 2**20}]
     assert ours.render(messages) == ours.processor.apply_chat_template(messages, tokenize=False)
@@ -287,7 +287,7 @@ def test_the_size_of_a_value_bounds_its_text(value: Any) -> None:
     assert len(str(value)) <= meter.text_size(value)
 
 
-def test_a_rendering_leaves_no_meter_behind() -> None:
+def test_the_meter_is_removed_after_a_rendering() -> None:
     template = ChatTemplate("{{ 'a' * 6000000000 }}", {})
     with pytest.raises(TemplateTooCostly):
         template.render(turns(1))

@@ -90,9 +90,9 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
     prompt, null, padding = reference.prompts(condition)
     for inputs, is_null in ((prompt, False), (null, True)):
         expected = reference.states(inputs, padding, CODES)
-        found = states(gpt, condition, is_null)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
+        result = states(gpt, condition, is_null)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(result, states(gpt, condition, not is_null), atol=1e-2)
     logits = gpt.output(states(gpt, condition))[-1]
     torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
@@ -118,7 +118,7 @@ def test_lanterns_folder_is_the_same_model(tmp_path: Path, kind: str) -> None:
     expect_the_published_model(load_gpt(ref, "auto", CPU), kind)
 
 
-def test_lanterns_weights_may_lie_in_several_files(tmp_path: Path) -> None:
+def test_lanterns_weights_may_be_stored_in_several_files(tmp_path: Path) -> None:
     ref = publish_lantern(tmp_path, "text")
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -156,7 +156,7 @@ def test_weights_are_stored_and_loaded_in_the_type_asked_for(tmp_path: Path) -> 
     assert load_gpt(CheckpointRef(str(tmp_path / "half")), "float32", CPU).rotary.cos.dtype == torch.float32
 
 
-def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) -> None:
+def test_training_state_in_a_checkpoint_is_ignored(tmp_path: Path) -> None:
     content = {"optimizer": {"lr": 1e-4}, "args": Namespace(epochs=3), "model": official_weights("text")}
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
@@ -184,7 +184,7 @@ def test_a_published_size_implies_its_heads_and_a_published_name_its_grid(tmp_pa
     assert read_gpt_shape(ref) == replace(SIZE_B, grid=grid)
 
 
-def test_a_config_beside_wins_over_the_published_name(tmp_path: Path) -> None:
+def test_a_config_file_overrides_the_shape_of_the_published_name(tmp_path: Path) -> None:
     config = {"model_type": GPT_TYPE, "grid": 24, "num_heads": 6, "rms_eps": 1e-6}
     ref = publish(tmp_path, {"model": named_weights()}, "t2i_B_stage1_256.pt", config)
     assert read_gpt_shape(ref) == replace(SIZE_B, grid=24, num_heads=6, rms_eps=1e-6)
@@ -280,7 +280,7 @@ def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
     assert "layers.0.attention.wqkv.bias is not known" in refusal(publish(tmp_path, weights))
 
 
-def test_another_networks_weights_are_refused_for_what_they_are(tmp_path: Path) -> None:
+def test_weights_of_another_network_are_refused_by_their_kind(tmp_path: Path) -> None:
     vq = {"quantize.embedding.weight": torch.zeros(4, 8)}
     assert "this is a VQ model, not LlamaGen's GPT" in refusal(publish(tmp_path, {"model": vq}))
     assert "something else (a.weight)" in refusal(publish(tmp_path, {"a.weight": torch.zeros(1)}))
@@ -334,13 +334,13 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
         ({"input_type": "t2i2"}, "input_type in config.json must be t2i or c2i, not 't2i2'"),
     ],
 )
-def test_a_config_of_lanterns_without_what_weights_cannot_tell_is_refused(
+def test_a_config_of_lantern_without_required_fields_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     assert message in refusal(publish_lantern(tmp_path, "text", **change))
 
 
-def test_places_without_a_checkpoint_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+def test_paths_without_a_checkpoint_are_refused_with_the_expected_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(CheckpointRef(str(tmp_path / "absent.pt")))
     assert "no such folder" in refusal(CheckpointRef(str(tmp_path / "absent")))
     assert "it holds no weights: neither model.safetensors nor a .pt file" in refusal(CheckpointRef(str(tmp_path)))
@@ -358,11 +358,11 @@ def test_the_revision_changes_with_the_weights_and_with_the_config(tmp_path: Pat
     ref = publish(tmp_path, official_weights("text"))
     first, whole = revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))
     assert revision_of(publish(tmp_path, official_weights("text"))) == first
-    found = {first, whole}
+    revisions = {first, whole}
     for weights, config in ((6, BESIDE), (5, BESIDE | {"rms_eps": 1e-6})):
         publish(tmp_path, official_weights("text", seed=weights), config=config)
-        found |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
-    assert len(found) == 6
+        revisions |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
+    assert len(revisions) == 6
 
 
 def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_condition_positions_and_positions_beyond_the_image_are_zero_not_the_ide
     assert cos[0, 1].abs().min() > 0
 
 
-def test_half_of_the_pairs_turn_by_row_and_half_by_column() -> None:
+def test_half_of_the_pairs_rotate_by_row_and_half_by_column() -> None:
     rotary = GridRotary(head_dim=8, grid=3, num_condition_tokens=1, base=100.0)
     # Row 2, column 1. Speeds of a half with two pairs: 100 ** 0 and 100 ** −(2/4).
     cos, sin = rotary(X, torch.tensor([[1 + 2 * 3 + 1]]))
@@ -59,7 +59,7 @@ def test_the_table_survives_changes_of_type_and_is_not_saved() -> None:
     assert rotary.state_dict() == {}
 
 
-def test_a_model_begun_on_the_meta_device_has_a_real_table() -> None:
+def test_a_model_created_on_the_meta_device_has_a_rotary_table_on_the_cpu() -> None:
     with torch.device("meta"):
         rotary = GridRotary(head_dim=8, grid=3, num_condition_tokens=1)
     assert rotary.cos.device.type == "cpu"

@@ -82,14 +82,14 @@ def test_bfloat16_is_multiplied_as_exactly_as_it_can_be() -> None:
     assert float((layer(inputs).float() - expected).abs().max() / expected.abs().max()) < 0.01
 
 
-def test_a_weight_that_is_not_a_number_stays_none() -> None:
+def test_a_nan_weight_stays_nan() -> None:
     made = linear([[1.0, 2.0]])
     with torch.no_grad():
         made.weight[0, 3] = torch.nan
     assert bool(Int8Linear(made)(torch.ones(1, 16)).isnan().all())
 
 
-def test_layers_that_the_kernel_has_no_width_for_stay_whole() -> None:
+def test_layers_of_unsupported_widths_are_not_quantized() -> None:
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 16), nn.Sequential(nn.Linear(48, 4)))
     assert quantise(model, "int8") == 2
     assert [type(model[0]), type(model[1]), type(model[2][0])] == [Int8Linear, nn.Linear, Int8Linear]
@@ -157,19 +157,19 @@ def test_a_row_of_fp8_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_no_number_in_fp8_stays_none(value: float) -> None:
+def test_nan_in_fp8_stays_nan(value: float) -> None:
     layer = Fp8Linear(nn.Linear(32, 16))
     inputs = torch.ones(2, 32)
     inputs[0, 3] = value
-    found = layer(inputs)
-    assert bool(found[0].isnan().all())
-    assert bool(found[1].isfinite().all())
+    outputs = layer(inputs)
+    assert bool(outputs[0].isnan().all())
+    assert bool(outputs[1].isfinite().all())
     made = linear([[1.0, 2.0], *[[1.0, 1.0]] * 15])
     with torch.no_grad():
         made.weight[0, 3] = value
-    found = Fp8Linear(made)(torch.ones(1, 16))[0]
-    assert bool(found[0].isnan())
-    assert bool(found[1:].isfinite().all())
+    outputs = Fp8Linear(made)(torch.ones(1, 16))[0]
+    assert bool(outputs[0].isnan())
+    assert bool(outputs[1:].isfinite().all())
 
 
 # --- the rounded model is the target -------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, ki
     done = checks.run(Engine(target, Method(drafter, tree, Exact()), 3, 160), wanted)
     for request in wanted:
         assert done[request.sample_id].token_ids == generate(oracle, family, request, target.eos_ids), request.sample_id
-    accepted = sum(one.telemetry.num_accepted_draft_tokens for one in done.values())
+    accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
     assert (accepted > 0) == (kind != "plain")
 
 
@@ -223,7 +223,7 @@ def test_sampled_output_with_drafts_is_that_without_them(rounding: str) -> None:
     results = []
     for drafter in (NoDrafter(), ModelDrafter(toys.target("llama"), [Full()], toys.VOCAB_SIZE)):
         done = checks.run(Engine(target, Method(drafter, Chain(4), Exact()), 3, 160), wanted)
-        results.append({name: one.token_ids for name, one in done.items()})
+        results.append({name: completion.token_ids for name, completion in done.items()})
     assert results[0] == results[1]
 
 
@@ -318,7 +318,7 @@ def test_a_job_with_fp8_loads_where_its_kernel_is_worth_it(tmp_path: Path, monke
     assert all(len(done[name].token_ids) == len(plain[name].token_ids) > 0 for name in done)
 
 
-def test_compiling_a_rounded_target_at_any_price_is_refused(tmp_path: Path) -> None:
+def test_required_compilation_of_a_quantized_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ValidationError, match=r"model\.target\.quantization is 'int8', and such weights are not compiled"
     ):

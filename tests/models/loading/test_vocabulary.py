@@ -40,7 +40,7 @@ def test_kept_tokens_have_the_whole_layers_logits_and_all_others_none(bias: bool
     assert sum(parameter.numel() for parameter in sliced.parameters()) == 3 * (8 + bias)
 
 
-def test_a_layer_narrower_than_the_vocabulary_gives_its_own_tokens_their_places() -> None:
+def test_logits_of_a_layer_narrower_than_the_vocabulary_have_the_indices_of_their_tokens() -> None:
     whole = layer(False)
     logits = SlicedHead.of(whole, range(20), vocab_size=30)(torch.ones(8))
     torch.testing.assert_close(logits[:20], whole(torch.ones(8)))
@@ -92,7 +92,7 @@ def test_a_list_comes_back_by_falling_count_with_the_tokens_as_they_were_written
         ('{"tokens": [17]}', r"tokens\[0\] is 17"),
     ],
 )
-def test_what_is_no_list_of_tokens_is_refused_by_name(text: str, reason: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_token_list_is_refused_by_name(text: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     file.write_text(text)
     with pytest.raises(VocabularyError, match=reason) as caught:

@@ -121,15 +121,7 @@ def test_frames_without_times_are_counted_at_the_streams_rate(tmp_path) -> None:
     assert [number_in(frame) for frame in read_frames(video, (0, 5, 11), None)] == [0, 5, 11]
 
 
-# --- upright and small ---
-
-
-@pytest.mark.parametrize(("degrees", "turns"), [(90, 3), (180, 2), (270, 1)])
-def test_a_display_matrix_puts_frames_upright(degrees, turns, tmp_path) -> None:
-    data = encode_video(3, codec="libx264", options=X264)
-    plain = next(iter(read_frames(probed(data, tmp_path, "plain"), (1,), 64)))
-    turned = next(iter(read_frames(probed(files.rotated(data, degrees), tmp_path, "turned"), (1,), 64)))
-    assert np.array_equal(turned, np.rot90(plain, turns))
+# --- small ---
 
 
 def test_the_longer_side_is_shrunk_and_nothing_grows() -> None:
