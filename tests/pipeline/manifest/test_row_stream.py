@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from pipeline.manifest.row_stream import Draw, Position, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 
 
 class Shelves:
@@ -100,7 +100,7 @@ def test_rows_before_a_position_are_not_read_again() -> None:
 
 def test_a_place_is_five_numbers_that_come_back_from_json_as_they_were() -> None:
     place = next(stream([20]).draws(6)).position
-    assert Position(**vars(place)) == place
+    assert StreamPosition(**vars(place)) == place
     assert Counter(map(type, vars(place).values())) == {int: 5}
 
 
