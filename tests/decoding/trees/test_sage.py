@@ -225,7 +225,7 @@ def test_plans_of_64_nodes_fit_into_25() -> None:
         plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_nodes=nodes))
         for nodes in (64, 25)
     )
-    for name in ("parents", "ranks", "depth", "valid", "expanded", "place"):
+    for name in ("parents", "ranks", "depth", "valid", "expanded", "frontier_index"):
         assert torch.equal(getattr(wide, name)[:, :26], getattr(narrow, name)), name
     assert not wide.valid[:, 26:].any()
 
