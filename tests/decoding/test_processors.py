@@ -30,7 +30,7 @@ EARLIER = Sampling(no_repeat_ngram_size=3, suppress_tokens=(1,), min_new_tokens=
 token = st.integers(0, V - 1)
 words = st.lists(token, min_size=1, max_size=4).map(tuple)
 # transformers refuses lists of bad words in which all are EOS.
-bad_words = st.lists(words, max_size=4, unique=True).map(lambda found: (*found, (4, 4, 4, 4)))
+bad_words = st.lists(words, max_size=4, unique=True).map(lambda lists: (*lists, (4, 4, 4, 4)))
 SAMPLINGS = st.builds(
     Sampling,
     max_new_tokens=st.integers(8, 14),
