@@ -124,9 +124,9 @@ ONE_EACH = (
 
 def check_each() -> None:
     for seed in range(12):
-        for place, sampling in enumerate(ONE_EACH):
+        for index, sampling in enumerate(ONE_EACH):
             prompt = [3] if sampling.forced_bos_token_id is not None else [3, 4, 1, 2, 7, 3][: 4 + seed % 3]
-            check([(sampling, prompt, (seed + place) % 6), (Sampling(), [5, 3], 2)], seed)
+            check([(sampling, prompt, (seed + index) % 6), (Sampling(), [5, 3], 2)], seed)
 
 
 def the_path_is_forgotten(patch: Patch) -> None:

@@ -102,12 +102,12 @@ def test_the_interval_holds_the_true_time_of_a_sample() -> None:
     workload = Workload(8, 48, 0.2, 0.6, noise=0.1)
     held = 0
     for seed in range(12):
-        for one in tried(workload, seed).standings:
-            assert one.sample_s is not None
-            assert one.low_s is not None
-            assert one.high_s is not None
-            assert one.sample_s == pytest.approx(workload.sample_s(METHODS[one.method]), rel=0.12)
-            held += one.low_s <= workload.sample_s(METHODS[one.method]) <= one.high_s
+        for candidate in tried(workload, seed).standings:
+            assert candidate.sample_s is not None
+            assert candidate.low_s is not None
+            assert candidate.high_s is not None
+            assert candidate.sample_s == pytest.approx(workload.sample_s(METHODS[candidate.method]), rel=0.12)
+            held += candidate.low_s <= workload.sample_s(METHODS[candidate.method]) <= candidate.high_s
     assert held >= 30  # of 36
 
 

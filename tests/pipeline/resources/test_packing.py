@@ -25,13 +25,13 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
         free = [node for node in range(len(left)) if left[node] == UNIT]
         if units > UNIT and len(free) >= units // UNIT:
             candidates = [free[: units // UNIT]]
-        for place in candidates:
-            for gpu in place:
+        for gpus_of_actor in candidates:
+            for gpu in gpus_of_actor:
                 left[gpu] -= min(units, UNIT)
             cpus[index] -= each_cpus
             fits = can_place(others, gpus, cpus)
             cpus[index] += each_cpus
-            for gpu in place:
+            for gpu in gpus_of_actor:
                 left[gpu] += min(units, UNIT)
             if fits:
                 return True
