@@ -156,7 +156,7 @@ def room_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
             target = modules.get(name) or modules.get(name.rpartition(".")[0])
             if target is None:
                 continue
-            own, other = (one.parent.relative_to(ROOT).as_posix() for one in (path, target))
+            own, other = (module.parent.relative_to(ROOT).as_posix() for module in (path, target))
             if own != other and not f"{own}/".startswith(f"{other}/") and not f"{other}/".startswith(f"{own}/"):
                 edges.setdefault(own, set()).add(other)
     return edges

@@ -111,8 +111,8 @@ def run_steps(
 
 
 def check_host_reads(make: Callable[[Target], Method], prompts_of: Callable[[Prefix], list[Prefix]]) -> None:
-    """Run steps of a method without values on the toy target; raise the error of the first read or copy. `prompts_of`
-    is as in `run_steps`."""
+    """Run steps of a method without values on the toy target; raise the error of the first read or copy.
+    `prompts_of` is as in `run_steps`."""
     target = toys.target()
     with torch.inference_mode():
         # Samples are admitted with values; in steps, tensors lose theirs when they are used.

@@ -193,8 +193,8 @@ def inverse_error(errors: Tensor, is_scored: Tensor, temperature: float, linear:
 def adaboost(matches: Tensor, num_scored: Tensor, vocab_size: int, constant: float) -> Tensor:
     """Return weights (b, R) ∝ ln(1/ε − 1) + C·ln(K − 1), at least 0, with ε the lane's share of mismatches (Eq. 2).
 
-    `matches` (b, R) counts matches among `num_scored` (b,) positions; one match and one mismatch are added, so that ε is
-    never 0 or 1. Without positive weights or positions, the weights are equal.
+    `matches` (b, R) counts matches among `num_scored` (b,) positions; one match and one mismatch are added, so that ε
+    is never 0 or 1. Without positive weights or positions, the weights are equal.
     """
     epsilon = 1.0 - (matches + 1.0) / (num_scored[:, None] + 2.0)
     weights = ((1.0 / epsilon - 1.0).log() + constant * torch.log(torch.tensor(vocab_size - 1.0))).clamp_min(0.0)

@@ -1,7 +1,7 @@
 """Yields rows of a source in an infinite, deterministic shuffled order that can be resumed at any row.
 
 Every epoch has its own order of spans. Rows fill a window of bounded size, which is shuffled and yielded completely
-before the next one fills. Resuming at a `Position` reads the rows of its window again, but no rows before that window.
+before the next one fills. Resuming at a `StreamPosition` reads the rows of its window again, but none before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SpanSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Position:
+class StreamPosition:
     """The position of the next row: index `taken` of the shuffled window that begins at the `row`-th wanted row of the
     `span`-th span of an `epoch`; `ordinal` is the number of rows yielded before it, over all epochs."""
 
@@ -49,7 +49,7 @@ class Draw:
     table: pa.Table
     epoch: int
     first: int
-    position: Position
+    position: StreamPosition
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class RowStream:
     seed: int
     window_rows: int
 
-    def draws(self, num_rows: int, position: Position | None = None) -> Iterator[Draw]:
+    def draws(self, num_rows: int, position: StreamPosition | None = None) -> Iterator[Draw]:
         """Yield batches of `num_rows` without end, starting at `position`; the last batch of an epoch may be smaller.
 
         Raises:
             ConfigError: a whole epoch holds no wanted row.
         """
-        position = position or Position()
+        position = position or StreamPosition()
         while True:
             first, parts, at = position.ordinal, [], position
             for row, at in self._epoch(position):
@@ -77,11 +77,11 @@ class RowStream:
                     first, parts = at.ordinal, []
             if parts:
                 yield Draw(pa.concat_tables(parts).combine_chunks(), at.epoch, first, at)
-            if at == Position(epoch=position.epoch, ordinal=position.ordinal):
+            if at == StreamPosition(epoch=position.epoch, ordinal=position.ordinal):
                 raise ConfigError("source: no row is left to learn from; see training.held_out_share")
-            position = Position(epoch=position.epoch + 1, ordinal=at.ordinal)
+            position = StreamPosition(epoch=position.epoch + 1, ordinal=at.ordinal)
 
-    def _epoch(self, position: Position) -> Iterator[tuple[pa.Table, Position]]:
+    def _epoch(self, position: StreamPosition) -> Iterator[tuple[pa.Table, StreamPosition]]:
         at = position
         for window, start in self._windows(position):
             order = list(range(len(window)))
@@ -89,11 +89,11 @@ class RowStream:
             # Only the first window can be partly consumed.
             num_taken = position.taken if start == (position.span, position.row) else 0
             for taken, number in enumerate(order[num_taken:], num_taken + 1):
-                at = Position(position.epoch, *start, taken, at.ordinal + 1)
+                at = StreamPosition(position.epoch, *start, taken, at.ordinal + 1)
                 table, index = window[number]
                 yield table.slice(index, 1), at
 
-    def _windows(self, position: Position) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
+    def _windows(self, position: StreamPosition) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
         """Yield the windows from `position` on, each with the (span, row) of its first row."""
         order = list(range(self.spans.num_spans))
         random.Random(f"{self.seed} {position.epoch}").shuffle(order)

@@ -26,7 +26,7 @@ from models.heads.files import keep_as_safetensors, make_readable
 from models.heads.training.trainer import Reduce, Trainer
 from models.loading.checkpoints import DTYPES
 from pipeline.cluster.provenance import code_revision, versions
-from pipeline.manifest.row_stream import Draw, Position, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 from pipeline.rows.schemas import ERROR_CODES
 from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import OutputDir
@@ -83,7 +83,7 @@ class TrainingRun:
             workers.max_forward_tokens,
             DTYPES.get(job.training.gemm_dtype, torch.bfloat16 if is_bf16 else torch.float32),
         )
-        self._position = Position()
+        self._position = StreamPosition()
         self._first_epoch = {"num_taught_rows": 0}
         self._best: dict[str, Any] | None = None
         self._history: list[dict[str, float]] = []
@@ -229,7 +229,7 @@ class TrainingRun:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             message = f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
             raise ConfigError(message) from None
-        self._position = Position(**state["place"])
+        self._position = StreamPosition(**state["place"])
         self._first_epoch, self._best = state["first_epoch"], state["best"]
         self._history, self._seconds = state["history"], state["seconds"]
         if self.is_first:

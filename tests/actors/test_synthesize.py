@@ -137,8 +137,8 @@ def test_images_do_not_depend_on_batches_or_their_order() -> None:
 
 def test_two_batches_with_the_same_ids_do_not_mix_up_their_images() -> None:
     first, second = ({"id": "a", "prompt": prompt} for prompt in ("x", "four"))
-    one, other = run(make_actor(FakeImagePair()), prepared_table([first]), prepared_table([second]))
-    assert (one.column("codes")[0].as_py()[3], other.column("codes")[0].as_py()[3]) == (1, 4)
+    first_row, other = run(make_actor(FakeImagePair()), prepared_table([first]), prepared_table([second]))
+    assert (first_row.column("codes")[0].as_py()[3], other.column("codes")[0].as_py()[3]) == (1, 4)
 
 
 def test_a_text_encoder_that_breaks_ends_the_process_as_a_broken_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:

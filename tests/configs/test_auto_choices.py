@@ -52,8 +52,8 @@ def test_choices_beside_candidates_are_refused(name: str, value: Any) -> None:
 
 
 def test_plain_decoding_is_always_tried_first_and_under_the_name_it_was_given() -> None:
-    assert [one.label for one in method([CHAIN, LOOKUP]).methods] == ["plain", "chain", "lookup"]
-    assert [one.label for one in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
+    assert [candidate.label for candidate in method([CHAIN, LOOKUP]).methods] == ["plain", "chain", "lookup"]
+    assert [candidate.label for candidate in method([CHAIN, {"name": "slow"}]).methods] == ["slow", "chain"]
     auto = method([CHAIN, LOOKUP])
     assert (auto.label, auto.verify_mode) == ("auto", "lossless")
     assert isinstance(auto.drafter, NoDrafterConfig)

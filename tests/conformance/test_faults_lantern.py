@@ -70,7 +70,7 @@ def every_sibling_that_passes_is_followed(patch: Patch) -> None:
 
 
 def the_targets_draw_ignores_the_shared_noise(patch: Patch) -> None:
-    patch.setattr(relaxed, "target_choice", lambda one: one.processed_logits.argmax(dim=-1))
+    patch.setattr(relaxed, "target_choice", lambda verification: verification.processed_logits.argmax(dim=-1))
 
 
 def the_residual_keeps_the_neighbours(patch: Patch) -> None:

@@ -88,7 +88,7 @@ def tokens_after_the_stem_have_positions_of_columns(patch: Patch) -> None:
 
 def stems_are_not_copied(patch: Patch) -> None:
     copy = prefill.PromptReader._copy
-    patch.setattr(prefill.PromptReader, "_copy", lambda self, sources, places, n: copy(self, places, places, n))
+    patch.setattr(prefill.PromptReader, "_copy", lambda self, sources, targets, n: copy(self, targets, targets, n))
 
 
 of = Prefix.of

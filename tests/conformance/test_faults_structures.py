@@ -97,7 +97,9 @@ def a_refilled_slot_keeps_the_old_state(patch: Patch) -> None:
 
 
 def relaxed_rules_ignore_the_mask(patch: Patch) -> None:
-    patch.setattr(relaxed, "legal_drafts", lambda one: torch.ones_like(one.tree.tokens, dtype=torch.bool))
+    patch.setattr(
+        relaxed, "legal_drafts", lambda verification: torch.ones_like(verification.tree.tokens, dtype=torch.bool)
+    )
 
 
 def equal(method: str, sampling: Any = GREEDY) -> Callable[[], None]:

@@ -113,7 +113,7 @@ def test_every_kind_changes_some_text() -> None:
     changed = set()
     for request in wanted("llama"):
         plain = replace(request, sampling=Sampling(max_new_tokens=request.sampling.max_new_tokens))
-        outputs = [checks.generated("llama", one, ends("llama")) for one in (request, plain)]
+        outputs = [checks.generated("llama", each_request, ends("llama")) for each_request in (request, plain)]
         if outputs[0] != outputs[1]:
             changed.add(request.sample_id.rpartition(" ")[0])
     assert changed == KINDS.keys() - {"none"}

@@ -137,8 +137,8 @@ def test_shared_prompts_and_stems_keep_each_rows_axes(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_text_appended_to_a_prompt_has_the_positions_of_decoding(family: str) -> None:
     target = toys.target(family)
-    (one,) = [request for request in requests(family) if request.sample_id == "end-2"]
-    prompt = target.encode(one.prompt, one.images, one.videos)
+    (ending,) = [request for request in requests(family) if request.sample_id == "end-2"]
+    prompt = target.encode(ending.prompt, ending.images, ending.videos)
     assert prompt.visual[-1]
     assert prompt.axis_offsets is not None
     assert not torch.equal(prompt.axis_offsets, torch.zeros(3, dtype=torch.long))

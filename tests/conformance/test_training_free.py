@@ -48,8 +48,8 @@ def test_a_jacobi_draft_may_be_the_eos_or_follow_it() -> None:
     ended_inside = 0
     for index in range(12):
         target.eos_ids = frozenset([full[index]])
-        one = replace(request, sampling=replace(HOT, ignore_eos=False))
-        done = checks.run(jacobi_engine(target), [one])[request.sample_id]
+        hot = replace(request, sampling=replace(HOT, ignore_eos=False))
+        done = checks.run(jacobi_engine(target), [hot])[request.sample_id]
         assert done.token_ids == full[: full.index(full[index]) + 1]
         checks.check_telemetry(done)
         ended_inside += done.telemetry.ended_inside_path

@@ -80,7 +80,7 @@ def fuse(network: FeatureStack, embed: Tensor, feature: Tensor, state: Tensor) -
 def inputs_of(network: FeatureStack, embeds: Tensor, states: Tensor, visual: list[bool], positions: Tensor) -> Inputs:
     """The inputs of a head for pairs of `embeds` and `states` (L, D), some of which are `visual`."""
     rows: list[Tensor] = []
-    places: list[int] = []
+    indices: list[int] = []
     state = torch.zeros(network.hidden_size)
     image: list[Tensor] = []
     for index, is_visual in enumerate(visual):
@@ -90,13 +90,13 @@ def inputs_of(network: FeatureStack, embeds: Tensor, states: Tensor, visual: lis
                 outputs = compressed(network, torch.stack(image))
                 count = min(len(image), NUM_QUERIES - 1)
                 rows += outputs[:count]
-                places += range(index + 1 - count, index + 1)
+                indices += range(index + 1 - count, index + 1)
                 state, image = outputs[-1], []
             continue
         direct = is_visual and isinstance(network, MsdNetwork)
         rows.append(embeds[index] if direct else fuse(network, embeds[index], states[index], state))
-        places.append(index)
-    return Inputs(torch.stack(rows), positions[..., places], state)
+        indices.append(index)
+    return Inputs(torch.stack(rows), positions[..., indices], state)
 
 
 def compressed(network: VispecNetwork, image: Tensor) -> Tensor:

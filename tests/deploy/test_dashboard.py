@@ -23,14 +23,14 @@ def dashboard() -> dict[str, Any]:
 
 def exported() -> dict[str, set[str]]:
     """Every exported name and the labels of its series."""
-    found = {}
+    labels_of = {}
     for name, metric in (METRICS | DRIFT_METRICS).items():
         labels = {*LABELS, *([metric.label] if metric.label else [])}
         if metric.kind == "histogram":
-            found |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
+            labels_of |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
         else:
-            found[metric.exported(name)] = labels
-    return found
+            labels_of[metric.exported(name)] = labels
+    return labels_of
 
 
 def expressions(dashboard: dict[str, Any]) -> list[str]:

@@ -111,7 +111,10 @@ def test_the_actor_runs_no_processor_if_tasks_did(
         assert row.prompt is not None
         requests.append(Request(str(index), row.prompt, row.images, videos=row.videos, inputs=row.inputs))
     done = list(loaded.engine(4).run(requests))
-    assert all(one.error is None and not one.telemetry.degraded and one.num_visual_tokens for one in done)
+    assert all(
+        completion.error is None and not completion.telemetry.degraded and completion.num_visual_tokens
+        for completion in done
+    )
     assert isinstance(loaded.target, Target)
 
 

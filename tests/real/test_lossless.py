@@ -57,7 +57,7 @@ def test_the_model_writes_sensible_text(oracle: Any) -> None:
 
 @pytest.mark.parametrize("name", [name for name in (*METHODS, *DRAFTED) if name not in SAMPLED_ONLY])
 def test_greedy_outputs_equal_generate_and_sampled_ones_plain_sampling(name: str, oracle: Any) -> None:
-    pair, plain = (load(job_of(one, "float32")) for one in (name, "plain"))
+    pair, plain = (load(job_of(job, "float32")) for job in (name, "plain"))
     prompts = read_prompts(pair, NUM_PROMPTS)
     done, _ = decode(pair, requests_of(prompts, Sampling(max_new_tokens=NUM_TOKENS)), 5)
     for prompt, completion in zip(prompts, done, strict=True):

@@ -25,7 +25,7 @@ def run(kind: str, folder: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[
     assert caption.main(["--config", f"configs/jobs/real_{kind}.yaml", f"sink.path={folder}"]) == caption.DONE
     rows: dict[str, list[dict[str, Any]]] = {}
     output_rows = [row for path in (folder / "data").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    for row in sorted(output_rows, key=lambda one: (one["source"], one["clip_index"])):
+    for row in sorted(output_rows, key=lambda clip: (clip["source"], clip["clip_index"])):
         rows.setdefault(row["source"], []).append(row)
     errors = [row for path in (folder / "errors").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     return rows, {row["source"]: row["error_type"] for row in errors}

@@ -56,10 +56,10 @@ def test_prompts_are_the_documentation_of_a_library_each_text_once(tmp_path: Pat
 def test_prompts_of_this_interpreter_have_bounds_tasks_and_disjoint_splits() -> None:
     prompts = read_prompts()
     assert len(prompts) > 1000
-    assert len({one.id for one in prompts}) == len(prompts)
+    assert len({prompt.id for prompt in prompts}) == len(prompts)
     assert all(SHORTEST <= len(prompt.text) <= LONGEST for prompt in prompts)
-    assert {one.task for one in prompts} == set(TASKS)
-    share = sum(one.split == "held_out" for one in prompts) / len(prompts)
+    assert {prompt.task for prompt in prompts} == set(TASKS)
+    share = sum(prompt.split == "held_out" for prompt in prompts) / len(prompts)
     assert 0.15 < share < 0.25
 
 

@@ -167,12 +167,12 @@ def tiny_drafter(layers: tuple[int, ...], rank: int) -> tuple[LlavaForConditiona
     tensors = {name: tensor.clone() for name, tensor in weights.items() if not name.startswith(PREFIX)}
     for own, layer in enumerate(layers):
         prefix = f"{PREFIX}{layer}."
-        for name, one in weights.items():
+        for name, weight in weights.items():
             if name.startswith(prefix):
-                change = torch.randn(one.shape) * 0.1
-                if one.dim() == 2:
-                    change = torch.randn(one.shape[0], rank) @ torch.randn(rank, one.shape[1]) * 0.1
-                tensors[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = one + change
+                change = torch.randn(weight.shape) * 0.1
+                if weight.dim() == 2:
+                    change = torch.randn(weight.shape[0], rank) @ torch.randn(rank, weight.shape[1]) * 0.1
+                tensors[f"{PREFIX}{own}.{name.removeprefix(prefix)}"] = weight + change
     tensors["model.language_model.norm.weight"] += 0.5
     return target, tensors
 

@@ -102,12 +102,12 @@ def test_the_interval_holds_the_true_time_of_a_sample() -> None:
     workload = Workload(8, 48, 0.2, 0.6, noise=0.1)
     held = 0
     for seed in range(12):
-        for one in tried(workload, seed).standings:
-            assert one.sample_s is not None
-            assert one.low_s is not None
-            assert one.high_s is not None
-            assert one.sample_s == pytest.approx(workload.sample_s(METHODS[one.method]), rel=0.12)
-            held += one.low_s <= workload.sample_s(METHODS[one.method]) <= one.high_s
+        for candidate in tried(workload, seed).standings:
+            assert candidate.sample_s is not None
+            assert candidate.low_s is not None
+            assert candidate.high_s is not None
+            assert candidate.sample_s == pytest.approx(workload.sample_s(METHODS[candidate.method]), rel=0.12)
+            held += candidate.low_s <= workload.sample_s(METHODS[candidate.method]) <= candidate.high_s
     assert held >= 30  # of 36
 
 
@@ -176,13 +176,13 @@ def test_free_slots_exclude_those_of_waiting_rows() -> None:
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
     assert trial.num_free_slots == 4
-    for one in rows(3):
-        trial.submit(one)
+    for submitted in rows(3):
+        trial.submit(submitted)
     assert (trial.num_free_slots, trial.num_waiting) == (1, 3)
     trial.step()
     assert (trial.num_free_slots, trial.num_waiting, trial.has_work) == (1, 0, True)
-    for one in rows(3, start=3):
-        trial.submit(one)
+    for submitted in rows(3, start=3):
+        trial.submit(submitted)
     assert trial.num_free_slots == 0
 
 
@@ -195,13 +195,13 @@ def test_expected_rows_are_prefetched_by_the_engine_that_decodes_them(monkeypatc
     monkeypatch.setattr(CostEngine, "expect", expect)
     makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
     trial = MethodTrial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
-    for one in rows(6):
-        trial.submit(one)
+    for submitted in rows(6):
+        trial.submit(submitted)
     trial.queue.expect(list(rows(2, start=6)))
     trial.step()
     assert named == [["s4", "s5", "s6", "s7"]]
-    for one in rows(40, start=6):
-        trial.submit(one)
+    for submitted in rows(40, start=6):
+        trial.submit(submitted)
     while not trial._is_changing:
         trial.step()
     # Before a change of engines, the engine of the following rows is unknown.

@@ -61,9 +61,9 @@ def test_every_request_is_decoded_once_by_its_engine() -> None:
     assert engine.num_waiting == 12
     done: dict[str, str] = {}
     for _ in range(200):
-        for one in engine.step():
-            assert one.sample_id not in done
-            done[one.sample_id] = one.text
+        for completion in engine.step():
+            assert completion.sample_id not in done
+            done[completion.sample_id] = completion.text
         if not engine.has_work:
             break
     assert not engine.has_work

@@ -146,12 +146,12 @@ def test_a_sample_has_the_same_result_alone_and_in_a_batch_of_any_buffer_size() 
         alone = LVSpec(0.5, 3, True)
         alone.open(blocks.spec(num_slots=1))
         alone.admit(blocks.slots(0), [blocks.prefill_output(visuals[row])])
-        one = alone.accept(
+        single = alone.accept(
             blocks.verification(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
         )
-        assert one.path.tolist() == result.path[row : row + 1].tolist()
-        assert one.n.tolist() == result.n[row : row + 1].tolist()
-        assert one.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
+        assert single.path.tolist() == result.path[row : row + 1].tolist()
+        assert single.n.tolist() == result.n[row : row + 1].tolist()
+        assert single.relaxed.tolist() == result.relaxed[row : row + 1].tolist()
 
 
 def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:

@@ -90,7 +90,7 @@ def test_a_corpus_keeps_the_latest_outputs_that_fit(outputs: list[list[int]], ma
     cut = [output[-(max_tokens - 1) :] for output in outputs]
     kept: list[list[int]] = []
     for output in reversed(cut):
-        if sum(len(one) + 1 for one in [*kept, output]) > max_tokens:
+        if sum(len(finished) + 1 for finished in [*kept, output]) > max_tokens:
             break
         kept.insert(0, output)
     assert [output.tolist() for output in corpus._outputs] == [[*output, SEPARATOR] for output in kept]

@@ -187,7 +187,7 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
             assert not is_tested or tested > float(level_threshold(level, depth, rules)[row]) - 1e-6
     alone = [plan_tree(probs[row : row + 1], alpha[row : row + 1], torch.tensor([max_depth]), rules) for row in
              range(len(weights))]  # fmt: skip
-    assert torch.equal(tree.parents, torch.cat([one.parents for one in alone])), "a row depends on the others"
+    assert torch.equal(tree.parents, torch.cat([single.parents for single in alone])), "a row depends on the others"
 
 
 def test_a_threshold_that_gates_expansion_keeps_children_below_it_and_gives_them_none() -> None:
@@ -225,7 +225,7 @@ def test_plans_of_64_nodes_fit_into_25() -> None:
         plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_nodes=nodes))
         for nodes in (64, 25)
     )
-    for name in ("parents", "ranks", "depth", "valid", "expanded", "place"):
+    for name in ("parents", "ranks", "depth", "valid", "expanded", "frontier_index"):
         assert torch.equal(getattr(wide, name)[:, :26], getattr(narrow, name)), name
     assert not wide.valid[:, 26:].any()
 

@@ -132,12 +132,16 @@ REFUSED: list[tuple[str, Change, str]] = [
     (DFLASH, without("fc.weight"), "fc.weight is missing"),
     (DFLASH, configured("num_hidden_layers", 1), "layer_types must name full_attention or"),
     (DFLASH, lambda config, _: config.update(num_hidden_layers=1, layer_types=[FULL]), "layers.1.* is not known"),
-    (DFLASH, with_tensor("fc.weight", lambda one: one[:, :64]), r"fc.weight has shape \[32, 64\] instead of"),
+    (DFLASH, with_tensor("fc.weight", lambda tensor: tensor[:, :64]), r"fc.weight has shape \[32, 64\] instead of"),
     (DFLASH, with_tensor("norm.weight", spoiled), "norm.weight has values that are not finite"),
     (SPECULATORS, without("lm_head.weight"), "lm_head.weight is missing"),
     (SPECULATORS, without("d2t"), "d2t is missing"),
-    (SPECULATORS, with_tensor("d2t", lambda one: one + 64), "d2t names token"),
-    (SPECULATORS, with_tensor("d2t", lambda one: -torch.arange(len(one))), "d2t maps two draft tokens to one token"),
+    (SPECULATORS, with_tensor("d2t", lambda tensor: tensor + 64), "d2t names token"),
+    (
+        SPECULATORS,
+        with_tensor("d2t", lambda tensor: -torch.arange(len(tensor))),
+        "d2t maps two draft tokens to one token",
+    ),
 ]
 
 

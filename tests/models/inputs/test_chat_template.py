@@ -279,7 +279,9 @@ def test_steps_end_exactly_at_their_number() -> None:
 
 @given(
     st.recursive(
-        st.text() | st.integers() | st.none(), lambda one: st.lists(one) | st.dictionaries(st.text(), one), max_leaves=6
+        st.text() | st.integers() | st.none(),
+        lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+        max_leaves=6,
     )
 )
 def test_the_size_of_a_value_bounds_its_text(value: Any) -> None:

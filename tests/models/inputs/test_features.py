@@ -91,8 +91,8 @@ def test_other_pixels_of_the_same_size_and_text_miss_the_feature_cache() -> None
     first = [target.encode(text, images).embeds for images in shown]
     again = [target.encode(text, images).embeds for images in shown]
     assert target.num_feature_hits == 3
-    for one, other in zip(first, again, strict=True):
-        torch.testing.assert_close(one, other, atol=0, rtol=0)
+    for before, other in zip(first, again, strict=True):
+        torch.testing.assert_close(before, other, atol=0, rtol=0)
     assert not torch.equal(first[0], first[1])
 
 

@@ -172,8 +172,8 @@ def named_weights(columns: int = 120) -> dict[str, Tensor]:
     """Weights with the shapes of the published size B that need no memory: the tensors are views of one number."""
     shapes = {name: tuple(value.shape) for name, value in official_weights("text", layers=12, columns=columns).items()}
     sizes = {DIM: 768, 3 * DIM: 3 * 768, FFN: 2048, VOCAB: 16384, FEATURES: 2048}
-    one = torch.zeros(1, dtype=torch.bfloat16)
-    return {name: one.expand([sizes.get(side, side) for side in shape]) for name, shape in shapes.items()}
+    scalar = torch.zeros(1, dtype=torch.bfloat16)
+    return {name: scalar.expand([sizes.get(side, side) for side in shape]) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,9 @@ def test_the_first_neighbours_do_not_depend_on_how_many_are_kept() -> None:
 
 
 def test_random_neighbours_follow_the_seed_and_not_the_codes() -> None:
-    one = nearest_codes(codebook(40, 0), 10, Proximity("random", seed=1))
-    assert one.equal(nearest_codes(codebook(40, 1), 10, Proximity("random", seed=1)))
-    assert not one.equal(nearest_codes(codebook(40, 0), 10, Proximity("random", seed=2)))
+    table = nearest_codes(codebook(40, 0), 10, Proximity("random", seed=1))
+    assert table.equal(nearest_codes(codebook(40, 1), 10, Proximity("random", seed=1)))
+    assert not table.equal(nearest_codes(codebook(40, 0), 10, Proximity("random", seed=2)))
     # Every other code is as likely as any: 400 draws of 10 of 39.
     counts = torch.zeros(40)
     for seed in range(400):

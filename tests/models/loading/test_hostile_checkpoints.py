@@ -400,9 +400,9 @@ def directory(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as one:
+    with socket.socket(socket.AF_UNIX) as listener:
         os.chdir(path.parent)
-        one.bind(path.name)
+        listener.bind(path.name)
 
 
 KINDS: list[Callable[[Path], None]] = [fifo, device, process_file, directory, unix_socket]
@@ -534,7 +534,7 @@ def test_headers_read_the_shapes_that_the_library_writes(tmp_path: Path) -> None
     }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     header = read_header(tmp_path / "model.safetensors")
-    assert {name: (one.shape, one.num_bytes) for name, one in header.items()} == {
+    assert {name: (tensor.shape, tensor.num_bytes) for name, tensor in header.items()} == {
         name: (tuple(value.shape), value.nbytes) for name, value in tensors.items()
     }
     stored = stored_weights(tmp_path)

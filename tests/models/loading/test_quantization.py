@@ -95,7 +95,7 @@ def test_layers_of_unsupported_widths_are_not_quantized() -> None:
     assert [type(model[0]), type(model[1]), type(model[2][0])] == [Int8Linear, nn.Linear, Int8Linear]
     model = nn.Sequential(nn.Linear(16, 8), nn.Linear(16, 32), nn.Linear(24, 32))
     assert quantise(model, "fp8") == 1
-    assert [type(one) for one in model] == [nn.Linear, Fp8Linear, nn.Linear]
+    assert [type(layer) for layer in model] == [nn.Linear, Fp8Linear, nn.Linear]
 
 
 # --- fp8: inputs are rounded as well -------------------------------------------------------------------------------

@@ -251,7 +251,10 @@ def test_a_tree_keeps_its_folder_when_it_is_sent(tmp_path: Path) -> None:
     sent = pickle.dumps(tree)
     other = replaced(tmp_path / "root", by_copy=False)
     for tree_copy in (tree, pickle.loads(sent)):
-        for act in (lambda one=tree_copy: one.create("b", b"b"), lambda one=tree_copy: one.replace("a", b"b")):
+        for act in (
+            lambda target=tree_copy: target.create("b", b"b"),
+            lambda target=tree_copy: target.replace("a", b"b"),
+        ):
             with pytest.raises(OSError, match="was replaced"):
                 act()
     assert list(other.iterdir()) == []

@@ -109,7 +109,9 @@ def test_a_column_that_is_read_as_dictionary_gives_the_same_values(tmp_path, mon
     restarts: list[str] = []
     original = parquet.RowsOfFile._restart
     monkeypatch.setattr(
-        parquet.RowsOfFile, "_restart", lambda self, one: (restarts.append(one.as_dictionary), original(self, one))
+        parquet.RowsOfFile,
+        "_restart",
+        lambda self, column: (restarts.append(column.as_dictionary), original(self, column)),
     )
     table = read_all(source_of(tmp_path, data, span_max_rows=span_rows), keep=("q", "n"))
     assert restarts

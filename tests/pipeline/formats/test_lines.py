@@ -308,9 +308,9 @@ def test_no_record_of_blank_lines_crosses_the_end_of_a_range() -> None:
     data = b"a\n" + b"\n" * 100 + b"b\n"
     for cut in range(len(data) + 1):
         position, starts = 0, []
-        for one in lines.split_lines(io.BytesIO(data), 1000, cut=cut):
+        for record in lines.split_lines(io.BytesIO(data), 1000, cut=cut):
             starts.append(position)
-            position += one.num_bytes
+            position += record.num_bytes
         if 0 < cut < len(data) - 1:
             assert cut in starts or cut == 1
 

@@ -27,18 +27,18 @@ def members_of(data: bytes) -> list[tuple]:
     """Every member with its content as this package reads it."""
     archive = Archive(io.BytesIO(data), 10**9)
     entries = []
-    for one in archive:
-        content = archive.content(one) if one.is_file else b""
-        entries.append((one.name, one.type, one.size, one.offset, one.end, one.mtime, content))
+    for entry in archive:
+        content = archive.content(entry) if entry.is_file else b""
+        entries.append((entry.name, entry.type, entry.size, entry.offset, entry.end, entry.mtime, content))
     return entries
 
 
 def members_of_tarfile(data: bytes) -> list[tuple]:
     entries = []
     with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
-        while (one := tar.next()) is not None:
-            content = tar.extractfile(one).read() if one.isreg() else b""  # type: ignore[union-attr]
-            entries.append((one.name, one.type, one.size, one.offset, tar.offset, int(one.mtime), content))
+        while (info := tar.next()) is not None:
+            content = tar.extractfile(info).read() if info.isreg() else b""  # type: ignore[union-attr]
+            entries.append((info.name, info.type, info.size, info.offset, tar.offset, int(info.mtime), content))
     return entries
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from pipeline.manifest.row_stream import Draw, Position, RowStream, read_ahead
+from pipeline.manifest.row_stream import Draw, RowStream, StreamPosition, read_ahead
 
 
 class Shelves:
@@ -100,7 +100,7 @@ def test_rows_before_a_position_are_not_read_again() -> None:
 
 def test_a_position_is_five_numbers_that_json_restores() -> None:
     position = next(stream([20]).draws(6)).position
-    assert Position(**vars(position)) == position
+    assert StreamPosition(**vars(position)) == position
     assert Counter(map(type, vars(position).values())) == {int: 5}
 
 

@@ -31,7 +31,7 @@ def state_of(listed: Inventory) -> dict[str, Any]:
     """Everything that callers use of an inventory, in an order that does not depend on the order of reading."""
     done = {retry: listed.accounts.done(retry) for retry in (False, True)}
     return {
-        "done": {retry: (one._bits.tolist(), rows_of(one)) for retry, one in done.items()},
+        "done": {retry: (bitmap._bits.tolist(), rows_of(bitmap)) for retry, bitmap in done.items()},
         "present": {retry: listed.accounts.present_ids(retry) for retry in (False, True)},
         "strange": sorted((file.relative, file.problem) for file in listed.strange),
         "spooled": listed.spooled,

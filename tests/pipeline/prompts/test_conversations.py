@@ -144,9 +144,9 @@ def test_media_marks_become_placeholders_and_other_text_is_unchanged(value) -> N
     )
 )
 def test_every_row_becomes_a_conversation_or_a_row_error(value) -> None:
-    for one in (value, json.dumps(value)):
+    for written in (value, json.dumps(value)):
         try:
-            parsed = read_conversation(one, "m")
+            parsed = read_conversation(written, "m")
         except RowError:
             continue
         assert parsed.messages[-1]["role"] == "user"

@@ -93,7 +93,9 @@ class Elsewhere(Workers):
 
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-    located_rows = ({"sample_id": f"f#{row}", "source": "f", "row_index": row, **one} for row, one in enumerate(rows))
+    located_rows = (
+        {"sample_id": f"f#{row}", "source": "f", "row_index": row, **fields} for row, fields in enumerate(rows)
+    )
     return pa.Table.from_pylist(list(located_rows), SCHEMA)
 
 

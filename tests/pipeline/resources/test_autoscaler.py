@@ -31,7 +31,7 @@ class Store(dict[tuple[str, str], bytes]):
 
 def summary(nodes: list[Node] | None) -> list[tuple[str, int, int, float]]:
     assert nodes is not None
-    return [(one.kind, one.count, one.gpus, one.cpus) for one in nodes]
+    return [(node_type.kind, node_type.count, node_type.gpus, node_type.cpus) for node_type in nodes]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_report_in_the_gcs_is_read() -> None:
     nodes = node_types(store.read, "head:6379", [HEAD, node(2, kind="gpu")])
     assert summary(nodes) == [("gpu", 2, 2, 8), ("cpu", UNLIMITED, 0, 16)]
     assert nodes is not None
-    assert {one.labels for one in nodes} == {None}  # a report has no labels
+    assert {node_type.labels for node_type in nodes} == {None}  # a report has no labels
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_labels_of_node_types_are_known_if_the_autoscaler_reads_them(
     monitor("available_node_types: {gpu: {resources: {GPU: 1}, labels: {pool: gpu}, max_workers: 1}}", "h:54324")
     nodes = node_types(Store({(V2_ENABLED, NAMESPACE): version}).read, "h:54324", [HEAD])
     assert nodes is not None
-    assert [one.labels for one in nodes] == [labels]
+    assert [node_type.labels for node_type in nodes] == [labels]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")

@@ -25,14 +25,14 @@ def can_place(actors: list[Actor], gpus: list[list[int]], cpus: list[float]) -> 
         free = [node for node in range(len(left)) if left[node] == UNIT]
         if units > UNIT and len(free) >= units // UNIT:
             candidates = [free[: units // UNIT]]
-        for place in candidates:
-            for one in place:
-                left[one] -= min(units, UNIT)
+        for gpus_of_actor in candidates:
+            for gpu in gpus_of_actor:
+                left[gpu] -= min(units, UNIT)
             cpus[index] -= each_cpus
             fits = can_place(others, gpus, cpus)
             cpus[index] += each_cpus
-            for one in place:
-                left[one] += min(units, UNIT)
+            for gpu in gpus_of_actor:
+                left[gpu] += min(units, UNIT)
             if fits:
                 return True
     return False

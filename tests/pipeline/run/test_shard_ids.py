@@ -52,7 +52,7 @@ def check(config: CaptionJobConfig, names: list[list[str]]) -> None:
     good, bad = at_rest(Path(config.sink.path))
     result = check_output(OutputDir(config.sink.path))
     assert (result.problems, result.waiting, result.num_missing) == ([], [], 0)
-    wanted = {name for one in names for name in one}
+    wanted = {name for names_of_tar in names for name in names_of_tar}
     assert len(good) + len(bad) == sum(map(len, names))
     assert wanted <= good | bad
     assert all("#" in own for own in (good | bad) - wanted)
@@ -183,7 +183,7 @@ def test_kills_overlaps_and_retries_of_shards_leave_every_id_once(tmp_path: Path
         for shard in chance.sample(SHARDS, 3):
             run(config, ResumeOptions(retry_errors=True), shard=shard)
     check(config, names)
-    assert set(rows_in(tmp_path / "out/data")) == {name for one in names for name in one}
+    assert set(rows_in(tmp_path / "out/data")) == {name for names_of_tar in names for name in names_of_tar}
 
 
 def test_turns_are_ordered_and_rank_rows_by_the_attempt_that_finished_them(tmp_path: Path) -> None:

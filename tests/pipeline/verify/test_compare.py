@@ -38,10 +38,19 @@ def test_rows_are_joined_by_id_in_any_order_and_batches() -> None:
     old = [row("0", [1, 2, 3]), row("1", [4, 5]), row("2", [6])]
     comparison = compared(old, [row("2", [6])], [row("1", [4, 7]), row("0", [1, 2, 3]), row("9", [1])])
     assert comparison.counts == {"equal": 2, "different": 1, "by_tokens": 3}
-    [one] = comparison.table().to_pylist()
+    [result] = comparison.table().to_pylist()
     assert comparison.table().schema == SCHEMA
-    assert (one["sample_id"], one["position"], one["recorded_token"], one["decoded_token"]) == ("1", 1, 5, 7)
-    assert (one["recorded_token_ids"], one["decoded_token_ids"], one["loss"]) == ([4, 5], [4, 7], 1.0)
+    assert (
+        result["sample_id"],
+        result["position"],
+        result["recorded_token"],
+        result["decoded_token"],
+    ) == ("1", 1, 5, 7)
+    assert (result["recorded_token_ids"], result["decoded_token_ids"], result["loss"]) == (
+        [4, 5],
+        [4, 7],
+        1.0,
+    )
     assert comparison.asked().to_pylist() == [{"sample_id": "1", "tokens": [4], "one": 7, "other": 5}]
 
 
@@ -57,8 +66,8 @@ def test_rows_without_tokens_are_compared_by_text() -> None:
     old = [row("0", None, "a red ring"), row("1", None, "a blue star")]
     comparison = compared(old, [row("0", [7], "a red ring"), row("1", [8], "a bold star")])
     assert comparison.counts == {"equal": 1, "different": 1, "by_text": 2}
-    [one] = comparison.table().to_pylist()
-    assert (one["compared"], one["position"], one["recorded_token_ids"]) == ("text", 3, None)
+    [result] = comparison.table().to_pylist()
+    assert (result["compared"], result["position"], result["recorded_token_ids"]) == ("text", 3, None)
     assert not comparison.asked().num_rows, "a text has no token to compute a margin of"
 
 
@@ -72,8 +81,8 @@ def test_a_text_that_its_tokens_do_not_give_differs() -> None:
 def test_a_wrong_finish_reason_is_a_difference() -> None:
     comparison = compared([row("0", [1, 2])], [row("0", [1, 2]) | {"finish_reason": "length"}])
     assert comparison.counts == {"different": 1, "by_tokens": 1}
-    [one] = comparison.table().to_pylist()
-    assert (one["recorded_finish_reason"], one["decoded_finish_reason"]) == ("stop", "length")
+    [result] = comparison.table().to_pylist()
+    assert (result["recorded_finish_reason"], result["decoded_finish_reason"]) == ("stop", "length")
     assert not comparison.asked().num_rows
 
 

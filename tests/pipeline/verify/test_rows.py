@@ -43,7 +43,7 @@ def test_a_row_is_chosen_with_the_stated_probability_over_seeds(share: float) ->
     num_seeds, row = 3000, [("a.txt", 17), ("a.txt", 18), ("b.txt", 17)]
     are_chosen = [chosen(SampleShare(share, seed), row) for seed in range(num_seeds)]
     for num_faulty in (1, 3):
-        hits = sum(bool(one & set(row[:num_faulty])) for one in are_chosen) / num_seeds
+        hits = sum(bool(is_chosen & set(row[:num_faulty])) for is_chosen in are_chosen) / num_seeds
         expected = detection_probability(share, num_faulty)
         assert abs(hits - expected) < 4 * (expected * (1 - expected) / num_seeds) ** 0.5
 
@@ -71,8 +71,8 @@ def test_results_are_read_in_rounds(tmp_path: object, monkeypatch: pytest.Monkey
     assert num_rows == 59
     tables = list(rounds(output, choice, num_chosen))
     assert len(tables) == -(-num_chosen // 10)
-    ids = [sample_id for one in tables for sample_id in one["sample_id"].to_pylist()]
+    ids = [sample_id for table in tables for sample_id in table["sample_id"].to_pylist()]
     assert len(ids) == len(set(ids)) == num_chosen
     assert "a.txt#7" not in ids, "an error has no result to compare"
-    assert all(one.schema == RECORDED for one in tables)
+    assert all(table.schema == RECORDED for table in tables)
     assert not any(map(has_tokens, tables))

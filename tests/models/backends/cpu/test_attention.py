@@ -150,8 +150,8 @@ def test_without_a_mask_attention_is_causal_and_the_kv_cache_is_written(
     )
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCES[dtype])
     for memory, was, entries in ((inputs.keys, before[0], inputs.key), (inputs.values, before[1], inputs.value)):
-        for place, row in enumerate(rows.tolist()):
-            was[row][:, inputs.columns[place]] = entries[place]
+        for index, row in enumerate(rows.tolist()):
+            was[row][:, inputs.columns[index]] = entries[index]
         assert torch.equal(memory, was), "nothing else was written"
 
 
