@@ -35,7 +35,8 @@ class VideoConfig(Section):
     decoder: Literal["auto", "pyav"] = "auto"
     """Video decoder: `auto`, which is PyAV, or `pyav`."""
     square_pixels: bool = True
-    """Whether videos with oblong pixels (DV, DVD, broadcasts) are resized as players show them; `false` keeps stored sizes."""
+    """Whether videos with oblong pixels (DV, DVD, broadcasts) are resized as players show them; `false` keeps stored
+    sizes."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
     `timestamps_s` is set."""

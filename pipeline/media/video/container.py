@@ -87,6 +87,7 @@ class VideoStream:
             raise MediaError("video_too_large", f"frames of {width} x {height} are more than {limit}")
         return width, height
 
+
 def open_container(path: str) -> Any:
     """Open a local file of a format in `FORMATS` as a PyAV container; MediaError `not_a_video` or `broken_video`."""
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}

@@ -20,12 +20,9 @@ Frames = Iterator[NDArray[np.uint8]]
 
 
 def read_frames(video: VideoStream, indices: Sequence[int], max_side_px: int | None) -> Frames:
-    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the display matrix applied,
-    all of the first frame's size.
-
-    MediaError `broken_video` for a frame that cannot be decoded, `unsupported_video` if there is no
-    decoder, `video_too_large`.
-    """
+    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3), all of the first frame's size,
+    with the display matrix applied. MediaError `broken_video` for a frame that cannot be decoded, `unsupported_video`
+    if there is no decoder, `video_too_large`."""
     with open_container(video.path) as container:
         cursor = _Cursor(container, video)
         size: tuple[int, int] | None = None
@@ -43,8 +40,7 @@ def read_frames(video: VideoStream, indices: Sequence[int], max_side_px: int | N
 
 
 def _first_frame(video: VideoStream) -> Any:
-    """Return the first frame: further ones may have other sizes, and lack the display matrix if the stream itself holds it.
-    """
+    """Return the first frame; further ones may have other sizes, or no copy of a display matrix in the stream."""
     with open_container(video.path) as container:
         return _Cursor(container, video).frame(0)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.media.pixels import MediaError, fitting

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from configs.load import ConfigError
 from pipeline.media.pixels import MediaError
 from pipeline.media.video.container import probe
 from pipeline.media.video.decode import read_frames
+from pipeline.run.resume import refuse_other_content
+from pipeline.storage.output_dir import OutputDir
+from tests.pipeline.attempts import job
 from tests.pipeline.media.video.files import HEIGHT, MATRICES, WIDTH, displayed, encode_video, number_in, remuxed
 
 H264 = encode_video(6, codec="libx264", first=5, gop=3, options={"preset": "ultrafast"})
@@ -116,3 +120,18 @@ def test_the_default_stream_is_read(default: int | None, tmp_path: Path) -> None
         numbers[default or 0],
         numbers[default or 0] + 1,
     ]
+
+
+def test_an_output_of_videos_that_was_begun_before_resumes_with_stored_sizes(tmp_path: Path) -> None:
+    def content(source: dict[str, Any], **video: Any) -> dict[str, Any]:
+        return job({**source, "path": "in", "video": video}, tmp_path / "out").content({"target": "t"})
+
+    videos: dict[str, Any] = {"kind": "videos"}
+    before = content(videos, square_pixels=False)
+    assert "square_pixels" not in before["source"]["video"]
+    for source in (videos, {"kind": "webdataset"}, {"kind": "parquet", "columns": {"video": "clip"}}):
+        assert content(source)["source"]["video"]["square_pixels"] is True
+    for source in ({"kind": "images"}, {"kind": "parquet", "columns": {"image": "picture"}}, {"kind": "text"}):
+        assert "square_pixels" not in content(source)["source"]["video"]
+    with pytest.raises(ConfigError, match=r"source\.video\.square_pixels: absent then, True now"):
+        refuse_other_content(before, content(videos), OutputDir(str(tmp_path / "out")))

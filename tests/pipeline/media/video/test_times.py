@@ -1,10 +1,9 @@
-"""Frames at their own times: files that start inside a group of pictures, were joined, lost pictures or their length."""
+"""Frames at their own times: files that start inside a group of pictures, were joined, or lost pictures."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import av
@@ -78,7 +77,11 @@ def test_a_file_that_starts_inside_a_group_of_pictures_begins_at_its_first_key_f
 
 @pytest.mark.parametrize(
     ("codec", "container"),
-    [*((codec, container) for codec in OPEN for container in ("mp4", "matroska")), ("hevc", "mpegts"), ("mpeg2", "mpegts")],
+    [
+        *((codec, container) for codec in OPEN for container in ("mp4", "matroska")),
+        ("hevc", "mpegts"),
+        ("mpeg2", "mpegts"),
+    ],
 )
 def test_pictures_before_an_open_group_that_need_lost_ones_are_left_out(
     codec: str, container: str, decode: Decode
@@ -106,7 +109,7 @@ def test_a_packet_of_noise_is_an_error_at_its_time_and_moves_no_other_frame(
         return [*packets[:index], made, *packets[index + 1 :]]
 
     data = remuxed(encode_video(36), container, damage)
-    with pytest.raises(RowError, match="the frame at .* s cannot be decoded") as caught:
+    with pytest.raises(RowError, match=r"the frame at .* s cannot be decoded") as caught:
         decode(data)
     assert caught.value.code == "broken_video"
     assert float(caught.value.message.split()[3]) == pytest.approx(index / 24, abs=0.001)
@@ -202,9 +205,7 @@ def test_frames_of_a_stream_whose_size_changes_have_the_first_frames_size(decode
 
 
 @pytest.mark.parametrize(("container", "codec"), [("webm", "libvpx"), ("webm", "libvpx-vp9"), ("matroska", "libx264")])
-def test_a_recording_without_a_duration_has_the_times_of_its_frames(
-    container: str, codec: str, decode: Decode
-) -> None:
+def test_a_recording_without_a_duration_has_the_times_of_its_frames(container: str, codec: str, decode: Decode) -> None:
     options = FAST if codec == "libx264" else {"cpu-used": "8", "deadline": "realtime"}
     data = encode_video(12, codec=codec, container=container, options=options, muxer={"live": "1"})
     with av.open(io.BytesIO(data)) as recorded:
