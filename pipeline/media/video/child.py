@@ -11,6 +11,7 @@ DECODER is a value of `source.video.decoder`, or `none` for a process that decod
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -60,6 +61,7 @@ def main() -> None:
         _bound_memory(max_bytes)
         sink.write(messages.pack({"kind": "ready"}))
         sink.flush()
+        gc.freeze()  # so that collections below examine the objects of one file only
         while True:
             try:
                 request, data = messages.receive(lambda count: _exactly(source, count))
@@ -70,6 +72,8 @@ def main() -> None:
                 sink.write(part)
             sink.flush()
             del data
+            if request.get("kind") != "image":
+                gc.collect()  # PyAV's frames with side data are in reference cycles, and hold threads
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -3,7 +3,6 @@ are excluded, and frame times come from packets. Runs in the decoding process.""
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import av
 
 from pipeline.media.pixels import MediaError
+from pipeline.media.video.completeness import has_all_of_riff, has_all_of_segment
 from pipeline.media.video.packets import PacketReader, decoded_frames
 
 FORMATS = (
@@ -165,11 +165,11 @@ class _Packet(NamedTuple):
 
 @dataclass(frozen=True)
 class _Listing:
-    """The packets of a stream in file order; `is_packed` if one of them has several pictures."""
+    """The packets of a stream in file order; with `is_counted`, their times are not those of frames."""
 
     packets: list[_Packet]
     num_joins: int
-    is_packed: bool
+    is_counted: bool
 
     @property
     def shown(self) -> list[_Packet]:
@@ -180,14 +180,17 @@ class _Listing:
     def gives_times(self) -> bool:
         """Whether every frame is one packet with a time of its own."""
         ticks = {packet.tick for packet in self.shown}
-        return not self.is_packed and None not in ticks and len(ticks) == len(self.shown)
+        return not self.is_counted and None not in ticks and len(ticks) == len(self.shown)
 
 
 def _listed(path: str, container: Any, stream: Any) -> _Listing:
-    is_avi, is_broadcast = (name in container.format.name.split(",") for name in ("avi", "mpegts"))
+    is_avi, is_broadcast, is_matroska = (
+        name in container.format.name.split(",") for name in ("avi", "mpegts", "matroska")
+    )
+    context = stream.codec_context
     packets: list[_Packet] = []
     reader, is_packed, reads_to_end = PacketReader(container, stream), False, True
-    is_mpeg4 = stream.codec_context.name == "mpeg4"
+    is_mpeg4 = context.name == "mpeg4"
     try:
         for packet in filter(attrgetter("size"), reader):
             reads_to_end = not packet.is_corrupt
@@ -200,31 +203,19 @@ def _listed(path: str, container: Any, stream: Any) -> _Listing:
         reads_to_end = False
     num_packets, num_promised = len(packets), stream.frames
     # AVI counts dropped frames, which are chunks of no bytes.
-    is_short = num_packets < num_promised and not (is_avi and _has_all_of_riff(path))
+    is_short = num_packets < num_promised and not (is_avi and has_all_of_riff(path))
+    if is_matroska and num_packets and container.duration and not has_all_of_segment(path):
+        tick_s = Fraction(stream.time_base or 1)
+        last_s = max((packet.tick or 0) + 2 * packet.duration for packet in packets) * tick_s
+        is_short = last_s < Fraction(container.duration, av.time_base)
     if num_packets and (not reads_to_end or is_short):
         count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
         raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
-    listing = _Listing(packets, reader.num_joins, is_packed)
+    is_reordered = is_avi and context.name in ("h264", "hevc") and context.has_b_frames  # AVI has no presentation times
+    listing = _Listing(packets, reader.num_joins, is_packed or is_reordered)
     if not listing.shown:
         raise MediaError("broken_video", "the video has no frames")
     return listing
-
-
-def _has_all_of_riff(path: str) -> bool:
-    """Return whether the file has all bytes of its RIFF chunks, of which an AVI file above 1 GB has several."""
-    offset = 0
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while offset < size:
-            file.seek(offset)
-            head = file.read(8)
-            if head[:4] != b"RIFF":
-                break
-            length = int.from_bytes(head[4:], "little")
-            offset += 8 + length + length % 2
-            if length < 4 or offset > size + 1:
-                return False
-    return True
 
 
 def _timed(video: VideoStream, listing: _Listing) -> VideoStream:

@@ -136,6 +136,25 @@ def test_an_avi_file_that_is_cut_short_is_an_error_with_the_number_of_its_frames
     assert caught.value.code == "broken_video"
 
 
+@pytest.mark.parametrize("container", ["matroska", "webm"])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_matroska_file_that_is_cut_short_is_an_error_unless_all_frames_are_there(
+    share: float, container: str, decode: Decode
+) -> None:
+    data = encode_video(24, codec="libvpx", container=container, options={"cpu-used": "8", "deadline": "realtime"})
+    with pytest.raises(RowError, match=r"cut short: it contains only \d+ frames") as caught:
+        decode(data[: int(share * len(data))])
+    assert caught.value.code == "broken_video"
+    assert numbers(decode(data[:-1])) == list(range(24))  # the index at the end is incomplete
+
+
+@pytest.mark.parametrize("num_b_frames", [0, 2])
+def test_frames_of_h264_in_avi_have_their_times_in_any_order_of_packets(num_b_frames: int, decode: Decode) -> None:
+    clip = decode(encode_video(24, codec="libx264", container="avi", num_b_frames=num_b_frames))
+    assert numbers(clip) == list(range(24))
+    assert ticks(clip) == list(range(24))
+
+
 def packed(data: bytes) -> bytes:
     """The AVI file of an MPEG-4 stream, each B-picture in the chunk of the picture before it, and a chunk of its own
     that holds none."""

@@ -217,3 +217,14 @@ def test_memory_stays_flat_over_hundreds_of_videos(worker_of, good) -> None:
         seen.append(worker.resident_bytes)
     assert worker.num_started == 4
     assert max(seen[100:]) < max(seen[:100]) + (16 << 20)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not count a process's memory")
+def test_address_space_stays_flat_over_many_videos(worker_of, good) -> None:
+    worker, seen = worker_of(), []
+    for _ in range(40):
+        worker.decode(good)
+        status = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+        seen.append(next(int(line.split()[1]) for line in status if line.startswith("VmSize")))
+    assert worker.num_started == 1
+    assert max(seen[10:]) < max(seen[:10]) + (64 << 10)  # in KiB; threads that are kept take 8 MiB each
