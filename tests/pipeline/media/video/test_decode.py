@@ -105,9 +105,7 @@ def test_frames_that_are_shrunk_while_decoding_are_close(decoder, video_of) -> N
 
 @pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
-def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_padding(
-    width, decoder, tmp_path
-) -> None:
+def test_narrow_frames_have_three_channels_with_any_padding_of_the_decoder(width, decoder, tmp_path) -> None:
     path = tmp_path / "narrow.mp4"
     path.write_bytes(encode_video(3, codec="libx264", size=(width, 34), options={"preset": "ultrafast"}))
     video = probe(str(path), 10**6)
@@ -249,7 +247,7 @@ def test_a_file_without_video_is_refused_with_its_content(tmp_path) -> None:
     assert caught.value.code == "no_video_stream"
 
 
-def test_a_sound_track_beside_the_pictures_changes_nothing(tmp_path) -> None:
+def test_an_audio_track_does_not_change_the_frames(tmp_path) -> None:
     video = probed(encode_video(6, audio=True), tmp_path)
     assert [number_in(frame) for frame in read_frames(video, (0, 5), "auto", None)] == [0, 5]
 
