@@ -56,7 +56,7 @@ def test_a_rate_of_one_takes_all_drafts_and_a_rate_of_nought_takes_none(
     assert (num_steps, tokens) == (3, 3 * 2 * per_step)
 
 
-def test_drafts_are_accepted_at_about_the_given_rate_whatever_is_read(pair: list[Target]) -> None:
+def test_drafts_are_accepted_at_about_the_forced_rate_in_any_context(pair: list[Target]) -> None:
     seconds = [
         time_steps(engine_over(pair, 0.7, columns)[0], requests(seed), 20)[1:] for columns in (0, 40) for seed in (0, 1)
     ]

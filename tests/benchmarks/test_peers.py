@@ -80,7 +80,7 @@ def test_one_pass_with_different_outputs_removes_the_speed_of_the_row() -> None:
     assert row["withheld"] == "1 of 6 outputs differ from the target's own"
 
 
-def test_outputs_within_rounding_keep_their_speed_and_say_so() -> None:
+def test_outputs_within_rounding_keep_their_speed_and_are_marked() -> None:
     row = make_row([Outcome(1.0, [[5, 9, 9], TOKENS[1]])], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"]["median"] == 7.0
     assert equality(row["verdict"]) == "50.0 %, the others within rounding"

@@ -86,7 +86,7 @@ def test_a_loaded_checkpoint_renders_its_own_chat_template(family: str, tmp_path
     assert front_end.render([{"role": "user", "content": content}]) == "<image> w4 w5 w7"
 
 
-def test_pictures_that_the_model_cannot_tell_apart_fail_their_row_alone() -> None:
+def test_indistinguishable_images_fail_only_their_row() -> None:
     pictures = (toys.picture(0, "qwen2_5_vl"), toys.picture(1, "qwen2_5_vl"))
     method = Method(NoDrafter(), checks.TREES["chain"](), Exact())
     engine = Engine(toys.target("qwen2_5_vl"), method, 4, 128)

@@ -58,7 +58,7 @@ def test_an_empty_prompt_is_refused() -> None:
     assert done.error.code == "prompt_refused"
 
 
-def test_logits_that_are_not_numbers_become_an_error_of_that_sample_alone() -> None:
+def test_nan_logits_become_an_error_of_their_sample_only() -> None:
     target = toys.target("llama")
     poisoned = 17
     with torch.no_grad():

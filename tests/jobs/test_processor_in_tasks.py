@@ -118,7 +118,9 @@ def test_the_actor_runs_no_processor_if_tasks_did(
     assert isinstance(loaded.target, Target)
 
 
-def test_tasks_are_refused_where_pixels_and_clips_travel_together(sources: dict[str, Path], tmp_path: Path) -> None:
+def test_processing_in_tasks_is_refused_for_drafters_that_need_pixels_of_clips(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
     path, overrides = overrides_of(
         "zoo_sd_chain_caption", sources, tmp_path / "out", "pool.processor=tasks", "source.video.clip_s=2"
     )

@@ -129,7 +129,7 @@ def test_every_prompt_gives_three_rows_with_images_or_errors(drafted: Path) -> N
         )
 
 
-def test_rows_say_how_their_images_were_drawn(drafted: Path) -> None:
+def test_rows_record_the_sampling_of_their_images(drafted: Path) -> None:
     for row in rows_of(drafted, "data").values():
         name = row["prompt_id"]
         assert (row["prompt"], row["temperature"], row["seed"]) == (

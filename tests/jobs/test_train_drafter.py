@@ -109,7 +109,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "block", "layer_cut"])
-def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
+def test_a_trained_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "head"
@@ -144,7 +144,7 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     assert texts[0] == texts[1]
 
 
-def test_every_row_is_taught_held_out_or_counted(source: Path, tmp_path: Path) -> None:
+def test_every_row_is_trained_on_held_out_or_counted(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "head"
     assert main(command(source, out, "training.held_out_rows=16", "training.num_steps=8")) == DONE
     metrics = measured(out)
@@ -152,7 +152,7 @@ def test_every_row_is_taught_held_out_or_counted(source: Path, tmp_path: Path) -
     assert metrics["num_taught_rows"] + metrics["num_held_out_rows"] + sum(metrics["left_out"].values()) == 16
 
 
-def test_any_family_can_be_taught(tmp_path: Path) -> None:
+def test_a_head_is_trained_for_any_family(tmp_path: Path) -> None:
     """Qwen's processors give more than pixels; its positions have three axes."""
     toys.save("qwen2_5_vl", tmp_path / "target")
     tokenizer = toys.processor("qwen2_5_vl").tokenizer
@@ -266,7 +266,7 @@ def image_job(world: Path, out: Path, kind: str, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", image_toys.KINDS)
-def test_a_head_for_images_is_taught_in_both_lanes_and_drafts_at_once(
+def test_a_head_for_images_is_trained_in_both_lanes_and_drafts_without_conversion(
     kind: str, image_world: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "head"

@@ -62,7 +62,7 @@ def vq() -> Vq:
     return load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU, VQ_SHAPE.codebook_size)
 
 
-def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
+def test_reconstructed_images_show_the_attributes_of_their_prompts(vq: Vq) -> None:
     samples = sample_grainy("test", 20, 2)
     images, prompts = [pixels for _, pixels, _ in samples], [prompt for _, _, prompt in samples]
     codes = vq.encode(pixels_of(images))
@@ -72,7 +72,7 @@ def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
     assert len(codes.unique()) > 800, "many codes, few of them twice"
 
 
-def test_guided_images_of_the_shipped_target_show_most_of_what_is_asked(vq: Vq) -> None:
+def test_guided_images_of_the_shipped_target_show_most_attributes_of_their_prompts(vq: Vq) -> None:
     gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / "image_target")), "float32", CPU)
     scenes = draw_scenes("text", "test", 10, 4)
     batch = encode_scenes("text", scenes, vq, *load_t5(CHECKPOINTS))

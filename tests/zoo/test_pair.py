@@ -68,7 +68,7 @@ def test_a_checkpoint_loads_with_heads_64_wide_and_is_stored_in_bfloat16(part: s
     assert {value.dtype for value in weights.values()} == {torch.bfloat16}
 
 
-def test_no_text_of_the_grammar_has_an_unknown_token_and_all_come_back_unchanged(processor: LlavaProcessor) -> None:
+def test_texts_of_the_grammar_have_no_unknown_token_and_decode_unchanged(processor: LlavaProcessor) -> None:
     tokenizer = processor.tokenizer
     for sentence in grammar_texts(40, seed=123):
         ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]

@@ -210,7 +210,7 @@ def test_strings_that_end_texts_can_be_replaced_by_those_of_the_job(saved: Path,
         ({"do_sample": True, "top_k": 20, "top_p": 0.8}, {"top_k": 0}, (1.0, 0, 0.8, 0.0)),
     ],
 )
-def test_sampling_is_the_checkpoints_only_if_the_job_says_so(
+def test_sampling_of_the_checkpoint_is_used_only_if_the_job_enables_it(
     settings: dict[str, Any], own: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     def drawn(sampling: SamplingConfig) -> tuple[float, ...]:

@@ -87,7 +87,7 @@ def test_a_row_without_training_tokens_has_a_reason(row: TrainingRow, code: str,
     assert refused.value.code == code
 
 
-def test_the_longest_row_that_is_allowed_is_taught(training_samples: TextSamples) -> None:
+def test_a_row_of_the_maximum_length_is_a_training_sample(training_samples: TextSamples) -> None:
     assert (
         training_samples.training_sample(TrainingRow("s", MESSAGES, (), answer=" ".join(["w9"] * 12)), 0).prefix.length
         == 16

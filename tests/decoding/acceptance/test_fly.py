@@ -102,7 +102,7 @@ def test_a_window_runs_along_its_own_branch() -> None:
     assert result.relaxed.tolist() == [[False, True, False, False, False]]
 
 
-def test_rows_of_one_batch_are_judged_each_by_its_own_length() -> None:
+def test_rows_of_a_batch_are_verified_by_their_own_lengths() -> None:
     made = Fly(0.3, window=2, block_end="fit")
     made.open(blocks.spec())
     wanted = [10, 30, 12, 13, 31]

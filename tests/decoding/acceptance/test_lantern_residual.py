@@ -156,7 +156,7 @@ def test_on_a_chain_the_coupled_rule_and_the_papers_residual_have_one_distributi
         assert float((result.n == 2).double().mean()) == pytest.approx(0.50, abs=0.015), "q over A(0) is 0.50"
 
 
-def test_each_level_is_judged_by_its_own_parents_distributions() -> None:
+def test_each_level_is_verified_with_the_distributions_of_its_parents() -> None:
     """Two levels; what follows differs below the two children of the root, in target and drafter."""
     laws = [Q, AFTER, [0.4, 0.1, 0.1, 0.1, 0.3], Q, Q]
     drafters = [P, [0.3, 0.1, 0.1, 0.4, 0.1], [0.1, 0.1, 0.2, 0.3, 0.3], P, P]
@@ -210,7 +210,7 @@ def test_delta_zero_is_rejection_token_for_token_over_random_trees(
 
 
 @pytest.mark.parametrize("residual", ["paper", "code"])
-def test_greedy_rows_are_judged_as_by_the_coupled_rule_also_beside_sampled_ones(residual: Kind) -> None:
+def test_greedy_rows_are_verified_as_by_the_coupled_rule_also_in_batches_with_sampled_rows(residual: Kind) -> None:
     for seed in range(10):
         case = drawn_case(seed, 1.0)
         greedy = torch.tensor([True, False, True, True, False])

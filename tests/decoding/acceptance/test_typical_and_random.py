@@ -49,7 +49,7 @@ def test_greedy_rows_are_softened_by_the_rules_own_temperature() -> None:
     assert not passes(Typical(temperature=0.5), PROBS, 12)
 
 
-def test_sampled_rows_are_judged_by_what_they_sample_from() -> None:
+def test_sampled_rows_are_verified_with_the_processed_logits() -> None:
     rule = Typical(temperature=100.0)
     rule.open(blocks.spec())
     outcomes = {}

@@ -292,7 +292,7 @@ def test_workers_that_share_a_batch_unevenly_learn_what_one_learns(kind: str) ->
         torch.testing.assert_close(done[0][name], value, rtol=1e-3, atol=2e-5)
 
 
-def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> None:
+def test_a_batch_without_training_tokens_changes_only_the_step() -> None:
     target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()

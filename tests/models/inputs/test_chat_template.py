@@ -193,7 +193,7 @@ EXPLOSIONS = {
 
 @pytest.mark.parametrize("family", ["llama", "llava"])
 @pytest.mark.parametrize("template", EXPLOSIONS.values(), ids=EXPLOSIONS)
-def test_a_template_that_explodes_becomes_an_error_of_the_row(template: str, family: str) -> None:
+def test_a_template_that_exceeds_its_limits_becomes_an_error_of_the_row(template: str, family: str) -> None:
     with pytest.raises(PromptError, match="the chat template refuses these messages: "):
         front_end(template, family).render([{"role": "user", "content": "Hi."}])
 
@@ -207,7 +207,7 @@ def test_a_template_that_explodes_becomes_an_error_of_the_row(template: str, fam
         "{% for w in messages[0].content.split('a') %}{{ w }}{% endfor %}",
     ],
 )
-def test_a_row_that_makes_a_template_explode_gets_a_stable_code(template: str) -> None:
+def test_a_row_with_which_a_template_exceeds_its_limits_gets_a_stable_code(template: str) -> None:
     ours = front_end(template)
     assert ours.render([{"role": "user", "content": "b" * 2}]) is not None
     with pytest.raises(RowRefused) as raised:

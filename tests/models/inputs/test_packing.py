@@ -237,7 +237,7 @@ def test_equal_pictures_have_equal_content_under_any_prompt() -> None:
     assert FrontEnd(toys.processor("llama")).pack("<s> w7", ()).content() == PackedInputs({}).content()
 
 
-def test_content_tells_tensors_of_equal_bytes_apart() -> None:
+def test_tensors_of_equal_bytes_with_other_shapes_or_names_have_other_contents() -> None:
     data = np.arange(4, dtype=np.uint8)
     keys = [PackedInputs({"x": Packed("uint8", shape, data.reshape(shape))}).content() for shape in ((4,), (2, 2))]
     assert keys[0] != keys[1]

@@ -38,7 +38,7 @@ def test_half_precision_takes_half() -> None:
     assert sizes[0] == 2 * sizes[1]
 
 
-def test_an_eagle_head_has_a_memory_of_its_own_size() -> None:
+def test_the_kv_cache_of_an_eagle_head_has_its_own_size() -> None:
     network = heads.eagle("llama")
     (num_bytes,) = position_bytes(network, network.hidden_size).values()
     target = toys.target("llama")

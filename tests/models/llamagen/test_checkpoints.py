@@ -99,9 +99,7 @@ def expect_the_published_model(gpt: Gpt, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrapper", ["model", "module", "state_dict", None])
-def test_a_published_file_is_the_published_model_whatever_key_wraps_it(
-    tmp_path: Path, wrapper: str | None, kind: str
-) -> None:
+def test_a_published_file_is_loaded_under_any_wrapping_key(tmp_path: Path, wrapper: str | None, kind: str) -> None:
     weights = official_weights(kind)
     ref = publish(tmp_path, weights if wrapper is None else {wrapper: weights, "steps": 7})
     assert read_gpt_shape(ref) == SHAPES[kind]
@@ -204,7 +202,7 @@ def refusal(ref: CheckpointRef) -> str:
     return str(result.value)
 
 
-def test_an_unknown_grid_or_number_of_heads_is_asked_for_with_the_key_to_write(tmp_path: Path) -> None:
+def test_a_refusal_of_an_unknown_grid_or_number_of_heads_names_the_key_to_write(tmp_path: Path) -> None:
     heads = {"model_type": GPT_TYPE, "num_heads": HEADS}
     assert 'must give "grid" (16 for 256 px' in refusal(publish(tmp_path, official_weights("text"), config=heads))
     grid = {"model_type": GPT_TYPE, "grid": GRID}

@@ -95,7 +95,7 @@ def test_text_that_looks_like_a_file_or_an_address_raises_no_warning() -> None:
 
 @given(st.text(max_size=60))
 @settings(max_examples=150, deadline=None)
-def test_any_text_comes_out_trimmed_and_on_one_line(text: str) -> None:
+def test_any_cleaned_text_is_trimmed_and_on_one_line(text: str) -> None:
     cleaned = clean_caption(text)
     assert cleaned == cleaned.strip()
     assert "\n" not in cleaned

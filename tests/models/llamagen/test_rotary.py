@@ -66,7 +66,7 @@ def test_a_model_created_on_the_meta_device_has_a_rotary_table_on_the_cpu() -> N
     assert rotary.cos[1].tolist() == [1.0] * 8
 
 
-def test_pairs_side_by_side_become_halves_and_back() -> None:
+def test_interleaved_rotary_pairs_are_converted_to_halves_and_back() -> None:
     rows = torch.arange(12)[:, None]  # two heads of six: (0 1)(2 3)(4 5), (6 7)(8 9)(10 11)
     split = split_pairs(rows, num_heads=2)
     assert split[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]

@@ -232,7 +232,7 @@ def test_the_published_files_load_under_any_wrapping_key(tmp_path: Path, wrapper
     assert torch.equal(loaded.decode(codes), vq.decode(codes))
 
 
-def test_a_saved_folder_loads_the_same_and_only_tensors_travel(tmp_path: Path) -> None:
+def test_a_saved_folder_loads_equal_and_contains_only_tensors(tmp_path: Path) -> None:
     vq = tiny("wide")
     save_vq(vq, tmp_path, torch.bfloat16)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

@@ -45,7 +45,7 @@ def linear(weight: list[list[float]], bias: list[float] | None = None, dtype: to
     return made
 
 
-def test_every_outputs_largest_weight_becomes_127_and_the_others_the_nearest_share_of_it() -> None:
+def test_weights_are_rounded_to_int8_by_the_largest_weight_of_each_output() -> None:
     layer = Int8Linear(linear([[1.27, -0.5, 0.004, 0.006], [0.0, -254.0, 3.0, 1.0], [0.0, 0.0, 0.0, 0.0]]))
     assert layer.weight[:, :4].tolist() == [[127, -50, 0, 1], [0, -127, 2, 0], [0, 0, 0, 0]]
     torch.testing.assert_close(layer.scales[:2], torch.tensor([0.01, 2.0]))
@@ -101,7 +101,7 @@ def test_layers_of_unsupported_widths_are_not_quantized() -> None:
 # --- fp8: inputs are rounded as well -------------------------------------------------------------------------------
 
 
-def test_every_outputs_largest_weight_becomes_448_and_the_others_the_nearest_number_of_fp8() -> None:
+def test_weights_are_rounded_to_fp8_by_the_largest_weight_of_each_output() -> None:
     layer = Fp8Linear(linear([[448.0, -224.0, 17.0, 1.06], [0.0, -1.75, 0.5, 0.0], *[[0.0] * 4] * 14]))
     # Between 16 and 32 fp8 has steps of 2, between 1 and 2 steps of an eighth; halves go to the even one.
     assert layer.weight.float()[0, :4].tolist() == [448.0, -224.0, 16.0, 1.0]

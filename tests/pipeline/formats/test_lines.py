@@ -42,7 +42,7 @@ def prompts_of(table: pa.Table, name: str = "text") -> list[str | None]:
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_a_line_is_a_prompt_whatever_ends_it_and_blank_lines_are_none(tmp_path, suffix) -> None:
+def test_a_line_with_any_line_ending_is_a_prompt_and_blank_lines_are_skipped(tmp_path, suffix) -> None:
     data = "\ufeffone\r\n\n  two \n \t\r\nthree é\n\nno end".encode()
     (tmp_path / f"p.txt{suffix}").write_bytes(compressed(data, suffix))
     for span_rows in (1, 2, 1000):

@@ -169,7 +169,7 @@ def test_integer_ids_become_strings(tmp_path) -> None:
     assert list(outcomes(read_all(parquet_source(tmp_path, id_column="key")))) == ["7", str(2**63 - 1)]
 
 
-def test_kept_columns_travel_with_their_types_and_nulls(tmp_path) -> None:
+def test_kept_columns_keep_their_types_and_nulls(tmp_path) -> None:
     columns = {
         "when": pa.array([1, None, 3], pa.timestamp("ns")),
         "tags": pa.array([["a"], None, []], pa.list_(pa.string())),

@@ -226,7 +226,7 @@ def read_table(cells: list[list[bytes]], fields: list[dict] | None = None, codes
     )
 
 
-def test_rows_are_decoded_in_order_and_kept_columns_travel() -> None:
+def test_rows_are_decoded_in_order_with_their_kept_columns() -> None:
     table = read_table(
         [[encode("red")], [encode("blue", (4, 2)), encode("lime")], []], [{"q": "1"}, {"q": "2"}, {"q": "3"}]
     )

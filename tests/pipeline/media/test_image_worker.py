@@ -175,7 +175,7 @@ def test_images_and_videos_of_a_job_share_one_process() -> None:
     assert clips._running == {}
 
 
-def test_a_jpeg_that_is_shrunk_looks_as_if_it_had_been_decoded_whole() -> None:
+def test_a_jpeg_decoded_at_reduced_size_is_close_to_the_shrunk_full_image() -> None:
     data = saved(noise(3200, 2400), "JPEG", quality=90)
     whole = Image.fromarray(decode(data, 10**8))
     for side in (336, 400, 700):

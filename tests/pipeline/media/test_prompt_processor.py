@@ -149,7 +149,7 @@ def test_outputs_are_copies_that_keep_no_block_alive(front_end: FrontEnd, tmp_pa
             assert array.flags.writeable, "a view of Arrow's memory is read-only"
 
 
-def test_a_sample_whose_outputs_are_too_large_travels_as_pixels(front_end: FrontEnd, tmp_path: Path) -> None:
+def test_a_sample_with_too_large_processor_outputs_is_sent_as_pixels(front_end: FrontEnd, tmp_path: Path) -> None:
     columns = {"id": ["a"], "image": [encode("red")]}
     options = PromptOptions(PromptConfig(text="What?"))
     for limit in ({"share_bytes": 64}, {"sizes": OutputSizes(), "batch_rows": SHARE // 200}):

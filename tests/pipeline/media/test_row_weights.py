@@ -44,7 +44,7 @@ def encoded(kind: str, size: tuple[int, int] = (40, 30), mode: str = "RGB", **op
         ("BMP", {}),
     ],
 )
-def test_headers_tell_the_size_that_pillow_finds(kind: str, options: dict[str, Any]) -> None:
+def test_image_headers_give_the_size_that_pillow_reads(kind: str, options: dict[str, Any]) -> None:
     for size in ((40, 30), (1, 1), (257, 3)):
         assert size_of(encoded(kind, size, **options)) == size
     whole = encoded(kind, **options)

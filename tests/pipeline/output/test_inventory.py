@@ -177,12 +177,12 @@ def test_kills_and_overlaps_leave_inventories_that_are_equal(tmp_path: Path, com
     at_rest(tmp_path / "out")
 
 
-def test_counts_that_become_known_and_new_files_keep_what_was_read(tmp_path: Path, compared) -> None:
+def test_newly_known_counts_and_new_files_keep_the_cached_inventory(tmp_path: Path, compared) -> None:
     def write(number: int, count: int) -> None:
         members = [(f"{row}.txt", b"x") for row in range(count)]
         (tmp_path / "in").mkdir(exist_ok=True)
         images = [(f"{row}.png", b"no image") for row in range(count)]
-        pairs = [path for pair in zip(members, images, strict=True) for path in pair]
+        pairs = [member for pair in zip(members, images, strict=True) for member in pair]
         (tmp_path / f"in/{number}.tar").write_bytes(tar_bytes(pairs))
 
     for number in range(4):

@@ -63,7 +63,7 @@ def test_a_pilot_takes_samples_from_all_over_the_source_and_all_over_each_span()
     assert pilot.tables[0]["row_index"].to_pylist() == [25, 75]
 
 
-def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None:
+def test_a_pilot_takes_all_rows_of_a_small_source_and_compensates_for_short_spans() -> None:
     assert draw(Spans([3, 2]), 100).size == 5  # type: ignore[arg-type]
     pilot = draw(Spans([1, 1, 50]), 12)  # type: ignore[arg-type]
     assert [table.num_rows for table in pilot.tables] == [1, 1, 10]

@@ -392,7 +392,7 @@ def test_a_file_that_another_attempt_rewrites_meanwhile_is_not_taken_for_damaged
     assert checksums.verify(OutputDir(str(tmp_path / "out"))).problems == {}
 
 
-def test_a_damaged_checksum_note_is_written_anew(tmp_path: Path) -> None:
+def test_a_damaged_checksum_note_is_rewritten(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in", "a", count=25), tmp_path / "out")
     run(config)
     note = tmp_path / "out/_job/files/data/part-000000.parquet.json"

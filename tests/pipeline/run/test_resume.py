@@ -396,7 +396,7 @@ def test_of_two_attempts_that_start_at_once_one_is_refused(tmp_path: Path) -> No
         OutputDir.list_attempts = true
 
 
-def test_another_machine_resolves_its_gpus_anew_and_resumes(tmp_path: Path) -> None:
+def test_a_job_resumed_on_another_machine_resolves_its_gpus_again(tmp_path: Path) -> None:
     """The record keeps `auto` and the numbers of each attempt beside it; they are not part of the content."""
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     here = Resources({"pool": 0.5}, ("pool",), "this machine has 1 GPU", num_cpus=3)

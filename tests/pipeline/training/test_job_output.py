@@ -278,7 +278,7 @@ def test_a_run_whose_stored_answers_are_others_is_refused(config: CaptionJobConf
         open_inputs(made).resumed(output)
 
 
-def test_a_run_does_not_resume_on_an_output_that_was_made_anew(config: CaptionJobConfig, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_on_a_recreated_output(config: CaptionJobConfig, tmp_path: Path) -> None:
     publish(config, EVERY[:3])
     made = training(config)
     claim_output(made, open_inputs(made), "t0")
@@ -305,7 +305,7 @@ def test_rows_that_changed_under_their_answers_are_refused(config: CaptionJobCon
     assert inputs.answers is not None
 
 
-def test_an_answer_is_never_taught_with_a_row_of_another_id(tmp_path: Path) -> None:
+def test_no_training_sample_joins_an_answer_with_a_row_of_another_id(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.mkdir()
     pq.write_table(pa.table({"id": ["p", "q", "r"], "ask": ["x", "y", "z"]}), rows / "a.parquet")
@@ -341,7 +341,7 @@ def test_an_answer_is_never_taught_with_a_row_of_another_id(tmp_path: Path) -> N
         ({"sink": {"keep_tokens": False}}, "did not keep its tokens, .* sink.keep_tokens=true"),
     ],
 )
-def test_answers_that_cannot_teach_this_drafter_are_refused(
+def test_answers_that_cannot_train_this_drafter_are_refused(
     sections: dict[str, Any], message: str, source: dict[str, Any], tmp_path: Path
 ) -> None:
     config = asking(source, tmp_path / "captions", **sections)

@@ -92,7 +92,7 @@ def test_a_row_does_not_depend_on_other_rows_or_the_number_of_threads(sizes: tup
 @pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("rows", [1, 7, 30])
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 33, 64])
-def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
+def test_a_gemm_writes_only_its_output(rows: int, outputs: int) -> None:
     input, weight = noise(rows, 64), noise(outputs, 64, seed=1)
     laid, library = pack_blocks(weight), LIBRARY.library()
     assert library is not None

@@ -262,7 +262,7 @@ def test_some_frames_of_a_row_are_evenly_spaced_over_all_its_clips() -> None:
     assert clips.some_frames([], 4) == []
 
 
-def test_ids_of_clips_say_seconds_without_needless_zeros() -> None:
+def test_ids_of_clips_contain_seconds_without_trailing_zeros() -> None:
     assert clips.Span(0, 2, 0.0, 10.0).name("a#0") == "a#0@0-10"
     assert clips.Span(1, 2, 7.5, 15.0).name("x") == "x@7.5-15"
     assert clips.Span(1, 2, 100.0, 200.1254).name("x") == "x@100-200.125"

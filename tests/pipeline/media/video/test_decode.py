@@ -178,7 +178,7 @@ def test_a_file_without_video_is_refused_with_its_content(tmp_path) -> None:
     assert caught.value.code == "no_video_stream"
 
 
-def test_a_sound_track_beside_the_pictures_changes_nothing(tmp_path) -> None:
+def test_an_audio_track_does_not_change_the_frames(tmp_path) -> None:
     video = probed(encode_video(6, audio=True), tmp_path)
     assert [number_in(frame) for frame in read_frames(video, (0, 5), None)] == [0, 5]
 
