@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.media.pixels import MediaError, fitting
+from pipeline.media.video.colour import UNSPECIFIED, rgb_of
 from pipeline.media.video.container import VideoStream, open_container
 from pipeline.media.video.packets import decoded_frames
 
@@ -34,8 +35,7 @@ def read_frames(video: VideoStream, indices: Sequence[int], max_side_px: int | N
                     first = frame if index == 0 else _first_frame(video)
                     size = fitting(*video.size_of(first.width, first.height), max_side_px)
                     matrix = _matrix(first)
-                pixels = frame.to_ndarray(format="rgb24", width=size[0], height=size[1], interpolation="BILINEAR")
-                last = index, np.ascontiguousarray(_displayed(pixels, matrix))
+                last = index, np.ascontiguousarray(_displayed(rgb_of(frame, *size), matrix))
             yield last[1]
 
 
@@ -46,8 +46,11 @@ def _first_frame(video: VideoStream) -> Any:
 
 
 def _matrix(frame: Any) -> tuple[int, ...]:
-    """Return the upper left of a frame's display matrix: x' = a x + c y and y' = b x + d y, as (a, b, c, d)."""
+    """Return the upper left of a frame's display matrix: x' = a x + c y and y' = b x + d y, as (a, b, c, d).
+    MediaError `unsupported_video` for Dolby Vision of which other decoders show wrong colours."""
     for data in frame.side_data:
+        if data.type.name in ("DOVI_METADATA", "DOVI_RPU_BUFFER") and frame.color_trc == UNSPECIFIED:
+            raise MediaError("unsupported_video", "its colours are Dolby Vision without a base layer (profile 5)")
         if data.type.name == "DISPLAYMATRIX":
             a, b, _, c, d, *_ = struct.unpack("=9i", bytes(data))
             return a, b, c, d
