@@ -32,8 +32,9 @@ SourceKindName = Annotated[str, PlainValidator(_known_kind, json_schema_input_ty
 class VideoConfig(Section):
     """Sampling of frames from videos, the video decoder, and its limits."""
 
-    decoder: Literal["auto", "pyav"] = "auto"
-    """Video decoder: `auto`, which is PyAV, or `pyav`."""
+    decoder: Literal["auto", "decord", "pyav"] = "auto"
+    """Video decoder: `auto`, which is PyAV, `pyav`, or `decord`, which refuses the videos of which it would return
+    other frames."""
     square_pixels: bool = True
     """Whether videos with oblong pixels (DV, DVD, broadcasts) are resized as players show them; `false` keeps stored
     sizes."""

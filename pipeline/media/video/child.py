@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
 """A decoding failure counts as out of memory if the free memory at the peak is below this number of frames."""
+MODULES = {"decord": "decord"}
+"""Libraries of decoders besides PyAV, which opens every file."""
 GRACE_S = 5.0
 """Seconds after a file's time limit at which SIGALRM ends the process; normally the supervisor ends it earlier."""
 
@@ -53,7 +55,8 @@ def main() -> None:
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
         try:
             if decoder != NO_VIDEOS:
-                importlib.import_module("av")  # before the time limit of the first video starts
+                for module in dict.fromkeys(("av", MODULES.get(decoder, "av"))):
+                    importlib.import_module(module)  # before the time limit of the first video starts
             pixels.installed_formats()
         except ImportError as error:
             sink.write(messages.pack({"kind": "failed", "message": str(error)}))
@@ -154,7 +157,7 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
         edges = shot_edges(video, shots)
     clips = windows(times_s, video.end_s, sampling, edges)
     indices = [index for clip in clips for index in clip.indices]
-    frames = read_frames(video, indices, request["max_side_px"])
+    frames = read_frames(video, indices, request["max_side_px"], request["decoder"])
     for number, clip in enumerate(clips):
         clip_frames = []
         for _ in clip.indices:

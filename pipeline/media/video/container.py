@@ -42,7 +42,8 @@ class VideoStream:
     `is_timed` is False if frames are found by their number, because the container has no valid times for them; `ticks`
     are then frame numbers at the stream's rate, if decoding gives no better times. `skipped_ticks` is the time of the
     pictures before the first frame, which cannot be decoded because the file starts inside a group of pictures.
-    `aspect` is the ratio of width to height of one pixel.
+    `aspect` is the ratio of width to height of one pixel. `restarts_cleanly` is whether the first packet is a key
+    frame, all packets are shown, and frames after a key frame in the file never reference frames before it.
     """
 
     path: str
@@ -59,6 +60,7 @@ class VideoStream:
     last_ticks: int
     is_timed: bool
     skipped_ticks: int
+    restarts_cleanly: bool = False
 
     @property
     def times_s(self) -> list[float]:
@@ -237,7 +239,20 @@ def _timed(video: VideoStream, listing: _Listing) -> VideoStream:
         keys=() if listing.num_joins else tuple(keys),
         last_ticks=last or _usual_gap(kept),
         skipped_ticks=kept[0] - ticks[0],
+        restarts_cleanly=first.is_key and not listing.num_joins and _restarts_cleanly(listing.packets),
     )
+
+
+def _restarts_cleanly(packets: Sequence[_Packet]) -> bool:
+    """Return whether all packets are shown, and none that follows a key frame in the file is shown before it (open
+    group of pictures)."""
+    key = 0
+    for packet in packets:
+        tick = packet.tick or 0
+        key = tick if packet.is_key else key
+        if packet.is_hidden or tick < key:
+            return False
+    return True
 
 
 def _usual_gap(ticks: Sequence[int]) -> int:

@@ -1,4 +1,5 @@
-"""Reads frames of a probed video with PyAV: finds each by its time, applies the display matrix and resizes.
+"""Reads frames of a probed video with PyAV: finds each by its time, applies the display matrix and resizes. On request,
+decord reads them (`pipeline.media.video.decord_frames`).
 
 Runs in the decoding process.
 """
@@ -15,15 +16,23 @@ from numpy.typing import NDArray
 from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.colour import UNSPECIFIED, rgb_of
 from pipeline.media.video.container import VideoStream, open_container
+from pipeline.media.video.decord_frames import decord_frames, refuse_other_frames
 from pipeline.media.video.packets import decoded_frames
 
+UPRIGHT = (1, 0, 0, 1)
+"""The display matrix of frames that are shown as they are stored."""
 Frames = Iterator[NDArray[np.uint8]]
 
 
-def read_frames(video: VideoStream, indices: Sequence[int], max_side_px: int | None) -> Frames:
+def read_frames(video: VideoStream, indices: Sequence[int], max_side_px: int | None, decoder: str = "auto") -> Frames:
     """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3), all of the first frame's size,
     with the display matrix applied. MediaError `broken_video` for a frame that cannot be decoded, `unsupported_video`
-    if there is no decoder, `video_too_large`."""
+    if there is no decoder, or if `decoder` is decord and it would return other frames, `video_too_large`."""
+    if decoder == "decord":
+        first = _first_frame(video)
+        refuse_other_frames(video, first, _matrix(first) == UPRIGHT)
+        yield from decord_frames(video, indices, *fitting(first.width, first.height, max_side_px))
+        return
     with open_container(video.path) as container:
         cursor = _Cursor(container, video)
         size: tuple[int, int] | None = None
@@ -54,7 +63,7 @@ def _matrix(frame: Any) -> tuple[int, ...]:
         if data.type.name == "DISPLAYMATRIX":
             a, b, _, c, d, *_ = struct.unpack("=9i", bytes(data))
             return a, b, c, d
-    return 1, 0, 0, 1
+    return UPRIGHT
 
 
 def _displayed(pixels: NDArray[np.uint8], matrix: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 from fractions import Fraction
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import pytest
 from pipeline.media.pixels import MediaError, fitting
 from pipeline.media.video.container import VideoStream, probe
 from pipeline.media.video.decode import read_frames
+from pipeline.media.video.decord_frames import nal_kinds
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
+has_decord = importlib.util.find_spec("decord") is not None
 FAST = {"preset": "ultrafast"}
 X264 = {"preset": "ultrafast", "tune": "fastdecode"}
 CLEAN = {
@@ -72,10 +75,33 @@ def test_every_frame_is_found_wherever_reading_begins(name, video_of) -> None:
         assert [number_in(frame) for frame in read_frames(video, wanted, None)] == list(wanted)
 
 
+@pytest.mark.skipif(not has_decord, reason="decord has no wheel here")
+@pytest.mark.parametrize("name", ALL)
+def test_decord_returns_the_frames_of_pyav_or_refuses_the_video(name, video_of) -> None:
+    video = video_of(name)
+    for wanted in WANTED:
+        frames = read_frames(video, wanted, None, "decord")
+        if name in CLEAN:
+            assert [number_in(frame) for frame in frames] == list(wanted)
+        else:
+            with pytest.raises(MediaError, match=r"^decord .*; source.video.decoder: auto takes PyAV") as refused:
+                next(frames)
+            assert refused.value.code == "unsupported_video"
+
+
+def test_units_of_h264_are_found_behind_lengths_and_behind_start_codes() -> None:
+    lengths = b"\x01\x64\x00\x1f\xff"
+    assert nal_kinds(b"\0\0\0\x02\x67\x00\0\0\0\x02\x65\x00", lengths) == {7, 5}
+    assert nal_kinds(b"\0\0\0\x01\x09\x10\0\0\x01\x61\x00", b"") == {9, 1}
+    assert nal_kinds(b"", b"") == set()
+    assert nal_kinds(b"\xff\xff\xff\xff\x65", lengths) == {5}
+
+
 @pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
 def test_narrow_frames_have_three_channels(width, tmp_path) -> None:
     video = probed(encode_video(3, codec="libx264", size=(width, 34), options=FAST), tmp_path)
-    assert [frame.shape for frame in read_frames(video, [0, 1, 2], None)] == [(34, width, 3)] * 3
+    for decoder in ("pyav", "decord") if has_decord else ("pyav",):
+        assert [frame.shape for frame in read_frames(video, [0, 1, 2], None, decoder)] == [(34, width, 3)] * 3
 
 
 # --- times ---
