@@ -149,7 +149,7 @@ def probe(path: str, max_pixels: int, square_pixels: bool = True) -> VideoStream
         )
         video.size_of(video.width, video.height)
         listing = _listed(path, container, stream)
-        frame_s = 1 / Fraction(stream.average_rate or stream.guessed_rate or Fraction(25))
+        frame_s = 1 / Fraction(stream.guessed_rate or stream.average_rate or Fraction(25))
     return _timed(video, listing) if listing.gives_times else _counted(video, frame_s)
 
 

@@ -12,6 +12,8 @@ from pipeline.media.pixels import MediaError
 
 DISCONTINUOUS = frozenset({"mpegts", "mpeg", "flv", "ogg"})
 """Formats whose times may restart in the middle, because files of them are joined or recorded from streams."""
+UNORDERED = frozenset({"avi", "asf"})
+"""Formats that store one time per packet; presentation times of packets in order are guesses, and off at gaps."""
 JUMP_S, SLACK_S = 10, Fraction(1, 10)
 """Times restart where they jump by more than `JUMP_S` seconds or back by more than `SLACK_S`, as FFmpeg has it."""
 
@@ -22,7 +24,10 @@ class PacketReader:
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self._stream = container, stream
-        self._is_continuous = DISCONTINUOUS.isdisjoint(container.format.name.split(","))
+        formats, context = container.format.name.split(","), stream.codec_context
+        self._is_continuous = DISCONTINUOUS.isdisjoint(formats)
+        in_order = context.name in ("h264", "hevc") and not context.has_b_frames
+        self._is_guessed = in_order and not UNORDERED.isdisjoint(formats)
         tick_s = Fraction(stream.time_base or 1)
         self._jump, self._slack = JUMP_S / tick_s, SLACK_S / tick_s
         self.num_joins = 0
@@ -32,6 +37,8 @@ class PacketReader:
         last: int | None = None
         due = 0
         for packet in self._container.demux(self._stream):
+            if self._is_guessed and packet.dts is not None:
+                packet.pts = packet.dts
             if not self._is_continuous and packet.dts is not None:
                 dts = packet.dts + offset
                 if last is not None and (dts > due + self._jump or dts < last - self._slack):

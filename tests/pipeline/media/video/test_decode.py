@@ -139,10 +139,11 @@ def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_fram
     assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], None)] == [5, 6, 14, 23]
 
 
-def test_frames_without_times_are_counted_at_the_streams_rate(tmp_path) -> None:
-    video = probed(encode_video(12, codec="libx264", container="h264", fps=25, options=X264), tmp_path)
+@pytest.mark.parametrize("fps", [24, 25, Fraction(30000, 1001)])
+def test_frames_without_times_are_counted_at_the_streams_rate(fps, tmp_path) -> None:
+    video = probed(encode_video(12, codec="libx264", container="h264", fps=fps, options=X264), tmp_path)
     assert not video.is_timed
-    assert video.times_s == [pytest.approx(number / 25) for number in range(12)]
+    assert video.times_s == [pytest.approx(number / fps) for number in range(12)]
     assert [number_in(frame) for frame in read_frames(video, (0, 5, 11), None)] == [0, 5, 11]
 
 

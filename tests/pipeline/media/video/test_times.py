@@ -148,6 +148,14 @@ def test_a_matroska_file_that_is_cut_short_is_an_error_unless_all_frames_are_the
     assert numbers(decode(data[:-1])) == list(range(24))  # the index at the end is incomplete
 
 
+@pytest.mark.parametrize("container", ["avi", "asf"])
+def test_dropped_frames_of_h264_leave_gaps_where_they_were(container: str, decode: Decode) -> None:
+    whole = encode_video(24, codec="libx264", container=container, options=FAST)
+    clip = decode(remuxed(whole, container, lambda packets: [*packets[:7], *packets[12:]]))
+    assert numbers(clip) == [*range(7), *range(12, 24)]
+    assert ticks(clip) == [*range(7), *range(12, 24)]
+
+
 @pytest.mark.parametrize("num_b_frames", [0, 2])
 def test_frames_of_h264_in_avi_have_their_times_in_any_order_of_packets(num_b_frames: int, decode: Decode) -> None:
     clip = decode(encode_video(24, codec="libx264", container="avi", num_b_frames=num_b_frames))
