@@ -14,7 +14,8 @@ from configs.method import MethodConfig
 from configs.output import ExportConfig, OutputConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
-from configs.source import SourceConfig
+from configs.source import BEFORE, SourceConfig
+from files.external_code import is_external
 
 
 class MessageConfig(Section):
@@ -251,6 +252,11 @@ class DatasetJobConfig(Section):
             raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
         return self
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows may have images as input."""
+        return False
+
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON data, with defaults."""
         return self.model_dump(mode="json")
@@ -268,6 +274,9 @@ class DatasetJobConfig(Section):
         data["method"] = self.method.content()
         for name in CIRCUMSTANCES:
             del data["source"][name]
+        for name, value in BEFORE.items():
+            if not self.reads_images or data["source"][name] == value:
+                del data["source"][name]
         video = data["source"]["video"]
         for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
             del video[name]
@@ -376,6 +385,12 @@ class CaptionJobConfig(DatasetJobConfig):
             return
         if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows may have images: of files, tars, a column, a conversation, or a format of the user's."""
+        kind, named = self.source.kind, (self.source.columns.image, self.columns.messages)
+        return kind in ("images", "webdataset") or is_external(kind) or named != (None, None)
 
     @property
     def multiplies_rows(self) -> bool:
