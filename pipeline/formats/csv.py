@@ -157,14 +157,14 @@ class Csv(LineFormat):
         delimiter = delimiter_of(spec.source, path)
         header = self.header(filesystem, path, delimiter)
         needed = set(needed_columns(spec))
-        places = {name: place for place, name in enumerate(header) if name in needed}
+        indices = {name: index for index, name in enumerate(header) if name in needed}
 
         def parse(record: Record) -> Row:
             fields = self.fields(record, delimiter)
             if len(fields) != len(header):
                 message = f"line {record.line} has {len(fields)} fields, and the header {len(header)}"
                 raise RowError("broken_line", message)
-            return {name: fields[place] for name, place in places.items()}
+            return {name: fields[index] for name, index in indices.items()}
 
         return parse
 

@@ -31,10 +31,10 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages with lists of text, image and video parts; `places` has, by kind, a URI or None per placeholder."""
+    """Messages with lists of text, image and video parts; `uris` has, by kind, a URI or None per placeholder."""
 
     messages: list[dict[str, Any]]
-    places: dict[str, list[str | None]]
+    uris: dict[str, list[str | None]]
 
 
 def read_conversation(value: Any, column: str) -> Conversation:
@@ -50,7 +50,7 @@ def read_conversation(value: Any, column: str) -> Conversation:
     if not isinstance(value, list) or len(value) > MAX_TURNS:
         raise _invalid(column, f"is no list of up to {MAX_TURNS} turns")
     messages: list[dict[str, Any]] = []
-    places: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
+    uris: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
     num_chars = 0
     for number, turn in enumerate(value, start=1):
         if not isinstance(turn, Mapping):
@@ -59,7 +59,7 @@ def read_conversation(value: Any, column: str) -> Conversation:
         for part, uri in parts:
             num_chars += len(part.get("text", ""))
             if part["type"] in MEDIA:
-                places[part["type"]].append(uri)
+                uris[part["type"]].append(uri)
         role = turn.get("role") or turn.get("from")
         if not isinstance(role, str) or role.lower() not in _ROLES:
             raise _invalid(column, f"has the role {role!r:.50} in turn {number}; roles are {', '.join(_ROLES)}")
@@ -68,7 +68,7 @@ def read_conversation(value: Any, column: str) -> Conversation:
         raise _invalid(column, f"has more than {MAX_TEXT_CHARS} characters")
     if messages[-1]["role"] != "user":
         raise _invalid(column, "does not end with a turn of the user, which the model then answers")
-    return Conversation(messages, places)
+    return Conversation(messages, uris)
 
 
 def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[dict[str, Any], str | None]]:
@@ -94,12 +94,12 @@ def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[d
 
 def _uri_of(part: Mapping[str, Any], kind: str, where: str, column: str) -> str | None:
     for name in (kind, f"{kind}_url", "url", "path", "uri"):
-        found = part.get(name)
-        if isinstance(found, Mapping):
-            found = found.get("url")
-        if isinstance(found, str) and found:
-            return whole_text(found)
-        if found is not None and found != "":
+        value = part.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("url")
+        if isinstance(value, str) and value:
+            return whole_text(value)
+        if value is not None and value != "":
             raise _invalid(column, f"has a {kind} in {where} that is no URI")
     return None
 
@@ -121,17 +121,17 @@ def place_media(conversation: Conversation, kind: str, given: Sequence[Any], col
     """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
     Without placeholders, the media are inserted before the text of the first user turn. RowError `invalid_value` if
     there are more or fewer media than placeholders."""
-    places = conversation.places[kind]
-    if not places and given:
+    uris = conversation.uris[kind]
+    if not uris and given:
         turn = next(message for message in conversation.messages if message["role"] == "user")
         num_before = sum(part["type"] in MEDIA for part in turn["content"])
         turn["content"][num_before:num_before] = [{"type": kind}] * len(given)
         return list(given)
-    num_open = places.count(None)
+    num_open = uris.count(None)
     if num_open != len(given):
         raise _invalid(column, f"has {num_open} places for {kind}s, and the row has {len(given)}")
     rest = iter(given)
-    return [next(rest) if uri is None else uri for uri in places]
+    return [next(rest) if uri is None else uri for uri in uris]
 
 
 def _invalid(column: str, what: str) -> RowError:

@@ -49,7 +49,7 @@ class Skipped:
 
 def describe_skipped(counts: Mapping[str, int], kind: str) -> str:
     """Format the counts for messages, the most frequent first."""
-    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))]
     return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"
 
 
@@ -76,7 +76,7 @@ def list_paths(
     `paths` (for a glob, its fixed part) nor of `local_roots`.
     """
     fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
-    roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
+    roots = tuple(os.path.realpath(path) for path in (*fixed, *local_roots))
     skipped = skipped or Skipped()
     filesystem.invalidate_cache()
     listings = []
@@ -95,13 +95,13 @@ def list_paths(
 
 
 def _merged(shared: str, listings: Sequence[tuple[str, Iterable[Listed]]]) -> Iterator[Listed]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for root, listing in listings:
         below = root[len(shared) :].strip("/")
         for file in listing:
             path = f"{below}/{file.path}" if below else file.path
-            if path not in seen:
-                seen.add(path)
+            if path not in paths:
+                paths.add(path)
                 yield file._replace(path=path)
 
 

@@ -41,7 +41,7 @@ def test_a_folder_is_listed_sorted_by_its_own_suffixes_without_hidden_files(tmp_
     assert paths(images(f"{tmp_path}/")) == paths(images(tmp_path))
 
 
-def test_a_glob_is_taken_at_its_word_and_its_root_is_the_fixed_part(tmp_path) -> None:
+def test_a_glob_matches_as_written_and_its_root_is_the_fixed_part(tmp_path) -> None:
     make(tmp_path, "a/1.jpg", "a/2.bin", "b/1.jpg", "b/deep/2.jpg", "b/.h.jpg")
     assert paths(images(f"{tmp_path}/*/1.*")) == ["a/1.jpg", "b/1.jpg"]
     assert paths(images(f"{tmp_path}/b/**")) == ["1.jpg", "deep/2.jpg"]
