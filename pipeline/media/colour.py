@@ -24,14 +24,12 @@ _SPACES = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGB", "CMYK": "CMYK"}
 _SUPPORTED = ("L", "LA", "RGB", "RGBA", "CMYK", "LAB")
 
 
-def to_rgb(image: Image.Image, convert_to_srgb: bool, low_bytes: Image.Image | None = None) -> Image.Image:
-    """Convert a loaded image to RGB with alpha composited on white; with `convert_to_srgb`, from the space of its
-    embedded profile to sRGB. `low_bytes` are those of 16-bit samples. UndefinedRange for pixels without a defined range
-    or colour."""
+def to_rgb(image: Image.Image, profile: bytes | None, low_bytes: Image.Image | None = None) -> Image.Image:
+    """Convert a loaded image to RGB with alpha composited on white, and from the space of `profile` to sRGB.
+    `low_bytes` are those of 16-bit samples. UndefinedRange for pixels without a defined range or colour."""
     if image.mode in ("I", "F", "HSV") and not (image.mode == "I" and image.format in ("PNG", "PPM")):
         raise UndefinedRange(f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour")
-    profile = image.info.get("icc_profile") if convert_to_srgb else None
-    if not isinstance(profile, bytes) or len(profile) > MAX_PROFILE_BYTES:
+    if profile is not None and len(profile) > MAX_PROFILE_BYTES:
         profile = None
     if low_bytes is not None or image.mode.startswith("I"):
         white, inverted = white_value(image), is_inverted(image)

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageEr
 
 from pipeline.media import repairs, samples
 from pipeline.media.colour import to_rgb
+from pipeline.media.profiles import embedded_profile
 
 # Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -93,7 +94,8 @@ def _decode(
         if low_bytes is not None:
             samples.load_low_bytes(low_bytes)
         is_drafted = image.size != stored and name in ("JPEG", "MPO")
-        upright = to_rgb(image, convert_to_srgb, low_bytes)
+        profile = embedded_profile(image, data) if convert_to_srgb else None
+        upright = to_rgb(image, profile, low_bytes)
         turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
         del image, low_bytes  # frees its pixels before further copies are made
         if turn in _TURNS:

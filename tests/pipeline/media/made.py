@@ -85,6 +85,24 @@ def bmp_v4(bgra: np.ndarray) -> bytes:
     return b"BM" + struct.pack("<IHHI", 122 + bgra.nbytes, 0, 0, 122) + header + bgra.tobytes()
 
 
+def bmp_v5(picture: np.ndarray, profile: bytes) -> bytes:
+    """A top-down BMP of these RGB values (height, width, 3) with a profile behind them; width a multiple of 4."""
+    height, width = picture.shape[:2]
+    data = picture[..., ::-1].tobytes()
+    header = struct.pack("<IiiHHIIiiII", 124, width, -height, 1, 24, 0, len(data), 0, 0, 0, 0) + bytes(16) + b"DEBM"
+    header = header.ljust(112, b"\0") + struct.pack("<III", 124 + len(data), len(profile), 0)
+    return b"BM" + struct.pack("<IHHI", 138 + len(data) + len(profile), 0, 0, 138) + header + data + profile
+
+
+def jp2_with(data: bytes, profile: bytes) -> bytes:
+    """A JPEG 2000 (JP2) with a profile in place of its named colour space."""
+    header, colours = data.index(b"jp2h") - 4, data.index(b"colr") - 4
+    size = int.from_bytes(data[colours : colours + 4], "big")
+    box = struct.pack(">I", 11 + len(profile)) + b"colr\x02\0\0" + profile
+    grown = int.from_bytes(data[header : header + 4], "big") + len(box) - size
+    return data[:header] + struct.pack(">I", grown) + data[header + 4 : colours] + box + data[colours + size :]
+
+
 def srgb_profile() -> bytes:
     """A profile of sRGB."""
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()

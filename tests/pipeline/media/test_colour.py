@@ -37,6 +37,15 @@ def test_an_embedded_profile_is_converted_to_srgb_unless_that_is_switched_off(ki
     assert np.abs(corners(data, convert_to_srgb=False) - COLOURS).max() <= tolerance
 
 
+@pytest.mark.parametrize("kind", ["BMP", "JPEG2000"])
+def test_profiles_that_pillow_does_not_read_are_found(kind: str) -> None:
+    profile = made.swapped_profile()
+    plain = saved(Image.fromarray(PICTURE), "JPEG2000")
+    data = made.bmp_v5(PICTURE, profile) if kind == "BMP" else made.jp2_with(plain, profile)
+    assert np.abs(corners(data) - COLOURS[..., ::-1]).max() <= 2
+    assert np.array_equal(corners(data, convert_to_srgb=False), COLOURS)
+
+
 def test_profiles_apply_to_palettes_and_keep_alpha() -> None:
     picture = Image.fromarray(PICTURE).convert("RGBA")
     picture.putalpha(Image.fromarray(np.where(np.arange(32) < 16, 0, 255).astype(np.uint8)[None].repeat(32, 0)))
