@@ -129,6 +129,9 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> ImageFile.Im
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         image = Image.open(io.BytesIO(data), formats=installed_formats())
+        if samples.is_misread(image):
+            TiffImagePlugin.READ_LIBTIFF = True
+            image = Image.open(io.BytesIO(data), formats=["TIFF"])
     except UnidentifiedImageError:
         if (needed := _needed_plugin(bytes(data[:64]))) is not None:
             _, name, package = PLUGINS[needed]
@@ -140,13 +143,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> ImageFile.Im
     except Exception as error:  # a known format with an invalid header
         raise MediaError("broken_image", f"the image's header cannot be read: {error}") from None
     finally:
-        Image.MAX_IMAGE_PIXELS = limit
-    if samples.is_misread(image):
-        TiffImagePlugin.READ_LIBTIFF = True
-        try:
-            image = Image.open(io.BytesIO(data), formats=["TIFF"])
-        finally:
-            TiffImagePlugin.READ_LIBTIFF = False
+        Image.MAX_IMAGE_PIXELS, TiffImagePlugin.READ_LIBTIFF = limit, False
     if image.width * image.height > max_pixels:
         raise MediaError(
             "image_too_large",

@@ -1,4 +1,5 @@
-"""Leaves out damage that other readers tolerate: metadata of PNG files, and missing end markers of JPEG files."""
+"""Leaves out damage that other readers tolerate: metadata of PNG files, and missing end markers of JPEG files. Also
+rewrites valid BMP files that Pillow does not read."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import zlib
 from collections.abc import Iterator
 
 from PIL import PngImagePlugin
+
+from pipeline.media.bitfields import standard_bmp
 
 MAX_PNG_CHUNKS = 100_000
 """Maximum number of chunks of a PNG that is repaired."""
@@ -48,6 +51,8 @@ def variants(data: bytes | bytearray | memoryview) -> Iterator[bytes]:
                 yield stripped + filler + b"".join(marker + filler for marker in markers) + _END_OF_IMAGE
     elif data.startswith(_JPEG_2000):  # its decoder checks that all tiles are there
         yield data.removesuffix(b"\xff") + _END_OF_IMAGE
+    elif (bmp := standard_bmp(data)) is not None:
+        yield bmp
 
 
 def _png_chunks(data: bytes) -> Iterator[bytes]:

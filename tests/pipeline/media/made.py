@@ -77,12 +77,25 @@ def tiff(
     return head + data + struct.pack(f"{order}H", len(entries)) + directory + b"\0" * 4
 
 
-def bmp_v4(bgra: np.ndarray) -> bytes:
-    """A top-down 32-bit BMP with a mask for alpha, of samples (height, width, 4)."""
-    height, width = bgra.shape[:2]
-    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
-    header = struct.pack("<IiiHHIIiiII", 108, width, -height, 1, 32, 3, bgra.nbytes, 0, 0, 0, 0) + masks + bytes(52)
-    return b"BM" + struct.pack("<IHHI", 122 + bgra.nbytes, 0, 0, 122) + header + bgra.tobytes()
+BGRA = (0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+"""Masks of red, green, blue and alpha."""
+
+
+def bmp(samples: np.ndarray, bits: int = 32, masks: tuple[int, ...] = BGRA, header_bytes: int = 108) -> bytes:
+    """A top-down BMP with masks of channels, of 8-bit samples (height, width, channels) in the order of the masks."""
+    height, width = samples.shape[:2]
+    words = np.zeros((height, width), np.int64)
+    for index, mask in enumerate(masks):
+        if mask:
+            lowest = mask & -mask
+            words |= (samples[..., index].astype(np.int64) * (mask // lowest) + 127) // 255 * lowest
+    data = words.astype(f"<u{bits // 8}").tobytes()
+    compression = 6 if header_bytes == 40 and len(masks) == 4 else 3
+    header = struct.pack("<IiiHHIIiiII", 40, width, -height, 1, bits, compression, len(data), 0, 0, 0, 0)
+    header = struct.pack("<I", header_bytes) + header[4:] + struct.pack(f"<{len(masks)}I", *masks)
+    header = header.ljust(header_bytes, b"\0")
+    start = 14 + len(header)
+    return b"BM" + struct.pack("<IHHI", start + len(data), 0, 0, start) + header + data
 
 
 def bmp_v5(picture: np.ndarray, profile: bytes) -> bytes:

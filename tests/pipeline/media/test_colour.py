@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from pipeline.media import colour
-from pipeline.media.pixels import decode
+from pipeline.media.pixels import MediaError, decode
 from tests.pipeline.media import made
 from tests.pipeline.media.test_image_decoding import saved
 
@@ -115,9 +115,33 @@ def test_a_fourth_channel_of_a_tiff_is_alpha_only_if_it_is_declared(extra: int |
 
 @pytest.mark.parametrize("alpha", [0, 128, 255])
 def test_alpha_of_a_bmp_counts_unless_it_is_zero_everywhere(alpha: int) -> None:
-    samples = np.dstack([PICTURE[..., ::-1], np.full((32, 32), alpha)]).astype(np.uint8)
+    samples = np.dstack([PICTURE, np.full((32, 32), alpha)])
     shown = COLOURS if alpha in (0, 255) else (COLOURS * 128.0 + 255 * 127) / 255
-    assert np.abs(corners(made.bmp_v4(samples)) - shown).max() <= 1
+    assert np.abs(corners(made.bmp(samples)) - shown).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("bits", "masks", "header_bytes"),
+    [
+        (16, (0xF800, 0x07E0, 0x001F), 40),
+        (16, (0x7C00, 0x03E0, 0x001F, 0x8000), 108),
+        (16, (0x0F00, 0x00F0, 0x000F, 0xF000), 108),
+        (16, (0x0F00, 0x00F0, 0x000F, 0), 124),
+        (32, (0x3FF00000, 0x000FFC00, 0x000003FF, 0), 108),
+        (32, (0x000003FF, 0x000FFC00, 0x3FF00000, 0xC0000000), 108),
+        (32, (0x000000FF, 0x0000FF00, 0x00FF0000, 0), 108),
+        (32, made.BGRA, 40),
+    ],
+)
+@pytest.mark.parametrize("alpha", [0, 255])
+def test_channels_of_a_bmp_are_where_its_masks_are(
+    bits: int, masks: tuple[int, ...], header_bytes: int, alpha: int
+) -> None:
+    samples = np.dstack([PICTURE, np.full((32, 32), alpha)])
+    data = made.bmp(samples, bits, masks, header_bytes)
+    assert np.abs(corners(data) - COLOURS).max() <= (9 if bits == 16 else 1)
+    with pytest.raises(MediaError, match="cannot"):
+        decode(data[:-5], LIMIT)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])

@@ -18,6 +18,7 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from tests.pipeline.formats.shards import encode
+from tests.pipeline.media import made
 
 LIMIT = 10_000
 
@@ -203,6 +204,18 @@ def test_formats_of_plugins_are_named_with_the_package_that_reads_them(monkeypat
 
 
 SEEDS = [JPEG, encode(size=(20, 20)), encode(kind="GIF"), encode(kind="TIFF"), encode(kind="WEBP"), encode(kind="BMP")]
+GREY = np.arange(64).reshape(8, 8)
+SEEDS += [
+    saved(Image.new("RGB", (8, 8)), "PNG", icc_profile=made.swapped_profile()),
+    made.jp2_with(saved(Image.new("RGB", (8, 8)), "JPEG2000"), made.swapped_profile()),
+    made.bmp_v5(np.zeros((8, 8, 3), np.uint8), made.grey_profile()),
+    made.bmp(np.zeros((8, 8, 4), np.uint8), 16, (0xF00, 0xF0, 0xF, 0xF000)),
+    made.tiff(np.stack([GREY] * 3, axis=2), 16, 2, tags={281: [63] * 3}),
+    made.tiff(np.stack([GREY] * 3, axis=2), 16, 2, separate=True),
+    made.tiff(GREY, 12, 0),
+    made.png(GREY, 16, made.chunk(b"tRNS", b"\0\1"), made.chunk(b"zTXt", b"k\0\1")),
+    JPEG[:-2],
+]
 
 
 @settings(deadline=None, max_examples=200)
