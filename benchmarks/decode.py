@@ -92,11 +92,10 @@ def throughput(folder: Path) -> Results:
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
-        for decoder in ("auto", "decord", "pyav"):
-            limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
-            worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES), limits)
-            spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
-            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(NUM_VIDEOS, spent_s)
+        limits = DecodeLimits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+        worker = DecoderWorker("auto", FrameSampling(num_frames=NUM_FRAMES), limits)
+        spent_s = _time_decoding(worker, path, NUM_VIDEOS, partial(_cpu_s, worker))
+        cells[f"mp4_480p_gop_{gop}/PyAV"] = _rate(NUM_VIDEOS, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
 
 
@@ -133,17 +132,16 @@ def memory(folder: Path) -> Results:
     for index in range(NUM_LONG):
         plan.insert(index * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
-        "configured": _hold(plan, "auto", DecodeLimits().worker_max_videos),
-        "decord_never_replaced": _hold(plan, "decord", NEVER),
-        "pyav_never_replaced": _hold(plan, "pyav", NEVER),
+        "configured": _hold(plan, DecodeLimits().worker_max_videos),
+        "never_replaced": _hold(plan, NEVER),
     }
     return {"num_short": NUM_SHORT, "num_long": NUM_LONG, "long_s": LONG_S, "runs": runs}
 
 
-def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
+def _hold(plan: list[str], worker_max_videos: int) -> Results:
     """Return the peaks of resident memory of the decoding process and of its parent over a run."""
     limits = DecodeLimits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = DecoderWorker(decoder, FrameSampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
+    worker = DecoderWorker("auto", FrameSampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -237,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
                 result = run(Path(folder))
             print(json.dumps({name: result}, indent=1), flush=True)
             results = read_results(RESULTS) if RESULTS.exists() else {}
-            versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
+            versions = {"machine": platform.machine(), **{"av": version("av")}}
             results[name] = versions | result
             write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0

@@ -14,7 +14,7 @@ from configs.method import MethodConfig
 from configs.output import ExportConfig, OutputConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
-from configs.source import BEFORE, SourceConfig
+from configs.source import BEFORE, VIDEO_BEFORE, SourceConfig
 from files.external_code import is_external
 
 
@@ -257,6 +257,11 @@ class DatasetJobConfig(Section):
         """Whether rows may have images as input."""
         return False
 
+    @property
+    def reads_videos(self) -> bool:
+        """Whether rows may have videos as input."""
+        return False
+
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON data, with defaults."""
         return self.model_dump(mode="json")
@@ -280,6 +285,9 @@ class DatasetJobConfig(Section):
         video = data["source"]["video"]
         for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
             del video[name]
+        for name, value in VIDEO_BEFORE.items():
+            if not self.reads_videos or video[name] == value:
+                del video[name]
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -391,6 +399,12 @@ class CaptionJobConfig(DatasetJobConfig):
         """Whether rows may have images: of files, tars, a column, a conversation, or a format of the user's."""
         kind, named = self.source.kind, (self.source.columns.image, self.columns.messages)
         return kind in ("images", "webdataset") or is_external(kind) or named != (None, None)
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether rows may have videos: of files, tars, a column, or a format of the user's."""
+        kind = self.source.kind
+        return kind in ("videos", "webdataset") or is_external(kind) or self.source.columns.video is not None
 
     @property
     def multiplies_rows(self) -> bool:

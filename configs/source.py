@@ -32,8 +32,11 @@ SourceKindName = Annotated[str, PlainValidator(_known_kind, json_schema_input_ty
 class VideoConfig(Section):
     """Sampling of frames from videos, the video decoder, and its limits."""
 
-    decoder: Literal["auto", "decord", "pyav"] = "auto"
-    """Video decoder: `auto` (decord for files that it seeks exactly, otherwise PyAV), `decord` or `pyav`."""
+    decoder: Literal["auto", "pyav"] = "auto"
+    """Video decoder: `auto`, which is PyAV, or `pyav`."""
+    square_pixels: bool = True
+    """Whether videos with oblong pixels (DV, DVD, broadcasts) are resized as players show them; `false` keeps stored
+    sizes."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Number of evenly spaced frames of a clip, including its first and last frame; 8 if neither `fps` nor
     `timestamps_s` is set."""
@@ -128,6 +131,8 @@ these take two shares each, because a task has rows of one share and one further
 BEFORE = {"convert_to_srgb": False}
 """Keys of `source` that affect images, and outputs that were begun before these keys existed do not have: the values
 with which images are decoded as for these outputs."""
+VIDEO_BEFORE = {"square_pixels": False}
+"""The same for keys of `source.video`."""
 
 
 class SourceConfig(Section):

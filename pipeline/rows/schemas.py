@@ -49,7 +49,7 @@ ERROR_CODES: dict[str, str] = {
     "no_video_stream": "the file holds no moving picture, only sound or cover art",
     "broken_video": "the video is truncated or damaged",
     "video_too_large": "the video has more bytes, pixels or frames than the source section allows",
-    "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
+    "unsupported_video": "there is no decoder for the video",
     "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
     "decode_timeout": "decoding an image or the video took longer than source.video.timeout_s",
     "decoder_died": "the process that decoded this row's images or video, or ran its processor, crashed",

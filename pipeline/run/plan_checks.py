@@ -27,9 +27,6 @@ from pipeline.storage.shard import WHOLE, Shard
 if TYPE_CHECKING:
     from actors.loading.pair import TextPairInfo
 
-DECODER_PACKAGES = {"auto": "av", "pyav": "av", "decord": "decord"}
-"""The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
-
 
 def check_models(config: CaptionJobConfig) -> tuple[CaptionJobConfig, TextPairInfo]:
     """Check a job's checkpoints and what depends on them; return the job with revisions pinned, and with sizes and the
@@ -54,13 +51,11 @@ def check_videos(source: SourceConfig, takes_videos: bool, target: str) -> None:
     """
     if source.kind != "videos" and source.columns.video is None:
         return
-    decoder = source.video.decoder
-    for module in dict.fromkeys(("av", DECODER_PACKAGES[decoder])):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError(
-                f"source.video.decoder: {decoder!r} needs the Python package {module!r}, which is not installed; "
-                f"install it into this environment, or choose another decoder"
-            )
+    if importlib.util.find_spec("av") is None:
+        raise ConfigError(
+            f"source.video.decoder: {source.video.decoder!r} needs the Python package 'av', which is not installed; "
+            "install it into this environment"
+        )
     if not takes_videos:
         dotted = "source.kind" if source.kind == "videos" else "source.columns.video"
         raise ConfigError(f"{dotted}: {target} takes no videos; LLaVA-OneVision and the Qwen-VL families do")

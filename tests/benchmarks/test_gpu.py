@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
-ABSENT = ("ray", "pydantic", "pyarrow", "fsspec", "av", "decord", "ftfy", "bs4", "s3fs", "pandas")
+ABSENT = ("ray", "pydantic", "pyarrow", "fsspec", "av", "ftfy", "bs4", "s3fs", "pandas")
 """What an interpreter with torch and transformers alone does not have."""
 
 

@@ -151,10 +151,10 @@ MORTAL = """
 import os, signal
 from pipeline.media.video import child
 probe = child.probe
-def crashing(path, max_pixels):
+def crashing(path, *limits):
     if path.endswith("mortal.mp4"):
         os.kill(os.getpid(), signal.SIGSEGV)
-    return probe(path, max_pixels)
+    return probe(path, *limits)
 child.probe = crashing
 child.main()
 """

@@ -71,7 +71,8 @@ def test_a_changed_default_is_refused_by_its_name(override: str, tmp_path: Path)
 
 def test_an_old_record_has_the_values_with_which_its_rows_were_decoded(tmp_path: Path) -> None:
     restored("caption", tmp_path)
-    assert not read_job(str(tmp_path / "output"), "OUTPUT").config.source.convert_to_srgb
+    source = read_job(str(tmp_path / "output"), "OUTPUT").config.source
+    assert (source.convert_to_srgb, source.video.square_pixels) == (False, False)
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ DECODER is a value of `source.video.decoder`, or `none` for a process that decod
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import resource
 import signal
@@ -36,11 +38,11 @@ GRACE_S = 5.0
 """Seconds after a file's time limit at which SIGALRM ends the process; normally the supervisor ends it earlier."""
 
 
-def probe(path: str, max_pixels: int) -> VideoStream:
+def probe(path: str, max_pixels: int, square_pixels: bool) -> VideoStream:
     """Call `pipeline.media.video.container.probe`, imported lazily: an image-only process loads no video library."""
     from pipeline.media.video import container
 
-    return container.probe(path, max_pixels)
+    return container.probe(path, max_pixels, square_pixels)
 
 
 def main() -> None:
@@ -51,9 +53,7 @@ def main() -> None:
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
         try:
             if decoder != NO_VIDEOS:
-                from pipeline.media.video.decode import import_decoders
-
-                import_decoders(decoder)
+                importlib.import_module("av")  # before the time limit of the first video starts
             pixels.installed_formats()
         except ImportError as error:
             sink.write(messages.pack({"kind": "failed", "message": str(error)}))
@@ -61,6 +61,7 @@ def main() -> None:
         _bound_memory(max_bytes)
         sink.write(messages.pack({"kind": "ready"}))
         sink.flush()
+        gc.freeze()  # so that collections below examine the objects of one file only
         while True:
             try:
                 request, data = messages.receive(lambda count: _exactly(source, count))
@@ -71,6 +72,8 @@ def main() -> None:
                 sink.write(part)
             sink.flush()
             del data
+            if request.get("kind") != "image":
+                gc.collect()  # PyAV's frames with side data are in reference cycles, and hold threads
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -127,7 +130,7 @@ def _image(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview]
 
 
 def _clips(request: dict[str, Any]) -> Iterator[bytes]:
-    video = probe(request["path"], request["max_pixels"])
+    video = probe(request["path"], request["max_pixels"], request["square_pixels"])
     try:
         yield from _clips_of(video, request)
     except MediaError as error:
@@ -151,7 +154,7 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
         edges = shot_edges(video, shots)
     clips = windows(times_s, video.end_s, sampling, edges)
     indices = [index for clip in clips for index in clip.indices]
-    frames = read_frames(video, indices, request["decoder"], request["max_side_px"])
+    frames = read_frames(video, indices, request["max_side_px"])
     for number, clip in enumerate(clips):
         clip_frames = []
         for _ in clip.indices:
@@ -170,8 +173,8 @@ def _clips_of(video: VideoStream, request: dict[str, Any]) -> Iterator[bytes]:
             "kind": "clip",
             "clip_index": number,
             "num_clips": len(clips),
-            "start_s": clip.start_s,
-            "end_s": clip.end_s,
+            "start_s": video.skipped_s + clip.start_s,
+            "end_s": video.skipped_s + clip.end_s,
             "fps": clip.rate_fps,
             "timestamps_s": [max(0.0, times_s[index] - clip.start_s) for index in clip.indices],
             "num_frames": num_frames,

@@ -44,11 +44,12 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Limits of one file and of one process, and the colours of images; see `source` and `source.video`."""
+    """Limits of one file and of one process, and colours and shape of pixels; see `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
     max_side_px: int | None = None
     convert_to_srgb: bool = True
+    square_pixels: bool = True
     max_decoded_bytes: int = 1 << 30
     timeout_s: float = 60.0
     worker_max_videos: int = 200

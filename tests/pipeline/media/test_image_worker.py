@@ -162,7 +162,7 @@ def test_a_process_for_images_is_replaced_when_a_video_comes(worker_of: Make, tm
 def loaded(worker: DecoderWorker) -> set[str]:
     """Names of packages with native libraries in the process."""
     maps = Path(f"/proc/{worker.pid}/maps").read_text()
-    return {name for name in ("av", "decord", "PIL") if f"site-packages/{name}/" in maps}
+    return {name for name in ("av", "PIL") if f"site-packages/{name}/" in maps}
 
 
 def test_images_and_videos_of_a_job_share_one_process() -> None:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import io
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+from av.bitstream import BitStreamFilterContext
 from numpy.typing import NDArray
 
 BITS = 8
 WIDTH, HEIGHT = 16 * BITS, 48
-TURNS = {
-    90: (0, 1, 0, -1, 0, 0, 0, 0, 1),
-    180: (-1, 0, 0, 0, -1, 0, 0, 0, 1),
-    270: (0, -1, 0, 1, 0, 0, 0, 0, 1),
+MATRICES: dict[str, tuple[int, int, int, int]] = {
+    "upright": (1, 0, 0, 1),
+    "turned_90": (0, 1, -1, 0),
+    "turned_180": (-1, 0, 0, -1),
+    "turned_270": (0, -1, 1, 0),
+    "flipped_horizontally": (-1, 0, 0, 1),
+    "flipped_vertically": (1, 0, 0, -1),
+    "transposed": (0, 1, 1, 0),
+    "transposed_along_the_other_diagonal": (0, -1, -1, 0),
 }
-"""Degrees clockwise to the display matrix of QuickTime's track header."""
+"""The upper left (a, b, c, d) of a display matrix: x' = a x + c y and y' = b x + d y; turns are clockwise."""
 
 
 def frame_of(number: int, width: int = WIDTH, height: int = HEIGHT) -> NDArray[np.uint8]:
@@ -92,12 +98,37 @@ def _encode_silence(output: Any, stream: Any, seconds: int) -> None:
     output.mux(stream.encode())
 
 
-def rotated(data: bytes, degrees: int) -> bytes:
-    """The MP4 file with a display matrix that turns its video clockwise."""
+def displayed(data: bytes, matrix: tuple[int, int, int, int]) -> bytes:
+    """The MP4 file with a display matrix in its track header."""
     at = data.index(b"tkhd") + 4
     position = at + 4 + (32 if data[at] == 1 else 20) + 16
-    matrix = [value * (1 << (30 if number % 3 == 2 else 16)) for number, value in enumerate(TURNS[degrees])]
-    return data[:position] + struct.pack(">9i", *matrix) + data[position + 36 :]
+    a, b, c, d = (value << 16 for value in matrix)
+    return data[:position] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + data[position + 36 :]
+
+
+def remuxed(
+    data: bytes,
+    container: str,
+    keep: Callable[[list[Any]], list[Any]] = lambda packets: packets,
+    bitstream_filter: str = "",
+    muxer: dict[str, str] | None = None,
+) -> bytes:
+    """The file's packets that `keep` returns, in a container of this kind, without encoding them again."""
+    with (
+        av.open(io.BytesIO(data)) as source,
+        tempfile.NamedTemporaryFile() as file,
+        av.open(file.name, "w", format=container, options=muxer or {}) as output,
+    ):
+        stream = output.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
+        if bitstream_filter:
+            context = BitStreamFilterContext(bitstream_filter, source.streams.video[0], stream)
+            packets = [changed for packet in [*packets, None] for changed in context.filter(packet)]
+        for packet in keep(packets):
+            packet.stream = stream
+            output.mux(packet)
+        output.close()
+        return Path(file.name).read_bytes()
 
 
 def patched(data: bytes, box: bytes, offset: int, value: bytes) -> bytes:

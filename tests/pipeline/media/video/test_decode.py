@@ -1,20 +1,17 @@
 from __future__ import annotations
 
-import importlib.util
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.media.pixels import MediaError, fitting
-from pipeline.media.video.container import VideoStream, nal_kinds, probe
+from pipeline.media.video.container import VideoStream, probe
 from pipeline.media.video.decode import read_frames
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
 FAST = {"preset": "ultrafast"}
-DECODERS = [name for name in ("pyav", "decord") if importlib.util.find_spec(name.replace("py", ""))]
 X264 = {"preset": "ultrafast", "tune": "fastdecode"}
 CLEAN = {
     "h264": {"codec": "libx264", "options": X264},
@@ -26,7 +23,7 @@ CLEAN = {
     "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": {"cpu-used": "8", "deadline": "realtime"}},
     "mpeg4": {},
 }
-"""Videos that every decoder reads."""
+"""Videos whose groups of pictures are closed."""
 LEANING = {
     "h264_open": {"codec": "libx264", "num_b_frames": 3, "options": {"x264-params": "open-gop=1:scenecut=0"}},
     "h264_refreshed": {"codec": "libx264", "options": {"x264-params": "intra-refresh=1:keyint=12:bframes=0"}},
@@ -68,71 +65,17 @@ def video_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_pyav_finds_every_frame_wherever_reading_begins(name, video_of) -> None:
+def test_every_frame_is_found_wherever_reading_begins(name, video_of) -> None:
     video = video_of(name)
     assert len(video.ticks) == NUM_FRAMES
     for wanted in WANTED:
-        assert [number_in(frame) for frame in read_frames(video, wanted, "pyav", None)] == list(wanted)
+        assert [number_in(frame) for frame in read_frames(video, wanted, None)] == list(wanted)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_auto_finds_every_frame_wherever_reading_begins(name, video_of) -> None:
-    for wanted in WANTED:
-        assert [number_in(frame) for frame in read_frames(video_of(name), wanted, "auto", 64)] == list(wanted)
-
-
-@pytest.mark.parametrize("decoder", DECODERS[1:])
-@pytest.mark.parametrize("name", CLEAN)
-def test_other_decoders_give_the_pixels_of_pyav_for_videos_that_restart_cleanly(name, decoder, video_of) -> None:
-    video = video_of(name)
-    assert video.restarts_cleanly
-    for wanted in WANTED:
-        mine = np.stack(list(read_frames(video, wanted, "pyav", None)))
-        theirs = np.stack(list(read_frames(video, wanted, decoder, None)))
-        assert np.array_equal(mine, theirs)
-
-
-@pytest.mark.parametrize("decoder", DECODERS[1:])
-def test_frames_that_are_shrunk_while_decoding_are_close(decoder, video_of) -> None:
-    video = video_of("h264")
-    mine = np.stack(list(read_frames(video, (0, 20, 40), "pyav", 64))).astype(int)
-    theirs = np.stack(list(read_frames(video, (0, 20, 40), decoder, 64))).astype(int)
-    assert mine.shape == theirs.shape == (3, 24, 64, 3)
-    # Each library chooses where colour samples lie and how it rounds: it shows at hard edges only.
-    assert np.abs(mine - theirs).mean() < 2.0
-    assert np.quantile(np.abs(mine - theirs), 0.9) <= 4
-
-
-@pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
-def test_narrow_frames_have_three_channels_with_any_padding_of_the_decoder(width, decoder, tmp_path) -> None:
-    path = tmp_path / "narrow.mp4"
-    path.write_bytes(encode_video(3, codec="libx264", size=(width, 34), options={"preset": "ultrafast"}))
-    video = probe(str(path), 10**6)
-    exact = list(read_frames(video, [0, 1, 2], "pyav", None))
-    assert [frame.shape for frame in exact] == [(34, width, 3)] * 3
-    for frame, other in zip(exact, read_frames(video, [0, 1, 2], decoder, None), strict=True):
-        assert np.array_equal(frame, other)
-
-
-@pytest.mark.parametrize("decoder", DECODERS[1:])
-@pytest.mark.parametrize("name", LEANING | LOOSE)
-def test_other_decoders_are_refused_for_videos_of_which_they_give_wrong_frames(name, decoder, video_of) -> None:
-    with pytest.raises(MediaError, match=decoder) as caught:
-        list(read_frames(video_of(name), (7,), decoder, None))
-    assert caught.value.code == "unsupported_video"
-
-
-@pytest.mark.skipif("decord" not in DECODERS, reason="decord has no wheel here")
-@pytest.mark.parametrize("name", ["h264_open", "h264_refreshed", "mpeg4_b_frames", "mpeg2_program"])
-def test_decord_gives_wrong_frames_for_the_refused_videos(name, video_of) -> None:
-    import decord
-
-    got = []
-    for wanted in WANTED:
-        reader = decord.VideoReader(video_of(name).path, num_threads=1)
-        got += [(number, number_in(reader[number].asnumpy())) for number in wanted]
-    assert any(number != shown for number, shown in got)
+def test_narrow_frames_have_three_channels(width, tmp_path) -> None:
+    video = probed(encode_video(3, codec="libx264", size=(width, 34), options=FAST), tmp_path)
+    assert [frame.shape for frame in read_frames(video, [0, 1, 2], None)] == [(34, width, 3)] * 3
 
 
 # --- times ---
@@ -155,41 +98,29 @@ def test_a_variable_rate_keeps_its_own_times(tmp_path) -> None:
     ticks = [0, 1, 2, 30, 31, 90]
     video = probed(encode_video(6, codec="libx264", ticks=ticks, options=X264), tmp_path)
     assert video.times_s == [tick / 24 for tick in ticks]
-    shown = [number_in(frame) for frame in read_frames(video, range(6), "auto", None)]
+    shown = [number_in(frame) for frame in read_frames(video, range(6), None)]
     assert shown == list(range(6))
 
 
-@pytest.mark.parametrize("decoder", ["pyav", "auto"])
 @pytest.mark.parametrize("num_b_frames", [0, 2])
-def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_frames, decoder, tmp_path) -> None:
+def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_frames, tmp_path) -> None:
     path = tmp_path / "trimmed.mp4"
     ticks = [number - 5 for number in range(24)]
     path.write_bytes(encode_video(24, codec="libx264", ticks=ticks, num_b_frames=num_b_frames, options=FAST))
     video = probe(str(path), 10**6)
     assert len(video.ticks) == 19
     assert video.times_s[:3] == [0.0, 1 / 24, 2 / 24]
-    assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], decoder, None)] == [5, 6, 14, 23]
-    with pytest.raises(MediaError, match="depend on frames before"):
-        next(read_frames(video, [0], "decord", None))
+    assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], None)] == [5, 6, 14, 23]
 
 
 def test_frames_without_times_are_counted_at_the_streams_rate(tmp_path) -> None:
     video = probed(encode_video(12, codec="libx264", container="h264", fps=25, options=X264), tmp_path)
     assert not video.is_timed
     assert video.times_s == [pytest.approx(number / 25) for number in range(12)]
-    assert [number_in(frame) for frame in read_frames(video, (0, 5, 11), "pyav", None)] == [0, 5, 11]
+    assert [number_in(frame) for frame in read_frames(video, (0, 5, 11), None)] == [0, 5, 11]
 
 
-# --- upright and small ---
-
-
-@pytest.mark.parametrize("decoder", ["pyav", "auto"])
-@pytest.mark.parametrize(("degrees", "turns"), [(90, 3), (180, 2), (270, 1)])
-def test_a_display_matrix_puts_frames_upright(degrees, turns, decoder, tmp_path) -> None:
-    data = encode_video(3, codec="libx264", options=X264)
-    plain = next(iter(read_frames(probed(data, tmp_path, "plain"), (1,), "pyav", 64)))
-    turned = next(iter(read_frames(probed(files.rotated(data, degrees), tmp_path, "turned"), (1,), decoder, 64)))
-    assert np.array_equal(turned, np.rot90(plain, turns))
+# --- small ---
 
 
 def test_the_longer_side_is_shrunk_and_nothing_grows() -> None:
@@ -249,15 +180,7 @@ def test_a_file_without_video_is_refused_with_its_content(tmp_path) -> None:
 
 def test_an_audio_track_does_not_change_the_frames(tmp_path) -> None:
     video = probed(encode_video(6, audio=True), tmp_path)
-    assert [number_in(frame) for frame in read_frames(video, (0, 5), "auto", None)] == [0, 5]
-
-
-def test_units_of_h264_are_found_behind_lengths_and_behind_start_codes() -> None:
-    lengths = b"\x01\x64\x00\x1f\xff"
-    assert nal_kinds(b"\0\0\0\x02\x67\x00\0\0\0\x02\x65\x00", lengths) == {7, 5}
-    assert nal_kinds(b"\0\0\0\x01\x09\x10\0\0\x01\x61\x00", b"") == {9, 1}
-    assert nal_kinds(b"", b"") == set()
-    assert nal_kinds(b"\xff\xff\xff\xff\x65", lengths) == {5}
+    assert [number_in(frame) for frame in read_frames(video, (0, 5), None)] == [0, 5]
 
 
 def test_a_frame_that_is_never_decoded_is_named_by_its_time(tmp_path) -> None:
@@ -266,5 +189,5 @@ def test_a_frame_that_is_never_decoded_is_named_by_its_time(tmp_path) -> None:
     ticks[10] += 1  # a packet's time that no frame has
     broken = VideoStream(**{**vars(video), "ticks": tuple(ticks)})
     with pytest.raises(MediaError, match=r"the frame at 0\.41\d* s cannot be decoded") as caught:
-        list(read_frames(broken, (10,), "pyav", None))
+        list(read_frames(broken, (10,), None))
     assert caught.value.code == "broken_video"
