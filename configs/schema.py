@@ -14,7 +14,7 @@ from configs.method import MethodConfig
 from configs.output import ExportConfig, OutputConfig
 from configs.pool import JobSectionConfig, PoolConfig
 from configs.section import Device, Place, Section
-from configs.source import SourceConfig
+from configs.source import BEFORE, VIDEO_BEFORE, SourceConfig
 from files.external_code import is_external
 
 
@@ -253,6 +253,11 @@ class DatasetJobConfig(Section):
         return self
 
     @property
+    def reads_images(self) -> bool:
+        """Whether rows may have images as input."""
+        return False
+
+    @property
     def reads_videos(self) -> bool:
         """Whether rows may have videos as input."""
         return False
@@ -274,11 +279,15 @@ class DatasetJobConfig(Section):
         data["method"] = self.method.content()
         for name in CIRCUMSTANCES:
             del data["source"][name]
+        for name, value in BEFORE.items():
+            if not self.reads_images or data["source"][name] == value:
+                del data["source"][name]
         video = data["source"]["video"]
         for name in (*VIDEO_CIRCUMSTANCES, *(SHOTS if video["split"] == "windows" else ())):
             del video[name]
-        if not self.reads_videos or not video["square_pixels"]:  # as outputs that were begun before this key existed
-            del video["square_pixels"]
+        for name, value in VIDEO_BEFORE.items():
+            if not self.reads_videos or video[name] == value:
+                del video[name]
         for weights in filter(None, data["model"].values()):
             del weights["device"]
         return {**data, "revisions": revisions}
@@ -384,6 +393,12 @@ class CaptionJobConfig(DatasetJobConfig):
             return
         if (name := next(self.sampling.ends, None)) is not None:
             raise ValueError(f"sampling.{name}: the structure of output decides where a text ends; leave it out")
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows may have images: of files, tars, a column, a conversation, or a format of the user's."""
+        kind, named = self.source.kind, (self.source.columns.image, self.columns.messages)
+        return kind in ("images", "webdataset") or is_external(kind) or named != (None, None)
 
     @property
     def reads_videos(self) -> bool:

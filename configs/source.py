@@ -129,6 +129,12 @@ SHARES = 6
 """Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels or processor outputs, and Ray's copy of
 these take two shares each, because a task has rows of one share and one further row of at most one share."""
 
+BEFORE = {"convert_to_srgb": False}
+"""Keys of `source` that affect images, and outputs that were begun before these keys existed do not have: the values
+with which images are decoded as for these outputs."""
+VIDEO_BEFORE = {"square_pixels": False}
+"""The same for keys of `source.video`."""
+
 
 class SourceConfig(Section):
     """The input data: format, location, columns, and limits of its rows."""
@@ -167,6 +173,8 @@ class SourceConfig(Section):
     max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
     """Longest side of images and frames; larger ones are resized during decoding. `auto` is a bound above the size that
     the target's processor uses; `null` disables resizing."""
+    convert_to_srgb: bool = True
+    """Convert the colours of images with an embedded profile to sRGB, as browsers do; `false` ignores profiles."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
     """Memory of one decoding task for encoded and decoded images. Further rows go to other tasks; the images of one row
     may use a sixth of it."""

@@ -19,8 +19,9 @@ from pipeline.storage import access
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".jpe", ".jif", ".jfi", ".pjpeg", ".pjp", ".mpo", ".png", ".apng", ".webp", ".gif"),
     *(".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpf", ".jpx", ".avif"),
+    *(".heic", ".heif", ".hif", ".jxl"),
 )
-"""Suffixes of all supported image formats (`media.pixels.FORMATS`), with alternative suffixes of JPEG files."""
+"""Suffixes of all image formats (`media.pixels.FORMATS`), those of plugins included, and others of JPEG files."""
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".vob"),
     *(".flv", ".wmv", ".asf", ".ogv"),

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import io
 import logging
 import warnings
-from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+
+from pipeline.media import repairs, samples
+from pipeline.media.colour import to_rgb
+from pipeline.media.profiles import embedded_profile
 
 # Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF", "JXL")
 """Accepted image formats; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
+PLUGINS = {"HEIF": ("pillow_heif", "HEIC", "pillow-heif"), "JXL": ("pillow_jxl", "JPEG XL", "pillow-jxl-plugin")}
+"""Formats that Pillow reads with the plugin of another package: its module, their name, and its name in the index."""
+_HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
+_JPEG_XL = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
 
 MAX_ASPECT = 200
 """Maximum ratio of the sides: processors that resize the shorter side would need gigabytes. Qwen has this limit too."""
 DRAFT_FACTOR = 2
 """A JPEG to downscale is decoded at 1/2, 1/4 or 1/8 of its size, but never below this multiple of the final size."""
-STRIP_ROWS = 512
-"""Rows of pixels per conversion step, so that converting needs no second copy of the whole image."""
-
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,29 +52,60 @@ class MediaError(ValueError):
         self.message = message
 
 
-def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """Decode one image to uint8 RGB (height, width, 3): EXIF orientation applied, alpha composited on white, first
-    frame of an animation, downscaled if its longer side exceeds `max_side_px`. MediaError: `not_an_image`,
+def decode(
+    data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None, convert_to_srgb: bool = True
+) -> NDArray[np.uint8]:
+    """Decode one image to uint8 RGB (height, width, 3): EXIF orientation applied, alpha composited on white, colours of
+    an embedded profile converted to sRGB if `convert_to_srgb`, first frame of an animation, downscaled if its longer
+    side exceeds `max_side_px`; damage that `repairs` leaves out is tolerated. MediaError: `not_an_image`,
     `image_too_large` (known before any pixel is decoded), `broken_image`, `unsupported_image`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        image = _open(data, max_pixels)
-        name = image.format
         try:
-            stored = image.size
-            size = fitting(*stored, max_side_px)
-            if size != stored and name in ("JPEG", "MPO"):
-                image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
-            image.load()
-            upright, is_drafted = _to_rgb(image), image.size != stored and name in ("JPEG", "MPO")
-            turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
-            del image  # frees its pixels before further copies are made
-            if turn in _TURNS:
-                upright = upright.transpose(_TURNS[turn])
-        except (MediaError, MemoryError):
-            raise
-        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
-            raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
+            return _decode(data, max_pixels, max_side_px, convert_to_srgb)
+        except MediaError as error:
+            if error.code not in ("not_an_image", "broken_image"):
+                raise
+            damage = error
+        try:
+            repaired = (_decode(one, max_pixels, max_side_px, convert_to_srgb) for one in repairs.variants(data))
+            first = next(repaired, None)
+            if first is not None and all(np.array_equal(first, other) for other in repaired):
+                return first
+        except MediaError:
+            raise damage from None
+        raise damage
+
+
+def _decode(
+    data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None, convert_to_srgb: bool
+) -> NDArray[np.uint8]:
+    """Decode an undamaged image; errors as for `decode`."""
+    image = _open(data, max_pixels)
+    name = image.format
+    try:
+        stored = image.size
+        size = fitting(*stored, max_side_px)
+        if size != stored and name in ("JPEG", "MPO"):
+            image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
+        samples.scale_transparency(image)
+        low_bytes = _open(data, max_pixels) if samples.needs_low_bytes(image) else None
+        image.load()
+        if low_bytes is not None:
+            samples.load_low_bytes(low_bytes)
+        is_drafted = image.size != stored and name in ("JPEG", "MPO")
+        profile = embedded_profile(image, data) if convert_to_srgb else None
+        upright = to_rgb(image, profile, low_bytes)
+        turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
+        del image, low_bytes  # frees its pixels before further copies are made
+        if turn in _TURNS:
+            upright = upright.transpose(_TURNS[turn])
+    except MemoryError:
+        raise
+    except samples.UndefinedRange as error:
+        raise MediaError("unsupported_image", str(error)) from None
+    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
+        raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
     if is_drafted:
         final_size = size[::-1] if turn >= 5 else size  # orientations from 5 on swap width and height
     else:
@@ -86,19 +124,26 @@ def fitting(width: int, height: int, max_side_px: int | None) -> tuple[int, int]
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
+def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> ImageFile.ImageFile:
     """Read the header and check the size against `max_pixels`, which replaces Pillow's own pixel limit."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         image = Image.open(io.BytesIO(data), formats=installed_formats())
+        if samples.is_misread(image):
+            TiffImagePlugin.READ_LIBTIFF = True
+            image = Image.open(io.BytesIO(data), formats=["TIFF"])
     except UnidentifiedImageError:
+        if (needed := _needed_plugin(bytes(data[:64]))) is not None:
+            _, name, package = PLUGINS[needed]
+            message = f"a {name} image; install the package {package} where images are decoded, or convert the image"
+            raise MediaError("unsupported_image", message) from None
         raise MediaError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
     except MemoryError:
         raise
     except Exception as error:  # a known format with an invalid header
         raise MediaError("broken_image", f"the image's header cannot be read: {error}") from None
     finally:
-        Image.MAX_IMAGE_PIXELS = limit
+        Image.MAX_IMAGE_PIXELS, TiffImagePlugin.READ_LIBTIFF = limit, False
     if image.width * image.height > max_pixels:
         raise MediaError(
             "image_too_large",
@@ -114,40 +159,28 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
 def installed_formats() -> list[str]:
     """Return the formats of `FORMATS` that this build of Pillow supports."""
     Image.init()
+    _register()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert the loaded image to RGB, alpha composited on white; MediaError if its range or colour is undefined."""
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return _by_strips(image, _from_16_bits)
-    if image.mode in ("I", "F", "LAB", "HSV"):
-        message = f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour"
-        raise MediaError("unsupported_image", message)
-    if image.has_transparency_data:
-        return _by_strips(image, _over_white)
-    return image if image.mode == "RGB" else _by_strips(image, lambda strip: strip.convert("RGB"))
+@lru_cache(maxsize=1)
+def _register() -> None:
+    """Register the plugins that are installed, and layouts of TIFF."""
+    samples.register_layouts()
+    for module, _, _ in PLUGINS.values():
+        with contextlib.suppress(ImportError):
+            plugin = importlib.import_module(module)  # the plugin for JPEG XL registers itself
+            getattr(plugin, "register_heif_opener", lambda: None)()
 
 
-def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply a per-pixel conversion to RGB in strips of `STRIP_ROWS` rows."""
-    if image.height <= STRIP_ROWS:
-        return convert(image)
-    converted = Image.new("RGB", image.size)
-    for top in range(0, image.height, STRIP_ROWS):
-        box = (0, top, image.width, min(top + STRIP_ROWS, image.height))
-        converted.paste(convert(image.crop(box)), box)
-    return converted
-
-
-def _from_16_bits(image: Image.Image) -> Image.Image:
-    """Scale grey values 0 to 65535 to 0 to 255; Pillow's own conversion clips values above 255."""
-    grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-    return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
-
-
-def _over_white(image: Image.Image) -> Image.Image:
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+def _needed_plugin(head: bytes) -> str | None:
+    """Return the format of `PLUGINS` that the first bytes of a file have, if its plugin is not installed."""
+    name = "JXL" if head.startswith(_JPEG_XL) else None
+    if head[4:8] == b"ftyp":
+        end = min(int.from_bytes(head[:4], "big"), len(head))
+        if _HEIC_BRANDS & {head[8:12], *(head[at : at + 4] for at in range(16, end, 4))}:
+            name = "HEIF"
+    return None if name in Image.OPEN else name
 
 
 def _orientation(image: Image.Image) -> int:

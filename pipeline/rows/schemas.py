@@ -44,7 +44,7 @@ ERROR_CODES: dict[str, str] = {
     "image_too_large": "the image has more bytes or pixels than the source section allows",
     "too_many_images": "the row has more images than source.max_images_per_row",
     "row_too_large": "the row's images together take more than its share of source.max_decoded_bytes",
-    "unsupported_image": "pixels without a defined range or colour (floating point, Lab), or sides beyond 200 to 1",
+    "unsupported_image": "HEIC or JPEG XL without its package, samples without a range (float), sides beyond 200 to 1",
     "not_a_video": "the bytes are no video of a known format",
     "no_video_stream": "the file holds no moving picture, only sound or cover art",
     "broken_video": "the video is truncated or damaged",

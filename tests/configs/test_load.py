@@ -48,6 +48,30 @@ def test_a_refused_override_is_named_as_it_was_written(override: str, message: s
     assert message in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("source", "may_have_images"),
+    [
+        ("{kind: images, path: in}", True),
+        ("{kind: webdataset, path: in}", True),
+        ("{kind: parquet, path: in, columns: {image: x}}", True),
+        ("{kind: my.formats:odd, path: in}", True),
+        ("{kind: parquet, path: in}", False),
+        ("{kind: text, path: in}", False),
+        ("{kind: videos, path: in}", False),
+    ],
+)
+def test_colours_are_content_of_jobs_that_read_images(source: str, may_have_images: bool) -> None:
+    def content(**more: bool) -> dict[str, object]:
+        convert = tuple(f"source.{name}={str(value).lower()}" for name, value in more.items())
+        section: dict[str, object] = load_job(CaptionJobConfig, JOB, (f"source={source}", *convert)).content({})[
+            "source"
+        ]
+        return section
+
+    assert content().get("convert_to_srgb") == (True if may_have_images else None)
+    assert "convert_to_srgb" not in content(convert_to_srgb=False)
+
+
 def test_every_problem_is_listed_in_one_refusal() -> None:
     with pytest.raises(ConfigError) as refusal:
         load_job(CaptionJobConfig, JOB, ("pool.slots=0", "sampling.top_p=2"))

@@ -123,7 +123,7 @@ def _answer(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview
 
 
 def _image(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview]:
-    rgb = pixels.decode(data, request["max_pixels"], request["max_side_px"])
+    rgb = pixels.decode(data, request["max_pixels"], request["max_side_px"], request["convert_to_srgb"])
     height, width = rgb.shape[:2]
     if rgb.nbytes > request["max_decoded_bytes"]:
         message = f"with its image of {width} x {height} the row takes more than {request['row_limit']}"

@@ -51,6 +51,7 @@ class MediaOptions:
             limits=DecodeLimits(
                 max_pixels=source.max_image_pixels,
                 max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
+                convert_to_srgb=source.convert_to_srgb,
                 square_pixels=video.square_pixels,
                 max_decoded_bytes=video.max_decoded_bytes,
                 timeout_s=video.timeout_s,

@@ -44,10 +44,11 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class DecodeLimits:
-    """Limits of one file and of one process, and the shape of pixels; see the fields of `source` and `source.video`."""
+    """Limits of one file and of one process, and colours and shape of pixels; see `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
     max_side_px: int | None = None
+    convert_to_srgb: bool = True
     square_pixels: bool = True
     max_decoded_bytes: int = 1 << 30
     timeout_s: float = 60.0

@@ -460,14 +460,14 @@ def test_other_sizes_or_rows_are_refused_on_request_as_well(tmp_path: Path) -> N
 def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     (folder / "_cache").mkdir(parents=True)
-    for name in ("a.jpg", "b.jfif", "c.heic", "d.HEIC", "_e.jpg", ".f.jpg", "README", "_cache/g.jpg"):
+    for name in ("a.jpg", "b.jfif", "c.psd", "d.PSD", "_e.jpg", ".f.jpg", "README", "_cache/g.jpg"):
         (folder / name).write_bytes(RED)
     config = job({"kind": "images", "path": str(folder)}, tmp_path / "out")
     plan = plan_of(config)
     assert plan.manifest.files["path"].to_pylist() == ["a.jpg", "b.jfif"]
     told_of = source_lines(plan)["skipped"]
     assert told_of == (
-        "2 *.heic, 2 hidden files (. or _), 1 files without a suffix, 1 hidden folders (. or _) "
+        "2 *.psd, 2 hidden files (. or _), 1 files without a suffix, 1 hidden folders (. or _) "
         "(source.kind 'images' does not read them)"
     )
     run(config)
@@ -480,8 +480,8 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
 
 def test_a_folder_without_usable_files_is_refused_with_its_suffixes(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.heic").write_bytes(RED)
-    with pytest.raises(ConfigError, match=r"; there are 1 \*\.heic"):
+    (tmp_path / "in/a.psd").write_bytes(RED)
+    with pytest.raises(ConfigError, match=r"; there are 1 \*\.psd"):
         plan_of(job({"kind": "images", "path": str(tmp_path / "in")}, tmp_path / "out"))
 
 
